@@ -1,0 +1,81 @@
+"""Everything that can go wrong, as one hierarchy; a class exists where a caller would act differently.
+
+    LogError
+    ├── InvalidRequestError          the caller's input; nothing was changed
+    │   ├── LogNotFoundError         no log of that name
+    │   ├── LogExistsError           a log of that name is there already
+    │   └── ClosedError              the writer was closed
+    ├── AppendError                  says what became of the records
+    │   ├── NotDurableError          they are not in the log and never will be: safe to append again
+    │   │   ├── ContentionError      ... because another writer took the log over
+    │   │   └── SealedError          ... because the log is sealed: append to its successor
+    │   └── UnknownDurabilityError   they may be in the log: read before appending again
+    ├── CursorConflictError          somebody else moved the cursor: load it and decide again
+    ├── GarbageCollectedError        the position lies below the log's first one
+    ├── CorruptError                 stored bytes are not what was written
+    └── UnavailableError             the store does not answer, or refuses us
+        └── UnsuitableStoreError     the store can not keep a log's promises
+
+The third outcome of an append, durable, is not an error: the append returns its position, also
+when it had to be found out from the manifest.
+"""
+
+
+class LogError(Exception):
+    """Base of every error of this library; the message names the object, what was expected, what was found."""
+
+
+class InvalidRequestError(LogError):
+    """The request can not be served as it stands; nothing was changed."""
+
+
+class LogNotFoundError(InvalidRequestError):
+    """There is no log of that name in the store."""
+
+
+class LogExistsError(InvalidRequestError):
+    """A log of that name exists already and was left untouched."""
+
+
+class ClosedError(InvalidRequestError):
+    """The writer was closed; open another."""
+
+
+class AppendError(LogError):
+    """An append was not acknowledged; the subclass says what became of its records."""
+
+
+class NotDurableError(AppendError):
+    """The records are not in the log and never will be; appending them again can not double them."""
+
+
+class ContentionError(NotDurableError):
+    """Another writer took the log over before the records were committed."""
+
+
+class SealedError(NotDurableError):
+    """The log is sealed and takes no more records."""
+
+
+class UnknownDurabilityError(AppendError):
+    """The records may or may not be in the log; read the log before appending them again."""
+
+
+class CursorConflictError(LogError):
+    """The cursor is not what the witness says; load it again."""
+
+
+class GarbageCollectedError(LogError):
+    """The position lies below the first position the log still holds."""
+
+
+class CorruptError(LogError):
+    """Stored bytes are damaged, missing, or contradict what refers to them."""
+
+
+class UnavailableError(LogError):
+    """The object store did not answer, or refused access."""
+
+
+class UnsuitableStoreError(UnavailableError):
+    """The object store ignores conditions on PUT, so no log can live on it."""

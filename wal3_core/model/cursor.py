@@ -1,0 +1,48 @@
+"""Cursors: named positions that pin everything at and after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wal3_core.model import strict_json
+from wal3_core.model.position import LogPosition
+from wal3_core.model.snapshot import check_format_version
+
+FORMAT_VERSION = 1
+BYTES_MAX = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A position, when it was written (microseconds since the epoch) and by whom."""
+
+    position: LogPosition
+    epoch_us: int
+    writer: str
+    generation: int
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON."""
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "position": self.position.to_json(),
+                "epoch_us": self.epoch_us,
+                "writer": self.writer,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Cursor:
+        """Decode; CorruptError names ``what`` when anything is off."""
+        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        cursor = cls(
+            generation=fields.integer("generation"),
+            position=LogPosition.from_json(fields.object("position")),
+            epoch_us=fields.integer("epoch_us"),
+            writer=fields.string("writer"),
+        )
+        fields.finish()
+        return cursor

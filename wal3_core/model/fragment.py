@@ -1,0 +1,87 @@
+"""A pointer to a fragment: one immutable Parquet file with a run of the log's records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.paths import check_fragment_path
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.setsum import Setsum
+
+if TYPE_CHECKING:
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentPointer:
+    """Names a fragment, its range and its checksum.
+
+    ``first_seq_no`` differs from ``seq_no`` only where a compacted fragment stands for a run of
+    them; such a fragment may hold fewer records than its range has offsets. ``num_bytes`` is the
+    size of the stored file.
+    """
+
+    path: str
+    first_seq_no: FragmentSeqNo
+    seq_no: FragmentSeqNo
+    start: LogPosition
+    limit: LogPosition
+    setsum: Setsum
+    num_bytes: int
+    num_records: int
+
+    @property
+    def compacted(self) -> bool:
+        """Whether the fragment stands for others, and may so have gaps."""
+        return self.num_records != self.limit.offset - self.start.offset or self.first_seq_no != self.seq_no
+
+    @property
+    def last_seq_no(self) -> FragmentSeqNo:
+        """The highest seq_no it stands for."""
+        return self.seq_no
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        first: JsonObject = {} if self.first_seq_no == self.seq_no else {"first_seq_no": self.first_seq_no}
+        return {
+            "path": self.path,
+            **first,
+            "fragment_seq_no": self.seq_no,
+            "start": self.start.to_json(),
+            "limit": self.limit.to_json(),
+            "setsum": self.setsum.hexdigest(),
+            "num_bytes": self.num_bytes,
+            "num_records": self.num_records,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> FragmentPointer:
+        """Read from a JSON object; CorruptError when its values contradict each other."""
+        path, seq_no = fields.string("path"), FragmentSeqNo(fields.integer("fragment_seq_no"))
+        first = FragmentSeqNo(fields.integer("first_seq_no")) if fields.has("first_seq_no") else seq_no
+        check_fragment_path(path, seq_no)
+        pointer = cls(
+            path=path,
+            first_seq_no=first,
+            seq_no=seq_no,
+            start=LogPosition.from_json(fields.object("start")),
+            limit=LogPosition.from_json(fields.object("limit")),
+            setsum=Setsum.from_hexdigest(fields.string("setsum")),
+            num_bytes=fields.integer("num_bytes"),
+            num_records=fields.integer("num_records"),
+        )
+        fields.finish()
+        return pointer
+
+    def check(self) -> None:
+        """Refuse a range that runs backwards or can not hold its records."""
+        width = self.limit.offset - self.start.offset
+        backwards = self.limit.timestamp_us < self.start.timestamp_us or self.first_seq_no > self.seq_no
+        if backwards or width <= 0 or self.num_records > width:
+            message = (
+                f"fragment {self.seq_no}: expected a range that holds its {self.num_records} records,"
+                f" found {self.start} to {self.limit}"
+            )
+            raise CorruptError(message)

@@ -1,0 +1,328 @@
+"""The manifest: the one document that says what a log holds, and its pure transitions.
+
+Every transition returns a new manifest that was checked; the storage layer swaps it in by CAS.
+Keeps INV-1 to INV-7 of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
+from wal3_core.model import strict_json
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import MANIFEST, check_token
+from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
+from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.snapshot import (
+    Pointer,
+    SnapshotPointer,
+    check_format_version,
+    check_run,
+    sum_setsums,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+FORMAT_VERSION = 1
+EPOCHS_MAX = 16
+POINTERS_MAX = 100_000
+BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A boundary between fragments: the seq_no and the position that follow it."""
+
+    seq_no: FragmentSeqNo
+    position: LogPosition
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"seq_no": self.seq_no, "position": self.position.to_json()}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Place:
+        """Read from a JSON object."""
+        place = cls(FragmentSeqNo(fields.integer("seq_no")), LogPosition.from_json(fields.object("position")))
+        fields.finish()
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One writer's reign: it wrote the fragments from ``first_seq_no`` to the next epoch's."""
+
+    epoch: int
+    token: str
+    first_seq_no: FragmentSeqNo
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"epoch": self.epoch, "writer": self.token, "first_seq_no": self.first_seq_no}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Epoch:
+        """Read from a JSON object."""
+        token = check_token(fields.string("writer"), fields.what)
+        epoch = cls(fields.integer("epoch"), token, FragmentSeqNo(fields.integer("first_seq_no")))
+        fields.finish()
+        return epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Why, when and by whom the log was closed for good, and the log that goes on from it."""
+
+    reason: str
+    sealed_by: str
+    timestamp_us: int
+    successor: str | None = None
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        successor: JsonObject = {} if self.successor is None else {"successor": self.successor}
+        return {
+            "reason": self.reason,
+            "sealed_by": self.sealed_by,
+            "timestamp_us": self.timestamp_us,
+            **successor,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Seal:
+        """Read from a JSON object."""
+        seal = cls(
+            reason=fields.string("reason"),
+            sealed_by=fields.string("sealed_by"),
+            timestamp_us=fields.integer("timestamp_us"),
+            successor=fields.string("successor") if fields.has("successor") else None,
+        )
+        fields.finish()
+        return seal
+
+
+class Durability(StrEnum):
+    """What became of a fragment that was sent for commit."""
+
+    DURABLE = "durable"
+    NOT_DURABLE = "not durable"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a log holds: the pointers in order, oldest first, snapshots before fragments.
+
+    ``setsum`` covers every record ever appended, ``pruned`` those that are gone; ``first`` and
+    ``next`` bound what is held; ``num_bytes`` and ``num_records`` count it. ``fence`` grows when
+    unreferenced uploads are about to be deleted; ``generation`` grows with every write.
+    """
+
+    generation: int
+    fence: int
+    writer: str
+    setsum: Setsum
+    pruned: Setsum
+    first: Place
+    next: Place
+    epochs: tuple[Epoch, ...]
+    snapshots: tuple[SnapshotPointer, ...]
+    fragments: tuple[FragmentPointer, ...]
+    num_bytes: int
+    num_records: int
+    seal: Seal | None = None
+
+    @classmethod
+    def initial(cls, *, writer: str, timestamp_us: int) -> Manifest:
+        """Return the manifest of a new, empty log."""
+        place = Place(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
+        return cls(
+            generation=1,
+            fence=0,
+            writer=writer,
+            setsum=EMPTY,
+            pruned=EMPTY,
+            first=place,
+            next=place,
+            epochs=(),
+            snapshots=(),
+            fragments=(),
+            num_bytes=0,
+            num_records=0,
+        )
+
+    @property
+    def pointers(self) -> tuple[Pointer, ...]:
+        """Snapshots and fragments together, in log order."""
+        return (*self.snapshots, *self.fragments)
+
+    @property
+    def last_epoch(self) -> int:
+        """Number of the newest epoch, 0 before the first."""
+        return self.epochs[-1].epoch if self.epochs else 0
+
+    def durability(self, epoch: int, token: str, seq_no: FragmentSeqNo) -> Durability:
+        """Resolve what became of fragment ``seq_no`` of an epoch, from the fencing table alone."""
+        for index, entry in enumerate(self.epochs):
+            if (entry.epoch, entry.token) == (epoch, token):
+                later = self.epochs[index + 1 : index + 2]
+                limit = later[0].first_seq_no if later else self.next.seq_no
+                return Durability.DURABLE if entry.first_seq_no <= seq_no < limit else Durability.NOT_DURABLE
+        if self.epochs and self.epochs[0].epoch > epoch:
+            return Durability.UNKNOWN
+        return Durability.NOT_DURABLE
+
+    def apply_fragments(self, entry: Epoch, fragments: Sequence[FragmentPointer]) -> Manifest:
+        """Append fragments written in the epoch ``entry``, entering it into the table if it is new."""
+        if self.seal is not None:
+            message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
+            raise SealedError(message)
+        epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
+        last = fragments[-1]
+        return self._changed(
+            setsum=self.setsum + sum_setsums(fragments),
+            next=Place(FragmentSeqNo(last.last_seq_no + 1), last.limit),
+            epochs=epochs,
+            fragments=(*self.fragments, *fragments),
+        )
+
+    def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
+        """Put one snapshot in the place of the run of pointers it holds; InvalidRequestError if the run is gone."""
+        pointers = self.pointers
+        at = pointers.index(replaced[0]) if replaced[0] in pointers else len(pointers)
+        if pointers[at : at + len(replaced)] != tuple(replaced):
+            message = f"snapshot {snapshot.path}: expected the run it replaces in the manifest, found it changed"
+            raise InvalidRequestError(message)
+        rolled = (*pointers[:at], snapshot, *pointers[at + len(replaced) :])
+        return self._changed(
+            snapshots=tuple(pointer for pointer in rolled if isinstance(pointer, SnapshotPointer)),
+            fragments=tuple(pointer for pointer in rolled if isinstance(pointer, FragmentPointer)),
+        )
+
+    def apply_seal(self, seal: Seal) -> Manifest:
+        """Close the log for good."""
+        if self.seal is not None:
+            message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
+            raise SealedError(message)
+        return self._changed(seal=seal)
+
+    def _changed(
+        self,
+        *,
+        setsum: Setsum | None = None,
+        next: Place | None = None,  # noqa: A002 - the field's name in the format
+        epochs: tuple[Epoch, ...] | None = None,
+        snapshots: tuple[SnapshotPointer, ...] | None = None,
+        fragments: tuple[FragmentPointer, ...] | None = None,
+        seal: Seal | None = None,
+    ) -> Manifest:
+        snapshots = self.snapshots if snapshots is None else snapshots
+        fragments = self.fragments if fragments is None else fragments
+        pointers = (*snapshots, *fragments)
+        changed = replace(
+            self,
+            setsum=setsum or self.setsum,
+            next=next or self.next,
+            epochs=self.epochs if epochs is None else epochs,
+            snapshots=snapshots,
+            fragments=fragments,
+            num_bytes=sum(pointer.num_bytes for pointer in pointers),
+            num_records=sum(pointer.num_records for pointer in pointers),
+            seal=seal or self.seal,
+        )
+        changed.check()
+        return changed
+
+    def check(self) -> None:
+        """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
+        pointers = self.pointers
+        check_run(pointers)
+        self._check_ends(pointers)
+        self._check_epochs()
+        balance = sum_setsums(pointers) + self.pruned
+        if balance != self.setsum:
+            message = f"{MANIFEST}: expected setsum {self.setsum}, found {balance} in its pointers and pruned"
+            raise CorruptError(message)
+        held = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
+        if held != (self.num_bytes, self.num_records):
+            message = f"{MANIFEST}: expected {self.num_bytes} bytes, {self.num_records} records, found {held}"
+            raise CorruptError(message)
+
+    def _check_ends(self, pointers: Sequence[Pointer]) -> None:
+        if not pointers:
+            first, limit = self.next, self.next
+        else:
+            first = Place(pointers[0].first_seq_no, pointers[0].start)
+            limit = Place(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
+        for name, expected, found in (("first", first, self.first), ("next", limit, self.next)):
+            # An empty log that was never written to may start with the time of its first fragment.
+            if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
+                message = (
+                    f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"
+                    f" found fragment {found.seq_no} at {found.position}"
+                )
+                raise CorruptError(message)
+
+    def _check_epochs(self) -> None:
+        numbers = [(entry.epoch, entry.first_seq_no) for entry in self.epochs]
+        rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(numbers))
+        if not rising or len(numbers) > EPOCHS_MAX or any(first >= self.next.seq_no for _, first in numbers):
+            message = f"{MANIFEST}: expected epochs rising below fragment {self.next.seq_no}, found {numbers}"
+            raise CorruptError(message)
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON."""
+        seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "fence": self.fence,
+                "writer": self.writer,
+                "setsum": self.setsum.hexdigest(),
+                "pruned": self.pruned.hexdigest(),
+                "first": self.first.to_json(),
+                "next": self.next.to_json(),
+                "epochs": [entry.to_json() for entry in self.epochs],
+                "snapshots": [pointer.to_json() for pointer in self.snapshots],
+                "fragments": [pointer.to_json() for pointer in self.fragments],
+                **seal,
+                "num_bytes": self.num_bytes,
+                "num_records": self.num_records,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str = MANIFEST) -> Manifest:
+        """Decode and check; CorruptError names ``what`` when anything is off."""
+        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        manifest = cls(
+            generation=fields.integer("generation"),
+            fence=fields.integer("fence"),
+            writer=fields.string("writer"),
+            setsum=Setsum.from_hexdigest(fields.string("setsum")),
+            pruned=Setsum.from_hexdigest(fields.string("pruned")),
+            first=Place.from_json(fields.object("first")),
+            next=Place.from_json(fields.object("next")),
+            epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
+            snapshots=tuple(
+                SnapshotPointer.from_json(item) for item in fields.objects("snapshots", count_max=POINTERS_MAX)
+            ),
+            fragments=tuple(
+                FragmentPointer.from_json(item) for item in fields.objects("fragments", count_max=POINTERS_MAX)
+            ),
+            seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
+            num_bytes=fields.integer("num_bytes"),
+            num_records=fields.integer("num_records"),
+        )
+        fields.finish()
+        manifest.check()
+        return manifest

@@ -1,0 +1,113 @@
+"""Where a log's objects lie under its root, and which names are allowed.
+
+    manifest/MANIFEST.json
+    log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
+    snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
+    cursor/<name>.json      gc/GARBAGE.<setsum>      pin/<name>.json      policy.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.model.setsum import Setsum
+
+MANIFEST = "manifest/MANIFEST.json"
+CURSOR_FOLDER = "cursor/"
+FRAGMENT_FOLDER = "log/"
+SNAPSHOT_FOLDER = "snapshot/"
+FRAGMENTS_PER_BUCKET = 4096
+NAME_LENGTH_MAX = 200
+LOG_NAME_LENGTH_MAX = 500
+
+# A log may lie below another one, so none of its name's parts may read as one of a log's own folders.
+RESERVED_PARTS = frozenset({"cursor", "gc", "log", "manifest", "pin", "snapshot"})
+
+_PART = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_TOKEN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_FRAGMENT = re.compile(
+    r"log/Bucket=(?P<bucket>[0-9a-f]{16})/Writer=(?P<token>[0-9a-f]{16})/FragmentSeqNo=(?P<seq_no>[0-9a-f]{16})\.parquet",
+    re.ASCII,
+)
+_SNAPSHOT = re.compile(r"snapshot/SNAPSHOT\.(?P<setsum>[0-9a-f]{64})\.(?P<hash>[0-9a-f]{16})", re.ASCII)
+
+
+def check_log_name(name: str) -> str:
+    """Return the name when it may name a log: parts of ``[A-Za-z0-9_-]`` joined by ``/``."""
+    parts = name.split("/")
+    if len(name) > LOG_NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
+        message = (
+            f"log name: expected parts of [A-Za-z0-9_-] joined by /, at most {LOG_NAME_LENGTH_MAX}"
+            f" characters, found {name[:80]!r}"
+        )
+        raise InvalidRequestError(message)
+    for part in parts:
+        if part in RESERVED_PARTS:
+            message = f"log name {name!r}: the part {part!r} is taken by the layout inside a log"
+            raise InvalidRequestError(message)
+    return name
+
+
+def check_cursor_name(name: str) -> str:
+    """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
+    if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
+        message = f"cursor name: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} characters, found {name[:80]!r}"
+        raise InvalidRequestError(message)
+    return name
+
+
+def check_token(token: str, what: str) -> str:
+    """Return the writer token read from a document when it is sixteen hex digits."""
+    if not _TOKEN.fullmatch(token):
+        message = f"{what}: writer token: expected 16 hex digits, found {token[:40]!r}"
+        raise CorruptError(message)
+    return token
+
+
+def cursor_path(name: str) -> str:
+    """Path of a cursor's document."""
+    return f"{CURSOR_FOLDER}{check_cursor_name(name)}.json"
+
+
+def cursor_name(path: str) -> str:
+    """Name of the cursor whose document is at ``path``; CorruptError for a foreign file."""
+    name = path.removeprefix(CURSOR_FOLDER).removesuffix(".json")
+    if path != f"{CURSOR_FOLDER}{name}.json" or not _PART.fullmatch(name):
+        message = f"{path}: expected {CURSOR_FOLDER}<name>.json"
+        raise CorruptError(message)
+    return name
+
+
+def fragment_path(seq_no: FragmentSeqNo, token: str) -> str:
+    """Path of a fragment; unique to one writer, since the token is."""
+    bucket = seq_no // FRAGMENTS_PER_BUCKET * FRAGMENTS_PER_BUCKET
+    return f"log/Bucket={bucket:016x}/Writer={token}/FragmentSeqNo={seq_no:016x}.parquet"
+
+
+def check_fragment_path(path: str, seq_no: FragmentSeqNo) -> str:
+    """Return the writer token of a pointer's path; CorruptError unless it is the path of that fragment."""
+    match = _FRAGMENT.fullmatch(path)
+    if match is None or path != fragment_path(seq_no, match["token"]):
+        message = f"fragment {seq_no}: expected its path in the log, found {path[:160]!r}"
+        raise CorruptError(message)
+    return match["token"]
+
+
+def snapshot_path(setsum: Setsum, data: bytes) -> str:
+    """Path of a snapshot, named by what it sums to and by its own bytes."""
+    return f"{SNAPSHOT_FOLDER}SNAPSHOT.{setsum.hexdigest()}.{hashlib.sha256(data).hexdigest()[:16]}"
+
+
+def check_snapshot_path(path: str, setsum: Setsum) -> str:
+    """Return a pointer's path; CorruptError unless it is the path of a snapshot with that setsum."""
+    match = _SNAPSHOT.fullmatch(path)
+    if match is None or match["setsum"] != setsum.hexdigest():
+        message = f"snapshot: expected a path under SNAPSHOT.{setsum}, found {path[:160]!r}"
+        raise CorruptError(message)
+    return path

@@ -1,0 +1,53 @@
+"""Places in a log. ``start`` is inclusive, ``limit`` exclusive, everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+FragmentSeqNo = NewType("FragmentSeqNo", int)
+
+FIRST_SEQ_NO = FragmentSeqNo(1)
+FIRST_OFFSET = 1
+U64_MAX = 2**64 - 1
+# Offset 2**64-1 is never given out: keyed records hash it as a marker (see model/record.py).
+OFFSET_LIMIT = U64_MAX
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogPosition:
+    """A record's place: ``offset`` counts records from 1, ``timestamp_us`` is microseconds since the epoch.
+
+    The offset alone identifies the place; the timestamp says when its fragment was sealed.
+    """
+
+    offset: int
+    timestamp_us: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"offset": self.offset, "timestamp_us": self.timestamp_us}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> LogPosition:
+        """Read from a JSON object."""
+        position = cls(fields.integer("offset"), fields.integer("timestamp_us"))
+        fields.finish()
+        return position
+
+    def __str__(self) -> str:
+        return f"{self.offset}@{self.timestamp_us}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """Start reading at the first record whose timestamp is ``timestamp_us`` or later."""
+
+    timestamp_us: int
+
+
+# Where a read starts: an offset, a position (its offset counts), a time, or None for the log's first record.
+ReadStart = int | LogPosition | AtTime | None

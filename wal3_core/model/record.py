@@ -1,0 +1,98 @@
+"""Records, and the item each one contributes to the log's setsum.
+
+A record without a key hashes ``be64(offset) | be64(timestamp_us) | body``, as Chroma's wal3 does; one
+with a key hashes ``ff*8 | be64(offset) | be64(timestamp_us) | be32(len key) | key | t | body``, where
+t is 00 for a tombstone and 01 otherwise. Source: docs/protocol.md, "Setsum".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model.setsum import Setsum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Buffer = bytes | memoryview
+
+_PLAIN_HEAD = struct.Struct(">QQ").pack
+_KEYED_HEAD = struct.Struct(">8sQQI").pack
+_KEYED_MARK = b"\xff" * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a caller appends: a body, a key, or both. A key without a body is a tombstone for that key."""
+
+    body: bytes | None
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a log. ``body`` is None only for a tombstone, which has a key."""
+
+    offset: int
+    timestamp_us: int
+    key: bytes | None
+    body: bytes | None
+
+
+def check_message(message: Message, *, record_bytes_max: int) -> int:
+    """Return the message's size in bytes, key and body; InvalidRequestError when it can not be a record."""
+    key, body = message.key, message.body
+    if key is None and body is None:
+        text = "record: expected a body, a key, or both, found neither"
+        raise InvalidRequestError(text)
+    for name, value in (("key", key), ("body", body)):
+        if value is not None and not isinstance(value, bytes):
+            text = f"record {name}: expected bytes, found {type(value).__name__}"
+            raise InvalidRequestError(text)
+    size = len(key or b"") + len(body or b"")
+    if size > record_bytes_max:
+        text = f"record: expected at most {record_bytes_max} bytes of key and body, found {size}"
+        raise InvalidRequestError(text)
+    return size
+
+
+def plain_setsum(offsets: Iterable[int], timestamps_us: Iterable[int], bodies: Iterable[Buffer]) -> Setsum:
+    """Checksum records without keys, given as three columns of one length."""
+    sha3, head = hashlib.sha3_256, _PLAIN_HEAD
+    return Setsum.of_digests(
+        b"".join(
+            [
+                sha3(head(offset, timestamp_us) + body).digest()
+                for offset, timestamp_us, body in zip(offsets, timestamps_us, bodies, strict=True)
+            ]
+        )
+    )
+
+
+def _item(offset: int, timestamp_us: int, key: Buffer | None, body: Buffer | None) -> bytes:
+    if key is None:
+        return _PLAIN_HEAD(offset, timestamp_us) + (body or b"")
+    head = _KEYED_HEAD(_KEYED_MARK, offset, timestamp_us, len(key))
+    return b"".join((head, key, b"\x00" if body is None else b"\x01", body or b""))
+
+
+def keyed_setsum(
+    offsets: Iterable[int],
+    timestamps_us: Iterable[int],
+    keys: Sequence[Buffer | None],
+    bodies: Sequence[Buffer | None],
+) -> Setsum:
+    """Checksum records some of which have keys, given as four columns of one length."""
+    return Setsum.of(
+        _item(offset, timestamp_us, key, body)
+        for offset, timestamp_us, key, body in zip(offsets, timestamps_us, keys, bodies, strict=True)
+    )
+
+
+def record_setsum(record: Record) -> Setsum:
+    """Checksum one record."""
+    return Setsum.of((_item(record.offset, record.timestamp_us, record.key, record.body),))

@@ -1,0 +1,105 @@
+"""Setsum: a commutative, incremental checksum of a set of items.
+
+Eight columns, each a sum of 32-bit words of the items' SHA3-256 digests modulo a prime; sums and
+differences of sets are sums and differences of columns. Source: docs/protocol.md, "Setsum"; equal
+to version 0.7 of the setsum crate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wal3_core.errors import CorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+COLUMNS = 8
+DIGEST_BYTES = 32
+PRIMES = (
+    4294967291,
+    4294967279,
+    4294967231,
+    4294967197,
+    4294967189,
+    4294967161,
+    4294967143,
+    4294967111,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setsum:
+    """The checksum of a set of items; the default is the empty set.
+
+    ``columns`` are eight integers, each below its prime.
+    """
+
+    columns: tuple[int, ...] = (0,) * COLUMNS
+
+    @classmethod
+    def of(cls, items: Iterable[bytes]) -> Setsum:
+        """Checksum a set given by its items."""
+        sha3 = hashlib.sha3_256
+        return cls.of_digests(b"".join([sha3(item).digest() for item in items]))
+
+    @classmethod
+    def of_digests(cls, digests: bytes) -> Setsum:
+        """Checksum a set given by its items' SHA3-256 digests, joined; at most 2**32 of them."""
+        words = np.frombuffer(digests, dtype="<u4").reshape(-1, COLUMNS)
+        # The sum of words equals the sum of reduced words modulo the prime, and fits in 64 bits.
+        return cls.of_column_sums(words.sum(axis=0, dtype=np.uint64).tolist())
+
+    @classmethod
+    def of_column_sums(cls, sums: Iterable[int]) -> Setsum:
+        """Reduce column sums taken elsewhere, for instance by a query engine."""
+        return cls(tuple(total % prime for total, prime in zip(sums, PRIMES, strict=True)))
+
+    @classmethod
+    def from_digest(cls, digest: bytes) -> Setsum:
+        """Read 32 bytes, the columns little-endian; CorruptError unless each is below its prime."""
+        if len(digest) != DIGEST_BYTES:
+            message = f"setsum: expected {DIGEST_BYTES} bytes, found {len(digest)}"
+            raise CorruptError(message)
+        columns = tuple(int(word) for word in np.frombuffer(digest, dtype="<u4"))
+        for index, (column, prime) in enumerate(zip(columns, PRIMES, strict=True)):
+            if column >= prime:
+                message = f"setsum column {index}: expected less than {prime}, found {column}"
+                raise CorruptError(message)
+        return cls(columns)
+
+    @classmethod
+    def from_hexdigest(cls, text: str) -> Setsum:
+        """Read 64 lower-case hexadecimal digits; CorruptError for anything else."""
+        if len(text) != 2 * DIGEST_BYTES or not set(text) <= set("0123456789abcdef"):
+            message = f"setsum: expected {2 * DIGEST_BYTES} lower-case hex digits, found {text[:80]!r}"
+            raise CorruptError(message)
+        return cls.from_digest(bytes.fromhex(text))
+
+    def digest(self) -> bytes:
+        """Thirty-two bytes, the columns little-endian."""
+        return np.array(self.columns, dtype="<u4").tobytes()
+
+    def hexdigest(self) -> str:
+        """Show the digest as 64 hexadecimal digits."""
+        return self.digest().hex()
+
+    def insert(self, item: bytes) -> Setsum:
+        """Add one item to the set."""
+        return self + Setsum.of((item,))
+
+    def __add__(self, other: Setsum) -> Setsum:
+        return Setsum.of_column_sums(a + b for a, b in zip(self.columns, other.columns, strict=True))
+
+    def __sub__(self, other: Setsum) -> Setsum:
+        return Setsum.of_column_sums(a - b for a, b in zip(self.columns, other.columns, strict=True))
+
+    def __str__(self) -> str:
+        return self.hexdigest()
+
+
+EMPTY = Setsum()

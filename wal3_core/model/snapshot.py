@@ -1,0 +1,198 @@
+"""Snapshots: immutable documents that hold a run of pointers, so that the manifest need not.
+
+At most two levels: a snapshot of depth 1 points to fragments, one of depth 2 to snapshots of
+depth 1. A snapshot is named by its setsum and by its bytes, so that two over the same records but
+with other fragments in them never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model import strict_json
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import check_snapshot_path, snapshot_path
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.setsum import EMPTY, Setsum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+FORMAT_VERSION = 1
+DEPTH_MAX = 2
+POINTERS_MAX = 100_000
+BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPointer:
+    """Names a snapshot, its range, its checksum and how many pointers it holds.
+
+    ``num_bytes`` and ``num_records`` count what the fragments below it hold.
+    """
+
+    path: str
+    depth: int
+    num_pointers: int
+    first_seq_no: FragmentSeqNo
+    last_seq_no: FragmentSeqNo
+    start: LogPosition
+    limit: LogPosition
+    setsum: Setsum
+    num_bytes: int
+    num_records: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "path": self.path,
+            "depth": self.depth,
+            "num_pointers": self.num_pointers,
+            "first_seq_no": self.first_seq_no,
+            "last_seq_no": self.last_seq_no,
+            "start": self.start.to_json(),
+            "limit": self.limit.to_json(),
+            "setsum": self.setsum.hexdigest(),
+            "num_bytes": self.num_bytes,
+            "num_records": self.num_records,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> SnapshotPointer:
+        """Read from a JSON object."""
+        setsum = Setsum.from_hexdigest(fields.string("setsum"))
+        pointer = cls(
+            path=check_snapshot_path(fields.string("path"), setsum),
+            depth=fields.integer("depth"),
+            num_pointers=fields.integer("num_pointers"),
+            first_seq_no=FragmentSeqNo(fields.integer("first_seq_no")),
+            last_seq_no=FragmentSeqNo(fields.integer("last_seq_no")),
+            start=LogPosition.from_json(fields.object("start")),
+            limit=LogPosition.from_json(fields.object("limit")),
+            setsum=setsum,
+            num_bytes=fields.integer("num_bytes"),
+            num_records=fields.integer("num_records"),
+        )
+        fields.finish()
+        return pointer
+
+    def check(self) -> None:
+        """Refuse a range that runs backwards, or a depth the tree does not have."""
+        backwards = self.limit.offset <= self.start.offset or self.limit.timestamp_us < self.start.timestamp_us
+        if backwards or self.first_seq_no > self.last_seq_no or not 1 <= self.depth <= DEPTH_MAX:
+            message = (
+                f"snapshot {self.path}: expected a range and a depth of 1 to {DEPTH_MAX}, found fragments"
+                f" {self.first_seq_no} to {self.last_seq_no}, {self.start} to {self.limit}, depth {self.depth}"
+            )
+            raise CorruptError(message)
+
+
+Pointer = FragmentPointer | SnapshotPointer
+
+
+def describe(pointer: Pointer) -> str:
+    """Name a pointer in a message."""
+    if isinstance(pointer, FragmentPointer):
+        return f"fragment {pointer.seq_no}"
+    return f"snapshot {pointer.path}"
+
+
+def check_run(pointers: Sequence[Pointer]) -> None:
+    """Refuse pointers whose seq_nos or positions do not follow each other."""
+    for pointer in pointers:
+        pointer.check()
+    for before, after in pairwise(pointers):
+        if after.first_seq_no != before.last_seq_no + 1:
+            message = f"{describe(after)}: expected first seq_no {before.last_seq_no + 1}, found {after.first_seq_no}"
+            raise CorruptError(message)
+        if after.start.offset != before.limit.offset or after.start.timestamp_us < before.limit.timestamp_us:
+            message = f"{describe(after)}: expected to start at {before.limit}, found {after.start}"
+            raise CorruptError(message)
+
+
+def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
+    """Add up what the pointers sum to."""
+    total = EMPTY
+    for pointer in pointers:
+        total += pointer.setsum
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run of pointers of one kind: fragments (depth 1) or snapshots of depth 1 (depth 2)."""
+
+    pointers: tuple[Pointer, ...]
+
+    @property
+    def depth(self) -> int:
+        """Levels down to the fragments."""
+        return 1 if isinstance(self.pointers[0], FragmentPointer) else DEPTH_MAX
+
+    def to_bytes(self) -> bytes:
+        """Encode; the name covers the bytes, so they carry no checksum of their own."""
+        return strict_json.dump(
+            {
+                "format_version": FORMAT_VERSION,
+                "depth": self.depth,
+                "pointers": [pointer.to_json() for pointer in self.pointers],
+            }
+        )
+
+    def pointer_to(self, data: bytes) -> SnapshotPointer:
+        """Point to this snapshot, encoded as ``data``."""
+        first, last = self.pointers[0], self.pointers[-1]
+        setsum = sum_setsums(self.pointers)
+        return SnapshotPointer(
+            path=snapshot_path(setsum, data),
+            depth=self.depth,
+            num_pointers=len(self.pointers),
+            first_seq_no=first.first_seq_no,
+            last_seq_no=last.last_seq_no,
+            start=first.start,
+            limit=last.limit,
+            setsum=setsum,
+            num_bytes=sum(pointer.num_bytes for pointer in self.pointers),
+            num_records=sum(pointer.num_records for pointer in self.pointers),
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, pointer: SnapshotPointer) -> Snapshot:
+        """Decode and check against the pointer; CorruptError names the snapshot."""
+        what = f"snapshot {pointer.path}"
+        if snapshot_path(pointer.setsum, data) != pointer.path:
+            message = f"{what}: expected bytes that hash to its name, found {len(data)} bytes that do not"
+            raise CorruptError(message)
+        fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        depth = fields.integer("depth")
+        reader = FragmentPointer.from_json if depth == 1 else SnapshotPointer.from_json
+        snapshot = cls(tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)))
+        fields.finish()
+        snapshot.check(what)
+        if depth != pointer.depth or snapshot.pointer_to(data) != pointer:
+            message = f"{what}: expected what its pointer says, found another range, size or setsum"
+            raise CorruptError(message)
+        return snapshot
+
+    def check(self, what: str) -> None:
+        """Refuse an empty snapshot, one that mixes levels, or one with gaps."""
+        deep = [pointer for pointer in self.pointers if isinstance(pointer, SnapshotPointer)]
+        mixed = len(deep) not in (0, len(self.pointers)) or any(pointer.depth != 1 for pointer in deep)
+        if not self.pointers or mixed:
+            message = f"{what}: expected pointers to fragments, or to snapshots of depth 1, found otherwise"
+            raise CorruptError(message)
+        check_run(self.pointers)
+
+
+def check_format_version(fields: Fields, known: int) -> None:
+    """Refuse a document of a format this version does not read."""
+    version = fields.integer("format_version")
+    if version != known:
+        message = f"{fields.what}: expected format_version {known}, found {version}: a newer wal3 may read it"
+        raise CorruptError(message)

@@ -1,0 +1,150 @@
+"""JSON from outside, read strictly: no NaN, no floats, no duplicate or unknown keys, integers within u64.
+
+Stored documents end in a checksum of themselves, so that a flipped bit in a number is an error
+and not another number: ``{...,"checksum":"<32 hex digits>"}``, the first half of the SHA-256 of the
+document without it. An object named after the hash of its bytes needs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+JsonValue = None | bool | int | str | list["JsonValue"] | dict[str, "JsonValue"]
+JsonObject = dict[str, JsonValue]
+
+U64_MAX = 2**64 - 1
+_CHECKSUM_HEX = 32
+_TAIL_BYTES = len(',"checksum":""}') + _CHECKSUM_HEX
+
+
+def dump(document: JsonObject) -> bytes:
+    """Encode without spaces, keys in the order given."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True).encode()
+
+
+def dump_checksummed(document: JsonObject) -> bytes:
+    """Encode with the checksum at its end."""
+    return _with_checksum(dump(document)[:-1])
+
+
+def _with_checksum(opened: bytes) -> bytes:
+    checksum = hashlib.sha256(opened).hexdigest()[:_CHECKSUM_HEX]
+    return opened + f',"checksum":"{checksum}"}}'.encode()
+
+
+def load_checksummed(data: bytes, *, what: str, bytes_max: int) -> Fields:
+    """Decode a document that carries its checksum; CorruptError names ``what`` when anything is off."""
+    opened = data[:-_TAIL_BYTES]
+    if len(data) <= _TAIL_BYTES or _with_checksum(opened) != data:
+        message = f"{what}: expected a JSON document ending in its own checksum, found {_shown(data)}"
+        raise CorruptError(message)
+    return load(opened + b"}", what=what, bytes_max=bytes_max)
+
+
+def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
+    """Decode one JSON object; CorruptError names ``what`` when it is anything else."""
+    if len(data) > bytes_max:
+        message = f"{what}: expected at most {bytes_max} bytes, found {len(data)}"
+        raise CorruptError(message)
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_object_of_pairs,
+            parse_constant=_refuse_number,
+            parse_float=_refuse_number,
+            parse_int=_integer,
+        )
+    except (ValueError, RecursionError) as error:
+        message = f"{what}: expected JSON, found {_shown(data)} ({error})"
+        raise CorruptError(message) from error
+    return Fields(value, what)
+
+
+def _shown(data: bytes) -> str:
+    head = data[:40]
+    return f"{len(data)} bytes starting {head!r}"
+
+
+def _object_of_pairs(pairs: Sequence[tuple[str, JsonValue]]) -> JsonObject:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        message = "duplicate key"
+        raise ValueError(message)
+    return document
+
+
+def _refuse_number(text: str) -> JsonValue:
+    message = f"number {text[:40]} is not an integer"
+    raise ValueError(message)
+
+
+def _integer(text: str) -> int:
+    # A long run of digits is refused before it is converted: that takes quadratic time.
+    if len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX:
+        message = f"number {text[:40]} is not within u64"
+        raise ValueError(message)
+    return int(text)
+
+
+class Fields:
+    """Typed access to one JSON object; each access takes its key, ``finish`` refuses what was left."""
+
+    __slots__ = ("_left", "what")
+
+    def __init__(self, value: JsonValue, what: str) -> None:
+        self.what = what
+        if not isinstance(value, dict):
+            message = f"{what}: expected a JSON object, found {type(value).__name__}"
+            raise CorruptError(message)
+        self._left = dict(value)
+
+    def _take(self, key: str) -> JsonValue:
+        if key not in self._left:
+            message = f"{self.what}: expected a field {key}, found none"
+            raise CorruptError(message)
+        return self._left.pop(key)
+
+    def _wrong(self, key: str, expected: str, value: JsonValue) -> CorruptError:
+        return CorruptError(f"{self.what}: field {key}: expected {expected}, found {str(value)[:80]!r}")
+
+    def has(self, key: str) -> bool:
+        """Tell whether an optional key is there."""
+        return key in self._left
+
+    def integer(self, key: str) -> int:
+        """Take an integer within u64."""
+        value = self._take(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "an integer", value)
+        return value
+
+    def string(self, key: str) -> str:
+        """Take a string."""
+        value = self._take(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def object(self, key: str) -> Fields:
+        """Take a nested object."""
+        return Fields(self._take(key), f"{self.what}.{key}")
+
+    def objects(self, key: str, *, count_max: int) -> list[Fields]:
+        """Take a list of objects, at most ``count_max``."""
+        value = self._take(key)
+        if not isinstance(value, list) or len(value) > count_max:
+            raise self._wrong(key, f"a list of at most {count_max}", value)
+        return [Fields(item, f"{self.what}.{key}[{index}]") for index, item in enumerate(value)]
+
+    def finish(self) -> None:
+        """Refuse keys that nobody asked for: a newer writer's field must not be dropped unseen."""
+        if self._left:
+            message = f"{self.what}: expected no further fields, found {', '.join(sorted(self._left))[:200]}"
+            raise CorruptError(message)

@@ -1,0 +1,101 @@
+"""Every limit and default of the library, with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOptions:
+    """How often a request is tried again, and how long the pauses between are (seconds, doubling)."""
+
+    attempts_max: int = 8
+    pause_s_min: float = 0.05
+    pause_s_max: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotOptions:
+    """The shape of the manifest's tree; benchmarks/ measures what a commit then writes.
+
+    A snapshot of depth 1 holds ``fragments_per_snapshot`` fragments; ``fragments_kept`` of the newest
+    stay in the manifest; ``snapshots_per_roll`` snapshots of depth 1 at a time go into one of depth
+    2, which holds ``snapshot_pointers_max`` at most. A snapshot ends with a garbage collection
+    interval (``gc_interval_s``) where it can.
+    """
+
+    fragments_per_snapshot: int = 32
+    fragments_kept: int = 8
+    snapshots_per_roll: int = 16
+    snapshot_pointers_max: int = 1024
+    gc_interval_s: int = 24 * 60 * 60
+    loaded_max: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """Limits of one log's writer.
+
+    A batch is cut into a fragment at ``batch_bytes_max`` bytes, ``batch_records_max`` records, or
+    when its oldest record has waited ``batch_age_s_max`` seconds (longer on a store whose commits
+    take longer); at once when the log is idle. Up to ``uploads_max`` fragments upload at a time,
+    ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
+    are not yet durable. Records that lost their place to another writer are given a new one up to
+    ``reseals_max`` times.
+    """
+
+    record_bytes_max: int = 16 * MIB
+    batch_bytes_max: int = 8 * MIB
+    batch_records_max: int = 65_536
+    batch_age_s_max: float = 0.01
+    fragment_bytes_max: int = 64 * MIB
+    uploads_max: int = 4
+    fragments_in_flight_max: int = 16
+    bytes_held_max: int = 128 * MIB
+    reseals_max: int = 8
+    commit_pause_s_max: float = 5.0
+    retry: RetryOptions = field(default_factory=RetryOptions)
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """Limits of one log's reader.
+
+    ``prefetch_fragments`` are fetched ahead of the caller; a fragment that says it expands beyond
+    ``fragment_expanded_bytes_max`` is refused; a follower asks for news after ``poll_s_min`` seconds,
+    and ever more slowly, up to ``poll_s_max``, while there is none. ``verify`` checks setsums and
+    positions; turn it off only where something else does. ``reloads_max`` bounds how often a read
+    starts over because maintenance replaced what it was about to fetch.
+    """
+
+    verify: bool = True
+    prefetch_fragments: int = 2
+    fragment_expanded_bytes_max: int = GIB
+    poll_s_min: float = 0.1
+    poll_s_max: float = 2.0
+    reloads_max: int = 8
+    snapshots_loaded_max: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where a read ends, each limit exclusive of what lies beyond it; None means no limit.
+
+    ``offset`` and ``timestamp_us`` end it before the first record at or after them; ``records``,
+    ``num_bytes`` (of stored fragments) and ``fragments`` after so many, always by whole fragments
+    except for ``records``.
+    """
+
+    offset: int | None = None
+    timestamp_us: int | None = None
+    records: int | None = None
+    num_bytes: int | None = None
+    fragments: int | None = None
+
+
+UNLIMITED = Limits()
