@@ -245,3 +245,7 @@ def shared_runtime() -> ThreadRuntime:
         if not _shared:
             _shared.append(ThreadRuntime())
         return _shared[0]
+
+
+# A forked child has none of its parent's threads: it must not inherit a pool that believes it has.
+os.register_at_fork(after_in_child=_shared.clear)

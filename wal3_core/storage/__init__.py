@@ -1,0 +1,1 @@
+"""Object stores: conditional PUT and its three outcomes, and the documents swapped by it."""

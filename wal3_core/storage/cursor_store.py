@@ -1,0 +1,134 @@
+"""Cursors on storage: created once, moved by CAS with a witness.
+
+Whoever creates a cursor, or moves one back, writes it first and looks at the manifest afterwards: a
+log that no longer holds the position means that it came too late, and the cursor is withdrawn.
+Source: docs/protocol.md, "Cursors".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, UnavailableError
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import Done, Etag, ObjectStore, Unknown, Versioned, log_store
+from wal3_core.storage.retry import attempts
+
+if TYPE_CHECKING:
+    from wal3_core.model.position import LogPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A cursor as it was seen: what a move starts from."""
+
+    cursor: Cursor
+    etag: Etag
+
+
+class CursorStore:
+    """The cursors of one log."""
+
+    def __init__(
+        self, store: ObjectStore, log: str, *, runtime: Runtime | None = None, retry: RetryOptions | None = None
+    ) -> None:
+        self._store = log_store(store, log)
+        self._runtime = runtime or shared_runtime()
+        self._retry = retry or RetryOptions()
+        self._manifests = ManifestStore(self._store, self._runtime, self._retry)
+
+    def init(self, name: str, position: LogPosition) -> Witness:
+        """Create a cursor; CursorConflictError when it exists, GarbageCollectedError when the position is gone."""
+        self._check_position(name, position)
+        witness = self._put(name, self._cursor(position, generation=1), None)
+        self._check_still_held(name, witness, None)
+        return witness
+
+    def load(self, name: str) -> Witness | None:
+        """Load a cursor; None when there is none of that name."""
+        path = cursor_path(name)
+        found = self._store.get(path)
+        if not isinstance(found, Versioned):
+            return None
+        return Witness(Cursor.from_bytes(found.data, what=f"{self._store.url}/{path}"), found.etag)
+
+    def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
+        """Move a cursor from where the witness saw it; CursorConflictError when it is elsewhere by now.
+
+        Moving back checks that the log still holds the position, and raises GarbageCollectedError,
+        with the cursor back where it was, when it does not.
+        """
+        self._check_position(name, position)
+        moved = self._cursor(position, generation=witness.cursor.generation + 1)
+        saved = self._put(name, moved, witness)
+        if position.offset < witness.cursor.position.offset:
+            self._check_still_held(name, saved, witness)
+        return saved
+
+    def list(self) -> dict[str, Witness]:
+        """Load all cursors by name; CorruptError for a file that is none."""
+        found = {}
+        for meta in self._store.list(CURSOR_FOLDER):
+            name = cursor_name(meta.path)
+            witness = self.load(name)
+            if witness is not None:
+                found[name] = witness
+        return found
+
+    def delete(self, name: str) -> None:
+        """Remove a cursor: what it pinned may be collected."""
+        self._store.delete(cursor_path(name))
+
+    def _cursor(self, position: LogPosition, *, generation: int) -> Cursor:
+        return Cursor(
+            position=position,
+            epoch_us=self._runtime.now_us(),
+            writer=self._runtime.process_name(),
+            generation=generation,
+        )
+
+    def _check_position(self, name: str, position: LogPosition) -> None:
+        check_cursor_name(name)
+        limit = self._manifests.load().manifest.next.position
+        if not 1 <= position.offset <= limit.offset:
+            message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {position.offset}"
+            raise InvalidRequestError(message)
+
+    def _put(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
+        path, data = cursor_path(name), cursor.to_bytes()
+        for _ in attempts(self._retry, self._runtime):
+            if witness is None:
+                outcome = self._store.create(path, data)
+            else:
+                outcome = self._store.replace(path, data, witness.etag)
+            if isinstance(outcome, Done):
+                return Witness(cursor, outcome.etag)
+            found = self._store.get(path)
+            if isinstance(found, Versioned) and found.data == data:
+                return Witness(cursor, found.etag)
+            present = found.etag if isinstance(found, Versioned) else None
+            if present != (None if witness is None else witness.etag):
+                expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
+                message = f"cursor {self._store.url}/{path}: expected {expected}, found another version"
+                raise CursorConflictError(message)
+        cause = outcome.cause if isinstance(outcome, Unknown) else "conflicts"
+        message = f"cursor {self._store.url}/{path}: not saved in {self._retry.attempts_max} tries: {cause}"
+        raise UnavailableError(message)
+
+    def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
+        first = self._manifests.load().manifest.first.position
+        position = saved.cursor.position
+        if position.offset >= first.offset:
+            return
+        if before is None:
+            self._store.delete(cursor_path(name))
+        else:
+            restored = self._cursor(before.cursor.position, generation=saved.cursor.generation + 1)
+            self._put(name, restored, saved)
+        message = f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset}"
+        raise GarbageCollectedError(message)

@@ -1,0 +1,47 @@
+"""Writing an object whose path belongs to its writer or its content alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import UnavailableError
+from wal3_core.storage.object_store import Done, ObjectStore, Unknown
+from wal3_core.storage.retry import attempts
+
+if TYPE_CHECKING:
+    from wal3_core.options import RetryOptions
+    from wal3_core.runtime import Runtime
+
+
+def write_immutable(
+    store: ObjectStore, path: str, data: bytes, retry: RetryOptions, runtime: Runtime
+) -> None:
+    """Make ``data`` durable at ``path``, which nobody else writes anything else to.
+
+    Finding the path taken after a try of ours means that the try succeeded. Raises UnavailableError
+    when it did not work out; the object may then still appear, and nothing must come to refer to it.
+    """
+    cause = "refused"
+    for _ in attempts(retry, runtime):
+        outcome = store.create(path, data)
+        if isinstance(outcome, Done):
+            return
+        if isinstance(outcome, Unknown):
+            cause = outcome.cause
+        # Refused may also be a conflict that left nothing there: only the object itself tells.
+        found = _size(store, path)
+        if found == len(data):
+            return
+        if found is not None:
+            message = f"{store.url}/{path}: expected {len(data)} bytes of our own, found {found}"
+            raise UnavailableError(message)
+    message = f"{store.url}/{path}: not written in {retry.attempts_max} tries: {cause}"
+    raise UnavailableError(message)
+
+
+def _size(store: ObjectStore, path: str) -> int | None:
+    try:
+        meta = store.head(path)
+    except UnavailableError:
+        return None
+    return None if meta is None else meta.size

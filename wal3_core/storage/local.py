@@ -1,0 +1,247 @@
+"""A directory as an object store: the embedded default.
+
+Objects are plain files, so that other tools read them in place. A version is named by the hash of
+its bytes, as an S3 ETag is. A file is written aside, synced, and then linked (create) or renamed
+(replace) into place, so that a killed process leaves the old object or the new one; a replace holds
+a lock that the kernel frees when its holder dies. For local file systems, not for NFS.
+
+Beside the objects, ``.wal3/locks`` and ``.wal3/staging`` belong to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import UnavailableError
+from wal3_core.storage.object_store import (
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+    check_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OWN_FOLDER = ".wal3"
+# Locks are files that are never deleted; hashing paths onto a few keeps them few.
+_LOCK_FILES = 256
+_STAGING_AGE_S_MAX = 24 * 60 * 60
+_NS_PER_US = 1000
+
+
+class LocalStore:
+    """Objects as files below ``root``, which is made by the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self._staging = self._root / _OWN_FOLDER / "staging"
+        self._locks = self._root / _OWN_FOLDER / "locks"
+        self._swept = False
+
+    @property
+    def url(self) -> str:
+        """The directory as a file URL."""
+        return self._root.as_uri()
+
+    def _sweep_staging(self) -> None:
+        """Make the store's own folders; remove what writers killed a day ago or more left in them."""
+        self._locks.mkdir(parents=True, exist_ok=True)
+        self._staging.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
+            now_s = Path(probe.name).stat().st_mtime
+            for entry in os.scandir(self._staging):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < now_s - _STAGING_AGE_S_MAX:
+                        Path(entry.path).unlink()
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        try:
+            with self._file(path).open("rb") as file:
+                file.seek(start)
+                return file.read() if length is None else file.read(length)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        data = self.read(path)
+        if data is None:
+            return None
+        etag = _etag(data)
+        return NotModified() if etag == if_none_match else Versioned(data, etag)
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        """Write an object that must not exist."""
+        target = self._file(path)
+        with self._staged(data) as staged:
+            self._make_folder(target.parent)
+            try:
+                os.link(staged, target)
+            except FileExistsError:
+                return Refused()
+            except OSError as error:
+                raise self._unavailable(error) from error
+        return self._synced(target.parent, data)
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        target = self._file(path)
+        with self._staged(data) as staged, self._locked(path):
+            present = self.read(path)
+            if present is None or _etag(present) != etag:
+                return Refused()
+            try:
+                staged.rename(target)
+            except OSError as error:
+                raise self._unavailable(error) from error
+            return self._synced(target.parent, data)
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        try:
+            found = self._file(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
+
+    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Go through the objects below a folder."""
+        for entry in self._entries(folder):
+            path = folder + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                # Below start_after's own folders the rest still counts; before them nothing does.
+                if f"{path}/" >= start_after[: len(path) + 1]:
+                    yield from self.list(f"{path}/", start_after=start_after)
+            elif path > start_after and (meta := self.head(path)) is not None:
+                yield meta
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Name the folders directly in a folder."""
+        return [f"{folder}{entry.name}/" for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False)]
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        target = self._file(path)
+        try:
+            target.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._root / folder) as found:
+                entries = [entry for entry in found if entry.name != _OWN_FOLDER]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._unavailable(error) from error
+        # A folder sorts as its objects' paths do: with the slash behind its name.
+        return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
+
+    def _file(self, path: str) -> Path:
+        return self._root / check_path(path)
+
+    @contextlib.contextmanager
+    def _staged(self, data: bytes) -> Iterator[Path]:
+        """Write the bytes to a synced file beside the objects, removed in the end."""
+        staged = None
+        try:
+            try:
+                if not self._swept:
+                    self._sweep_staging()
+                    self._swept = True
+                handle, name = tempfile.mkstemp(dir=self._staging)
+                staged = Path(name)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fchmod(file.fileno(), 0o644)
+                    _sync(file.fileno())
+            except OSError as error:
+                raise self._unavailable(error) from error
+            yield staged
+        finally:
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder durable: each new one's parent is synced, or a crash could lose what it holds."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        try:
+            for folder in reversed(missing):
+                folder.mkdir(exist_ok=True)
+                _sync_folder(folder.parent)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    @contextlib.contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        """Exclude every other replace of the path, in this process and others, until done or dead."""
+        number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % _LOCK_FILES
+        try:
+            # Opened anew each time: flock excludes open files, so threads exclude each other too.
+            with (self._locks / f"{number:03d}").open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _synced(self, folder: Path, data: bytes) -> PutOutcome:
+        try:
+            _sync_folder(folder)
+        except OSError as error:
+            return Unknown(str(error))
+        return Done(_etag(data))
+
+    def _unavailable(self, error: OSError) -> UnavailableError:
+        advice = {
+            errno.ENOSPC: ": free some space on the device",
+            errno.EDQUOT: ": free some of the quota",
+            errno.EACCES: ": give this user access",
+            errno.EROFS: ": mount the file system writable",
+        }
+        return UnavailableError(f"store {self._root}: {error}{advice.get(error.errno or 0, '')}")
+
+
+def _etag(data: bytes) -> Etag:
+    return Etag(hashlib.sha256(data).hexdigest()[:32])
+
+
+def _sync(handle: int) -> None:
+    # On macOS fsync leaves the bytes in the drive's cache.
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        os.fsync(handle)
+    else:
+        fcntl.fcntl(handle, full)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,82 @@
+"""Loads the manifest and swaps it by CAS. Keeps INV-5 (generation rises) of docs/protocol.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogExistsError, LogNotFoundError, UnavailableError
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import MANIFEST
+from wal3_core.options import RetryOptions
+from wal3_core.storage.object_store import Done, Etag, NotModified, Refused, Unknown, Versioned
+from wal3_core.storage.retry import attempts
+
+if TYPE_CHECKING:
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A manifest and the version of the object that holds it: the witness for the next swap."""
+
+    manifest: Manifest
+    etag: Etag
+
+
+InstallOutcome = Installed | Refused | Unknown
+
+
+class ManifestStore:
+    """The manifest of one log; ``store`` is the log's own."""
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, retry: RetryOptions | None = None) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._retry = retry or RetryOptions()
+
+    @property
+    def what(self) -> str:
+        """The manifest's address, for messages."""
+        return f"{self._store.url}/{MANIFEST}"
+
+    def load(self, known: Installed | None = None) -> Installed:
+        """Load the manifest; ``known`` is returned as it is while the store still has that version."""
+        found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag)
+        match found:
+            case None:
+                message = f"log {self._store.url}: expected {MANIFEST}, found none: initialize the log first"
+                raise LogNotFoundError(message)
+            case NotModified():
+                assert known is not None
+                return known
+            case Versioned(data, etag):
+                return Installed(Manifest.from_bytes(data, what=self.what), etag)
+
+    def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
+        """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload."""
+        changed = replace(
+            changed, generation=witness.manifest.generation + 1, writer=self._runtime.process_name()
+        )
+        changed.check()
+        outcome = self._store.replace(MANIFEST, changed.to_bytes(), witness.etag)
+        return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
+
+    def initialize(self, initial: Manifest) -> Installed:
+        """Create the manifest of a new log; LogExistsError when there is one."""
+        data = initial.to_bytes()
+        unknown = False
+        for _ in attempts(self._retry, self._runtime):
+            outcome = self._store.create(MANIFEST, data)
+            if isinstance(outcome, Done):
+                return Installed(initial, outcome.etag)
+            unknown = unknown or isinstance(outcome, Unknown)
+            found = self._store.get(MANIFEST)
+            if isinstance(found, Versioned):
+                if unknown and found.data == data:
+                    return Installed(initial, found.etag)
+                message = f"log {self._store.url}: expected no log there, found {MANIFEST}"
+                raise LogExistsError(message)
+        message = f"log {self._store.url}: {MANIFEST} could not be written in {self._retry.attempts_max} tries"
+        raise UnavailableError(message)

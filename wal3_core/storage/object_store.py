@@ -1,0 +1,172 @@
+"""The port to an object store: what the protocol needs, and nothing else.
+
+A PUT has three outcomes, never two: Done, Refused (the condition did not hold), Unknown (it may
+have been applied, or may be applied minutes later). A call that certainly changed nothing and
+can not succeed as things stand (no access, no bucket, no space) raises UnavailableError. No
+implementation retries a PUT: a hidden retry turns one's own success into a refusal.
+Source: docs/protocol.md, "Object store contract".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Names one version of an object; opaque, and never the same for two versions of different bytes.
+Etag = NewType("Etag", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The PUT was applied; the object's version is now ``etag``."""
+
+    etag: Etag
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The condition did not hold; nothing was changed by this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No telling whether the PUT was, or yet will be, applied."""
+
+    cause: str
+
+
+PutOutcome = Done | Refused | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """An object's bytes and the version they are of."""
+
+    data: bytes
+    etag: Etag
+
+
+@dataclass(frozen=True, slots=True)
+class NotModified:
+    """The object still has the version the caller named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMeta:
+    """An object's path, size in bytes, and when the store last changed it by its own clock (microseconds)."""
+
+    path: str
+    size: int
+    last_modified_us: int
+
+
+class ObjectStore(Protocol):
+    """A flat space of immutable versions of named bytes; paths are relative, parts joined by ``/``.
+
+    Every method may raise UnavailableError.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the objects are, as ``open_store`` takes it."""
+        ...
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes ``[start, start + length)`` of an object, all of it by default; None when it is missing."""
+        ...
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        """Read an object with its version; None when it is missing."""
+        ...
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        """Write an object that must not exist."""
+        ...
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        ...
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object; None when it is missing."""
+        ...
+
+    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Go through the objects below a folder ("" or ending in ``/``) in order of their paths."""
+        ...
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Name the folders directly in a folder, each ending in ``/``, in order."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove an object; removing a missing one succeeds."""
+        ...
+
+
+class FolderStore:
+    """The objects below one folder of a store, as a store."""
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store = store
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        """The store's address with the folder."""
+        return f"{self._store.url.rstrip('/')}/{self._folder.rstrip('/')}"
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        return self._store.read(self._folder + path, start=start, length=length)
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        return self._store.get(self._folder + path, if_none_match=if_none_match)
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        """Write an object that must not exist."""
+        return self._store.create(self._folder + path, data)
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        return self._store.replace(self._folder + path, data, etag)
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        found = self._store.head(self._folder + path)
+        return None if found is None else self._inside(found)
+
+    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Go through the objects below a folder."""
+        after = self._folder + start_after if start_after else ""
+        for found in self._store.list(self._folder + folder, start_after=after):
+            yield self._inside(found)
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Name the folders directly in a folder."""
+        return [found.removeprefix(self._folder) for found in self._store.list_folders(self._folder + folder)]
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        self._store.delete(self._folder + path)
+
+    def _inside(self, found: ObjectMeta) -> ObjectMeta:
+        return ObjectMeta(found.path.removeprefix(self._folder), found.size, found.last_modified_us)
+
+
+def log_store(store: ObjectStore, log: str) -> ObjectStore:
+    """Return the store of one log's objects; its name must have been checked."""
+    return FolderStore(store, f"{log}/")
+
+
+def check_path(path: str) -> str:
+    """Assert that a path is relative, without empty or dotted parts: paths are made or checked in model/paths.py."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        message = f"path {path!r}: expected relative parts joined by /"
+        raise AssertionError(message)
+    return path

@@ -1,0 +1,133 @@
+"""Store URLs: ``file:///…``, ``s3://bucket/prefix``, ``gs://…``, ``az://…``, ``memory:``."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import boto3
+from botocore.exceptions import BotoCoreError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.local import LocalStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore.store import ClientConfig, S3Config
+
+    from wal3_core.storage.object_store import ObjectStore
+
+_S3_OPTIONS = frozenset({"endpoint", "region", "profile", "etags"})
+_memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+def open_store(
+    url: str, *, session: boto3.session.Session | None = None, runtime: Runtime | None = None
+) -> ObjectStore:
+    """Open a store by its URL; nothing is requested from it yet.
+
+    ``s3://bucket/prefix`` takes its credentials, region and endpoint from ``session`` or the usual AWS
+    variables and profiles; ``?endpoint=…&region=…&profile=…`` override them, ``?etags=unquoted`` is for
+    servers that want ETags bare (``wal3 doctor`` tells). ``memory:name`` is the same store for the
+    whole process. Raises InvalidRequestError for a URL that can not be read, UnavailableError when
+    there are no credentials.
+    """
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme == "memory":
+        return _memory_store(parts.path, runtime or shared_runtime())
+    if parts.scheme == "file":
+        return _local_store(url, parts)
+    if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
+        try:
+            return _remote_store(parts, options, session)
+        except (BaseError, BotoCoreError, ValueError) as error:
+            message = f"store {url}: {type(error).__name__}: {error}"
+            raise UnavailableError(message) from error
+    message = (
+        f"store URL: expected file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
+        f" or memory:, found {url!r}"
+    )
+    raise InvalidRequestError(message)
+
+
+def _memory_store(name: str, runtime: Runtime) -> MemoryStore:
+    with _memory_lock:
+        return _memory_stores.setdefault(name, MemoryStore(runtime, name=name))
+
+
+def _local_store(url: str, parts: SplitResult) -> LocalStore:
+    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/") or parts.query:
+        message = f"store URL: expected file:///absolute/path, found {url!r}"
+        raise InvalidRequestError(message)
+    return LocalStore(Path(unquote(parts.path)))
+
+
+def _remote_store(
+    parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None
+) -> RemoteStore:
+    unknown = set(options) - (_S3_OPTIONS if parts.scheme == "s3" else set())
+    if unknown:
+        message = f"store URL: expected options {sorted(_S3_OPTIONS)} on s3, found {sorted(unknown)}"
+        raise InvalidRequestError(message)
+    bucket = parts.netloc
+    match parts.scheme:
+        case "s3":
+            clients = _s3_clients(bucket, options, session)
+        case "gs":
+            clients = Clients(
+                conditional=GCSStore(bucket, client_options=TIMEOUTS, retry_config=NEVER_RETRY),
+                reading=GCSStore(bucket, client_options=TIMEOUTS, retry_config=RETRY_READS),
+            )
+        case _:
+            clients = Clients(
+                conditional=AzureStore(bucket, client_options=TIMEOUTS, retry_config=NEVER_RETRY),
+                reading=AzureStore(bucket, client_options=TIMEOUTS, retry_config=RETRY_READS),
+            )
+    # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
+    url = parts._replace(fragment="").geturl()
+    return RemoteStore(
+        url, clients, folder=unquote(parts.path), unquoted_etags=options.get("etags") == "unquoted"
+    )
+
+
+def _s3_clients(bucket: str, options: Mapping[str, str], session: boto3.session.Session | None) -> Clients:
+    session = session or boto3.session.Session(
+        profile_name=options.get("profile"), region_name=options.get("region")
+    )
+    region = options.get("region") or session.region_name or "us-east-1"
+    endpoint = options.get("endpoint") or custom_endpoint(session, region)
+    config: S3Config = {"region": region}
+    client_options: ClientConfig = {**TIMEOUTS}
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+        client_options["allow_http"] = endpoint.startswith("http://")
+    credentials = Boto3CredentialProvider(session)
+
+    def client(*, conditional: bool) -> S3Store:
+        return S3Store(
+            bucket,
+            config=config,
+            client_options=client_options,
+            retry_config=NEVER_RETRY if conditional else RETRY_READS,
+            credential_provider=credentials,
+        )
+
+    return Clients(conditional=client(conditional=True), reading=client(conditional=False))
+
+
+def custom_endpoint(session: boto3.session.Session, region: str) -> str | None:
+    """Return the endpoint that the environment or profile names, None for Amazon's own."""
+    endpoint = str(session.client("s3", region_name=region).meta.endpoint_url)
+    host = urlsplit(endpoint).hostname or ""
+    return None if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) else endpoint

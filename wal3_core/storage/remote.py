@@ -1,0 +1,204 @@
+"""S3 and its kin, Google Cloud Storage and Azure: obstore moves the bytes.
+
+Two clients stand behind one store: PUTs and DELETEs go through one that never retries, since only
+the protocol knows what a repeated PUT means; reads and lists through one that does.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore import exceptions
+
+from wal3_core.errors import UnavailableError
+from wal3_core.storage.object_store import (
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+    check_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from obstore import GetOptions, UpdateVersion
+    from obstore import ObjectMeta as StoredMeta
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Client
+
+_US_PER_S = 1_000_000
+_LIST_CHUNK = 1000
+
+NEVER_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
+RETRY_READS: RetryConfig = {
+    "max_retries": 6,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=5)}
+
+# Certainly not applied, and no use in trying again: a person has to change something.
+_DENIED = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.NotSupportedError,
+    exceptions.UnknownConfigurationKeyError,
+    exceptions.InvalidPathError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The same bucket through a client that retries nothing, and one that retries reads."""
+
+    conditional: Client
+    reading: Client
+
+
+class RemoteStore:
+    """A bucket, or a folder of one.
+
+    ``unquoted_etags`` is for servers that compare an If-Match header with the ETag's bare value, as
+    radosgw does.
+    """
+
+    def __init__(self, url: str, clients: Clients, *, folder: str = "", unquoted_etags: bool = False) -> None:
+        self.url = url
+        self._clients = clients
+        self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self._unquoted_etags = unquoted_etags
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        options: GetOptions = {}
+        if length is not None:
+            options = {"range": (start, start + length)}
+        elif start:
+            options = {"range": {"offset": start}}
+        with self._translated(path):
+            try:
+                return bytes(obstore.get(self._clients.reading, self._key(path), options=options).bytes())
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return None
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        options: GetOptions = {}
+        if if_none_match is not None:
+            options = {"if_none_match": _version(if_none_match).get("e_tag")}
+        with self._translated(path):
+            try:
+                found = obstore.get(self._clients.reading, self._key(path), options=options)
+                return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
+            except exceptions.NotModifiedError:
+                return NotModified()
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return None
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        """Write an object that must not exist."""
+        return self._put(path, data, None)
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        return self._put(path, data, etag)
+
+    def _put(self, path: str, data: bytes, etag: Etag | None) -> PutOutcome:
+        try:
+            done = obstore.put(
+                self._clients.conditional,
+                self._key(path),
+                data,
+                mode="create" if etag is None else _version(etag),
+                use_multipart=False,
+            )
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            # A 409 comes out here too, though it says neither done nor exists: callers read back.
+            return Refused()
+        except (exceptions.NotFoundError, FileNotFoundError) as error:
+            if etag is not None:
+                return Refused()
+            raise self._unavailable(path, error) from error
+        except _DENIED as error:
+            raise self._unavailable(path, error) from error
+        except (exceptions.BaseError, OSError) as error:
+            return Unknown(_first_line(error))
+        return Done(self._etag(done["e_tag"], done["version"]))
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        with self._translated(path):
+            try:
+                return self._meta(obstore.head(self._clients.reading, self._key(path)))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return None
+
+    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Go through the objects below a folder."""
+        offset = self._folder + start_after if start_after else None
+        with self._translated(folder):
+            for chunk in obstore.list(
+                self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK
+            ):
+                yield from map(self._meta, chunk)
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Name the folders directly in a folder."""
+        with self._translated(folder):
+            found = obstore.list_with_delimiter(self._clients.reading, self._folder + folder)
+        return sorted(f"{prefix.removeprefix(self._folder)}/" for prefix in found["common_prefixes"])
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        with self._translated(path):
+            try:
+                obstore.delete(self._clients.conditional, self._key(path))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return
+
+    def _key(self, path: str) -> str:
+        return self._folder + check_path(path)
+
+    def _meta(self, found: StoredMeta) -> ObjectMeta:
+        modified: datetime = found["last_modified"]
+        path = found["path"].removeprefix(self._folder)
+        return ObjectMeta(path, found["size"], int(modified.timestamp() * _US_PER_S))
+
+    def _etag(self, e_tag: str | None, version: str | None) -> Etag:
+        if e_tag is not None and self._unquoted_etags:
+            e_tag = e_tag.strip('"')
+        return Etag(json.dumps([e_tag, version]))
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    def _unavailable(self, path: str, error: Exception) -> UnavailableError:
+        return UnavailableError(f"store {self.url}: {path}: {_first_line(error)}")
+
+
+def _version(etag: Etag) -> UpdateVersion:
+    e_tag, version = json.loads(etag)
+    named: UpdateVersion = {}
+    if e_tag is not None:
+        named["e_tag"] = e_tag
+    if version is not None:
+        named["version"] = version
+    return named
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"

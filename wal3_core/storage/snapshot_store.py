@@ -1,0 +1,60 @@
+"""Writes snapshots and loads them, keeping the ones used last in memory: they never change."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+from wal3_core.storage.immutable import write_immutable
+
+if TYPE_CHECKING:
+    from wal3_core.options import RetryOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class SnapshotMissingError(CorruptError):
+    """The snapshot's object is gone: collected, replaced, or lost; a fresh manifest tells which."""
+
+
+class SnapshotStore:
+    """The snapshots of one log; ``loaded_max`` of them are kept."""
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, *, loaded_max: int) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._loaded_max = loaded_max
+        self._lock = runtime.condition()
+        self._loaded: OrderedDict[str, Snapshot] = OrderedDict()
+
+    def load(self, pointer: SnapshotPointer) -> Snapshot:
+        """Return the snapshot, checked against its pointer; SnapshotMissingError when it is gone."""
+        with self._lock:
+            known = self._loaded.get(pointer.path)
+            if known is not None:
+                self._loaded.move_to_end(pointer.path)
+                return known
+        data = self._store.read(pointer.path)
+        if data is None:
+            message = f"snapshot {pointer.path}: expected in {self._store.url}, found none"
+            raise SnapshotMissingError(message)
+        snapshot = Snapshot.from_bytes(data, pointer)
+        self._keep(pointer.path, snapshot)
+        return snapshot
+
+    def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
+        """Make the snapshot durable and return the pointer to it."""
+        data = snapshot.to_bytes()
+        pointer = snapshot.pointer_to(data)
+        write_immutable(self._store, pointer.path, data, retry, self._runtime)
+        self._keep(pointer.path, snapshot)
+        return pointer
+
+    def _keep(self, path: str, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._loaded[path] = snapshot
+            self._loaded.move_to_end(path)
+            while len(self._loaded) > self._loaded_max:
+                self._loaded.popitem(last=False)
