@@ -13,8 +13,10 @@
     ├── CursorConflictError          somebody else moved the cursor: load it and decide again
     ├── GarbageCollectedError        the position lies below the log's first one
     ├── CorruptError                 stored bytes are not what was written
-    └── UnavailableError             the store does not answer, or refuses us
-        └── UnsuitableStoreError     the store can not keep a log's promises
+    │   └── MissingError             ... because the object is gone: a fresh manifest tells why
+    └── UnavailableError             the store does not answer: try again later
+        ├── StoreDeniedError         it refuses (no access, no bucket, no space): change that first
+        └── UnsuitableStoreError     it can not keep a log's promises
 
 The third outcome of an append, durable, is not an error: the append returns its position, also
 when it had to be found out from the manifest.
@@ -73,8 +75,20 @@ class CorruptError(LogError):
     """Stored bytes are damaged, missing, or contradict what refers to them."""
 
 
+class MissingError(CorruptError):
+    """An object is gone that something refers to; ``path`` names it."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class UnavailableError(LogError):
-    """The object store did not answer, or refused access."""
+    """The object store did not answer."""
+
+
+class StoreDeniedError(UnavailableError):
+    """The object store refuses, and will until somebody changes access, bucket or space; nothing was changed."""
 
 
 class UnsuitableStoreError(UnavailableError):

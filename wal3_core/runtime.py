@@ -60,7 +60,7 @@ class Runtime(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """A clock that never runs backwards, in seconds."""
+        """Give a clock that never runs backwards, in seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:

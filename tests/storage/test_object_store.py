@@ -97,11 +97,11 @@ def test_list_goes_in_path_order_below_a_folder(store: ObjectStore) -> None:
     for name in names:
         etag_of(store.create(name, name.encode()))
 
-    assert [meta.path for meta in store.list("x/")] == sorted(n for n in names if n.startswith("x/"))
-    assert [meta.path for meta in store.list("")] == sorted(names)
-    assert [meta.size for meta in store.list("y/")] == [3]
-    assert [meta.path for meta in store.list("x/b/")] == ["x/b/1", "x/b/2"]
-    assert list(store.list("none/")) == []
+    assert [meta.path for meta in store.list_objects("x/")] == sorted(n for n in names if n.startswith("x/"))
+    assert [meta.path for meta in store.list_objects("")] == sorted(names)
+    assert [meta.size for meta in store.list_objects("y/")] == [3]
+    assert [meta.path for meta in store.list_objects("x/b/")] == ["x/b/1", "x/b/2"]
+    assert list(store.list_objects("none/")) == []
 
 
 def test_list_starts_after_a_path(store: ObjectStore) -> None:
@@ -110,7 +110,7 @@ def test_list_starts_after_a_path(store: ObjectStore) -> None:
         etag_of(store.create(name, b""))
 
     for index, name in enumerate(names):
-        assert [meta.path for meta in store.list("x/", start_after=name)] == names[index + 1 :]
+        assert [meta.path for meta in store.list_objects("x/", start_after=name)] == names[index + 1 :]
 
 
 def test_list_goes_over_more_than_one_page(store: ObjectStore) -> None:
@@ -119,7 +119,7 @@ def test_list_goes_over_more_than_one_page(store: ObjectStore) -> None:
         for outcome in pool.map(lambda name: store.create(name, b""), names):
             etag_of(outcome)
 
-    assert [meta.path for meta in store.list("many/")] == names
+    assert [meta.path for meta in store.list_objects("many/")] == names
 
 
 def test_list_folders_names_only_direct_folders(store: ObjectStore) -> None:
@@ -139,7 +139,7 @@ def test_folder_store_sees_only_its_folder(store: ObjectStore) -> None:
     etag_of(inside.replace("cursor/a.json", b"3", etag))
 
     assert store.read("logs/one/cursor/a.json") == b"3"
-    assert [meta.path for meta in inside.list("")] == ["cursor/a.json"]
+    assert [meta.path for meta in inside.list_objects("")] == ["cursor/a.json"]
     assert inside.list_folders("") == ["cursor/"]
     head = inside.head("cursor/a.json")
     assert head is not None

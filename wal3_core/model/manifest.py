@@ -225,7 +225,7 @@ class Manifest:
     ) -> Manifest:
         snapshots = self.snapshots if snapshots is None else snapshots
         fragments = self.fragments if fragments is None else fragments
-        pointers = (*snapshots, *fragments)
+        pointers: tuple[Pointer, ...] = (*snapshots, *fragments)
         changed = replace(
             self,
             setsum=setsum or self.setsum,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -44,48 +45,52 @@ _THRIFT_BYTES_MAX = 16 * 2**20
 class EncodedFragment:
     """A fragment's bytes and checksum."""
 
-    data: bytes
+    data: memoryview
     setsum: Setsum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentSource:
-    """Records about to become a fragment: where they start, and who writes them."""
+    """Records about to become a fragment: where they start, and who writes them.
+
+    ``keys`` is None when no record has one; then every record has a body.
+    """
 
     start: LogPosition
     seq_no: FragmentSeqNo
     token: str
-    keys: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
     bodies: Sequence[bytes | None]
 
 
 def encode(source: FragmentSource) -> EncodedFragment:
     """Encode records at dense offsets from ``source.start``, all with its timestamp."""
     count = len(source.bodies)
-    keyed = any(key is not None for key in source.keys)
+    keys, bodies = source.keys, source.bodies
     offsets = range(source.start.offset, source.start.offset + count)
     timestamps_us = [source.start.timestamp_us] * count
-    if keyed:
-        setsum = keyed_setsum(offsets, timestamps_us, source.keys, source.bodies)
-    else:
-        setsum = plain_setsum(offsets, timestamps_us, [body or b"" for body in source.bodies])
     columns = {
         "offset": pa.array(np.arange(offsets.start, offsets.stop, dtype=np.uint64)),
         "timestamp_us": pa.array(np.full(count, source.start.timestamp_us, dtype=np.uint64)),
-        **({"key": _binary_array(source.keys)} if keyed else {}),
-        "body": _binary_array(source.bodies),
     }
+    if keys is None:
+        filled = cast("Sequence[bytes]", bodies)
+        setsum = plain_setsum(offsets, timestamps_us, filled)
+        columns["body"] = _filled_array(filled)
+    else:
+        setsum = keyed_setsum(offsets, timestamps_us, keys, bodies)
+        columns["key"], columns["body"] = _binary_array(keys), _binary_array(bodies)
     metadata = {
         "wal3.format_version": FORMAT_VERSION,
         "wal3.writer": source.token,
         "wal3.fragment_seq_no": str(source.seq_no),
         "wal3.setsum": setsum.hexdigest(),
-        **(_key_index(columns["key"], source.start.offset) if keyed else {}),
+        **({} if keys is None else _key_index(columns["key"], source.start.offset)),
     }
     return EncodedFragment(data=_write(pa.table(columns), metadata), setsum=setsum)
 
 
-def _write(table: pa.Table, metadata: dict[str, str]) -> bytes:
+def _write(table: pa.Table, metadata: dict[str, str]) -> memoryview:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
@@ -99,19 +104,23 @@ def _write(table: pa.Table, metadata: dict[str, str]) -> bytes:
     ) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(metadata)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
+
+
+def _filled_array(values: Sequence[bytes], validity: pa.Buffer | None = None) -> pa.Array:
+    """Build a column from its buffers: several times as fast as ``pa.array`` of a list."""
+    count = len(values)
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=count), out=offsets[1:])
+    data = pa.py_buffer(b"".join(values))
+    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), data])
 
 
 def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """Build the column from its buffers: several times as fast as ``pa.array`` of a list."""
-    count = len(values)
-    present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=count)
-    filled = values if present.all() else [value or b"" for value in values]
-    offsets = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, filled), dtype=np.int32, count=count), out=offsets[1:])
-    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
-    data = pa.py_buffer(b"".join(filled))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), data])
+    """Build a column some of whose values may be null."""
+    present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+    validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return _filled_array([value or b"" for value in values], validity)
 
 
 def _key_index(keys: pa.Array, start_offset: int) -> dict[str, str]:
@@ -141,12 +150,17 @@ class Fragment:
 
     def records(self) -> Iterator[Record]:
         """Go through the records in order."""
-        columns = (self.table[name].to_pylist() for name in _KEYED)
-        for offset, timestamp_us, key, body in zip(*columns, strict=True):
-            yield Record(offset, timestamp_us, key, body)
+        return records_of(self.table)
 
 
-def decode(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True) -> Fragment:
+def records_of(table: pa.Table | pa.RecordBatch) -> Iterator[Record]:
+    """Go through the records of a table or batch with the columns offset, timestamp_us, key and body."""
+    return map(Record, *(table[name].to_pylist() for name in _KEYED))
+
+
+def decode(
+    data: bytes | memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
+) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
     Always checked: the schema, the count, the seq_no, and what the file says it expands to. With
@@ -169,7 +183,7 @@ def decode(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int, ve
     return Fragment(pointer, table)
 
 
-def _read(data: bytes, pointer: FragmentPointer, what: str, expanded_bytes_max: int) -> pa.Table:
+def _read(data: bytes | memoryview, pointer: FragmentPointer, what: str, expanded_bytes_max: int) -> pa.Table:
     file = pq.ParquetFile(
         pa.BufferReader(data),
         page_checksum_verification=True,
@@ -197,9 +211,7 @@ def _read(data: bytes, pointer: FragmentPointer, what: str, expanded_bytes_max: 
 
 
 def _check_schema(schema: pa.Schema, what: str) -> None:
-    fitting = schema.names in (_PLAIN, _KEYED) and all(
-        field.type in _COLUMN_TYPES[field.name] for field in schema
-    )
+    fitting = schema.names in (_PLAIN, _KEYED) and all(field.type in _COLUMN_TYPES[field.name] for field in schema)
     if not fitting:
         message = f"{what}: expected columns offset, timestamp_us, key?, body, found {schema.to_string()[:200]!r}"
         raise CorruptError(message)
@@ -236,7 +248,7 @@ def _u64_column(table: pa.Table, name: str, what: str) -> np.ndarray[tuple[int],
     if column.null_count:
         message = f"{what}: column {name}: expected no nulls, found {column.null_count}"
         raise CorruptError(message)
-    return column.to_numpy()
+    return np.asarray(column.to_numpy(), dtype=np.uint64)
 
 
 def table_setsum(table: pa.Table) -> Setsum:
@@ -249,16 +261,14 @@ def table_setsum(table: pa.Table) -> Setsum:
 
 
 def _slices(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """The values of a binary column as views of its buffer: nothing is copied."""
+    """View a binary column's values in its buffer: nothing is copied."""
     values: list[memoryview | None] = []
     for chunk in column.chunks:
         width = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
         _, offset_buffer, data = chunk.buffers()
         offsets = np.frombuffer(offset_buffer, dtype=width)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
         view = memoryview(data if data is not None else b"")
-        slices: list[memoryview | None] = [
-            view[low:high] for low, high in zip(offsets[:-1], offsets[1:], strict=True)
-        ]
+        slices: list[memoryview | None] = [view[low:high] for low, high in pairwise(offsets)]
         if chunk.null_count:
             valid = chunk.is_valid().to_pylist()
             slices = [value if there else None for value, there in zip(slices, valid, strict=True)]

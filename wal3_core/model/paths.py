@@ -1,9 +1,9 @@
 """Where a log's objects lie under its root, and which names are allowed.
 
-    manifest/MANIFEST.json
-    log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
-    snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
-    cursor/<name>.json      gc/GARBAGE.<setsum>      pin/<name>.json      policy.json
+manifest/MANIFEST.json
+log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
+snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
+cursor/<name>.json      gc/GARBAGE.<setsum>      pin/<name>.json      policy.json
 """
 
 from __future__ import annotations

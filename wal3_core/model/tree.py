@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotOptions
 

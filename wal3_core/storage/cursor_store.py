@@ -73,7 +73,7 @@ class CursorStore:
     def list(self) -> dict[str, Witness]:
         """Load all cursors by name; CorruptError for a file that is none."""
         found = {}
-        for meta in self._store.list(CURSOR_FOLDER):
+        for meta in self._store.list_objects(CURSOR_FOLDER):
             name = cursor_name(meta.path)
             witness = self.load(name)
             if witness is not None:
@@ -88,7 +88,8 @@ class CursorStore:
         return Cursor(
             position=position,
             epoch_us=self._runtime.now_us(),
-            writer=self._runtime.process_name(),
+            # The token makes the document this save's own: another's is never taken for it.
+            writer=f"{self._runtime.process_name()} {self._runtime.token()}",
             generation=generation,
         )
 

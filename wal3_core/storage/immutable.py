@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
-from wal3_core.storage.object_store import Done, ObjectStore, Unknown
+from wal3_core.storage.object_store import Buffer, Done, ObjectStore, Unknown
 from wal3_core.storage.retry import attempts
 
 if TYPE_CHECKING:
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
 
 
-def write_immutable(
-    store: ObjectStore, path: str, data: bytes, retry: RetryOptions, runtime: Runtime
-) -> None:
+def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOptions, runtime: Runtime) -> None:
     """Make ``data`` durable at ``path``, which nobody else writes anything else to.
 
     Finding the path taken after a try of ours means that the try succeeded. Raises UnavailableError

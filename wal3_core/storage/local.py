@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import (
+    Buffer,
     Done,
     Etag,
     NotModified,
@@ -86,7 +87,7 @@ class LocalStore:
         etag = _etag(data)
         return NotModified() if etag == if_none_match else Versioned(data, etag)
 
-    def create(self, path: str, data: bytes) -> PutOutcome:
+    def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         target = self._file(path)
         with self._staged(data) as staged:
@@ -99,7 +100,7 @@ class LocalStore:
                 raise self._unavailable(error) from error
         return self._synced(target.parent, data)
 
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         target = self._file(path)
         with self._staged(data) as staged, self._locked(path):
@@ -122,14 +123,14 @@ class LocalStore:
             raise self._unavailable(error) from error
         return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
 
-    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Go through the objects below a folder."""
         for entry in self._entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 # Below start_after's own folders the rest still counts; before them nothing does.
                 if f"{path}/" >= start_after[: len(path) + 1]:
-                    yield from self.list(f"{path}/", start_after=start_after)
+                    yield from self.list_objects(f"{path}/", start_after=start_after)
             elif path > start_after and (meta := self.head(path)) is not None:
                 yield meta
 
@@ -162,7 +163,7 @@ class LocalStore:
         return self._root / check_path(path)
 
     @contextlib.contextmanager
-    def _staged(self, data: bytes) -> Iterator[Path]:
+    def _staged(self, data: Buffer) -> Iterator[Path]:
         """Write the bytes to a synced file beside the objects, removed in the end."""
         staged = None
         try:
@@ -209,7 +210,7 @@ class LocalStore:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def _synced(self, folder: Path, data: bytes) -> PutOutcome:
+    def _synced(self, folder: Path, data: Buffer) -> PutOutcome:
         try:
             _sync_folder(folder)
         except OSError as error:
@@ -218,15 +219,18 @@ class LocalStore:
 
     def _unavailable(self, error: OSError) -> UnavailableError:
         advice = {
-            errno.ENOSPC: ": free some space on the device",
-            errno.EDQUOT: ": free some of the quota",
-            errno.EACCES: ": give this user access",
-            errno.EROFS: ": mount the file system writable",
+            errno.ENOSPC: "free some space on the device",
+            errno.EDQUOT: "free some of the quota",
+            errno.EACCES: "give this user access",
+            errno.EROFS: "mount the file system writable",
         }
-        return UnavailableError(f"store {self._root}: {error}{advice.get(error.errno or 0, '')}")
+        hint = advice.get(error.errno or 0)
+        if hint is None:
+            return UnavailableError(f"store {self._root}: {error}")
+        return StoreDeniedError(f"store {self._root}: {error}: {hint}")
 
 
-def _etag(data: bytes) -> Etag:
+def _etag(data: Buffer) -> Etag:
     return Etag(hashlib.sha256(data).hexdigest()[:32])
 
 

@@ -56,9 +56,7 @@ class ManifestStore:
 
     def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
         """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload."""
-        changed = replace(
-            changed, generation=witness.manifest.generation + 1, writer=self._runtime.process_name()
-        )
+        changed = replace(changed, generation=witness.manifest.generation + 1, writer=self._runtime.process_name())
         changed.check()
         outcome = self._store.replace(MANIFEST, changed.to_bytes(), witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome

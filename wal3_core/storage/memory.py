@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.storage.object_store import (
+    Buffer,
     Done,
     Etag,
     NotModified,
@@ -55,15 +56,15 @@ class MemoryStore:
             return None
         return NotModified() if stored.etag == if_none_match else Versioned(stored.data, stored.etag)
 
-    def create(self, path: str, data: bytes) -> PutOutcome:
+    def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         return self._put(path, data, None)
 
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         return self._put(path, data, etag)
 
-    def _put(self, path: str, data: bytes, etag: Etag | None) -> PutOutcome:
+    def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
         data = bytes(data)
         stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), self._runtime.now_us())
         with self._lock:
@@ -79,7 +80,7 @@ class MemoryStore:
             stored = self._objects.get(path)
         return None if stored is None else ObjectMeta(path, len(stored.data), stored.last_modified_us)
 
-    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Go through the objects below a folder."""
         with self._lock:
             found = sorted(

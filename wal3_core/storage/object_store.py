@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
 
+# What is written: bytes, or a view of them that spares a copy.
+Buffer = bytes | memoryview
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -82,11 +85,11 @@ class ObjectStore(Protocol):
         """Read an object with its version; None when it is missing."""
         ...
 
-    def create(self, path: str, data: bytes) -> PutOutcome:
+    def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         ...
 
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         ...
 
@@ -94,7 +97,7 @@ class ObjectStore(Protocol):
         """Describe an object; None when it is missing."""
         ...
 
-    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Go through the objects below a folder ("" or ending in ``/``) in order of their paths."""
         ...
 
@@ -127,11 +130,11 @@ class FolderStore:
         """Read an object with its version."""
         return self._store.get(self._folder + path, if_none_match=if_none_match)
 
-    def create(self, path: str, data: bytes) -> PutOutcome:
+    def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         return self._store.create(self._folder + path, data)
 
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         return self._store.replace(self._folder + path, data, etag)
 
@@ -140,10 +143,10 @@ class FolderStore:
         found = self._store.head(self._folder + path)
         return None if found is None else self._inside(found)
 
-    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Go through the objects below a folder."""
         after = self._folder + start_after if start_after else ""
-        for found in self._store.list(self._folder + folder, start_after=after):
+        for found in self._store.list_objects(self._folder + folder, start_after=after):
             yield self._inside(found)
 
     def list_folders(self, folder: str) -> list[str]:

@@ -73,9 +73,7 @@ def _local_store(url: str, parts: SplitResult) -> LocalStore:
     return LocalStore(Path(unquote(parts.path)))
 
 
-def _remote_store(
-    parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None
-) -> RemoteStore:
+def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None) -> RemoteStore:
     unknown = set(options) - (_S3_OPTIONS if parts.scheme == "s3" else set())
     if unknown:
         message = f"store URL: expected options {sorted(_S3_OPTIONS)} on s3, found {sorted(unknown)}"
@@ -96,15 +94,11 @@ def _remote_store(
             )
     # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
     url = parts._replace(fragment="").geturl()
-    return RemoteStore(
-        url, clients, folder=unquote(parts.path), unquoted_etags=options.get("etags") == "unquoted"
-    )
+    return RemoteStore(url, clients, folder=unquote(parts.path), unquoted_etags=options.get("etags") == "unquoted")
 
 
 def _s3_clients(bucket: str, options: Mapping[str, str], session: boto3.session.Session | None) -> Clients:
-    session = session or boto3.session.Session(
-        profile_name=options.get("profile"), region_name=options.get("region")
-    )
+    session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
     endpoint = options.get("endpoint") or custom_endpoint(session, region)
     config: S3Config = {"region": region}

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import obstore
 from obstore import exceptions
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import (
+    Buffer,
     Done,
     Etag,
     NotModified,
@@ -105,15 +106,15 @@ class RemoteStore:
             except (exceptions.NotFoundError, FileNotFoundError):
                 return None
 
-    def create(self, path: str, data: bytes) -> PutOutcome:
+    def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         return self._put(path, data, None)
 
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         return self._put(path, data, etag)
 
-    def _put(self, path: str, data: bytes, etag: Etag | None) -> PutOutcome:
+    def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
         try:
             done = obstore.put(
                 self._clients.conditional,
@@ -129,7 +130,7 @@ class RemoteStore:
             if etag is not None:
                 return Refused()
             raise self._unavailable(path, error) from error
-        except _DENIED as error:
+        except (*_DENIED, PermissionError) as error:
             raise self._unavailable(path, error) from error
         except (exceptions.BaseError, OSError) as error:
             return Unknown(_first_line(error))
@@ -143,7 +144,7 @@ class RemoteStore:
             except (exceptions.NotFoundError, FileNotFoundError):
                 return None
 
-    def list(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Go through the objects below a folder."""
         offset = self._folder + start_after if start_after else None
         with self._translated(folder):
@@ -187,7 +188,10 @@ class RemoteStore:
             raise self._unavailable(path, error) from error
 
     def _unavailable(self, path: str, error: Exception) -> UnavailableError:
-        return UnavailableError(f"store {self.url}: {path}: {_first_line(error)}")
+        # A missing bucket is "not found" on a PUT.
+        denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
+        kind = StoreDeniedError if denied else UnavailableError
+        return kind(f"store {self.url}: {path}: {_first_line(error)}")
 
 
 def _version(etag: Etag) -> UpdateVersion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import MissingError
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.storage.immutable import write_immutable
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-class SnapshotMissingError(CorruptError):
+class SnapshotMissingError(MissingError):
     """The snapshot's object is gone: collected, replaced, or lost; a fresh manifest tells which."""
 
 
@@ -39,7 +39,7 @@ class SnapshotStore:
         data = self._store.read(pointer.path)
         if data is None:
             message = f"snapshot {pointer.path}: expected in {self._store.url}, found none"
-            raise SnapshotMissingError(message)
+            raise SnapshotMissingError(message, path=pointer.path)
         snapshot = Snapshot.from_bytes(data, pointer)
         self._keep(pointer.path, snapshot)
         return snapshot

@@ -1,0 +1,1 @@
+"""Many logs in one store."""

@@ -1,0 +1,1 @@
+"""The protocol: writing, reading and verifying one log."""

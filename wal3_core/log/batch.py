@@ -1,0 +1,157 @@
+"""Group commit: callers' records, and the queue in which they wait to become a fragment."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, cast
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model.record import Message, check_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
+
+    from wal3_core.model.position import LogPosition
+    from wal3_core.options import WriterOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Records as two columns of one length, checked, and their size in bytes.
+
+    ``keys`` is None when no record has one; then every record has a body.
+    """
+
+    keys: Sequence[bytes | None] | None
+    bodies: Sequence[bytes | None]
+    num_bytes: int
+
+
+def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
+    """Check what a caller wants to append; InvalidRequestError names what is wrong with which record."""
+    listed = list(records)
+    if not listed:
+        message = "append: expected at least one record, found none"
+        raise InvalidRequestError(message)
+    if set(map(type, listed)) == {bytes}:
+        columns = _plain_columns(cast("list[bytes]", listed), options)
+    else:
+        columns = _checked_columns(listed, options)
+    if columns.num_bytes > options.fragment_bytes_max or len(listed) > options.batch_records_max:
+        message = (
+            f"append: expected at most {options.fragment_bytes_max} bytes and {options.batch_records_max} records"
+            f" to append together, found {columns.num_bytes} bytes and {len(listed)} records"
+        )
+        raise InvalidRequestError(message)
+    return columns
+
+
+def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
+    """Build the columns of records that are just bodies, without a look at each in Python."""
+    largest = max(map(len, bodies))
+    if largest > options.record_bytes_max:
+        message = f"record: expected at most {options.record_bytes_max} bytes of key and body, found {largest}"
+        raise InvalidRequestError(message)
+    return Columns(None, bodies, sum(map(len, bodies)))
+
+
+def _checked_columns(records: list[bytes | Message], options: WriterOptions) -> Columns:
+    messages = [record if isinstance(record, Message) else Message(record) for record in records]
+    num_bytes = 0
+    for index, message in enumerate(messages):
+        try:
+            num_bytes += check_message(message, record_bytes_max=options.record_bytes_max)
+        except InvalidRequestError as error:
+            text = f"append: record {index} of {len(messages)}: {error}"
+            raise InvalidRequestError(text) from error
+    keys = [message.key for message in messages]
+    keyed = any(key is not None for key in keys)
+    return Columns(keys if keyed else None, [message.body for message in messages], num_bytes)
+
+
+def join(columns: Sequence[Columns]) -> Columns:
+    """Put several appends' records behind each other."""
+    if len(columns) == 1:
+        return columns[0]
+    keys: list[bytes | None] | None = None
+    if any(column.keys is not None for column in columns):
+        keys = list(chain.from_iterable(column.keys or [None] * len(column.bodies) for column in columns))
+    bodies = list(chain.from_iterable(column.bodies for column in columns))
+    return Columns(keys, bodies, sum(column.num_bytes for column in columns))
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One append: its records stay together. ``reseals`` counts the places it lost to other writers."""
+
+    columns: Columns
+    future: Future[LogPosition]
+    accepted_s: float
+    reseals: int = 0
+
+
+class BatchQueue:
+    """Appends in the order of their arrival. Not locked: its owner is."""
+
+    def __init__(self, options: WriterOptions) -> None:
+        self._options = options
+        self._entries: deque[Entry] = deque()
+        self._num_bytes = 0
+        self._num_records = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first one came, by the monotonic clock."""
+        return self._entries[0].accepted_s
+
+    @property
+    def full(self) -> bool:
+        """Whether a whole batch waits."""
+        return self._num_bytes >= self._options.batch_bytes_max or self._num_records >= self._options.batch_records_max
+
+    def add(self, entry: Entry) -> None:
+        """Queue an append behind the others."""
+        self._entries.append(entry)
+        self._count(entry, 1)
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """Queue appends that were taken before, in their order, ahead of the others."""
+        for entry in reversed(list(entries)):
+            self._entries.appendleft(entry)
+            self._count(entry, 1)
+
+    def take(self) -> list[Entry]:
+        """Take the appends of one batch: at least one, then as many as the limits allow."""
+        taken: list[Entry] = []
+        num_bytes = num_records = 0
+        while self._entries:
+            columns = self._entries[0].columns
+            num_bytes += columns.num_bytes
+            num_records += len(columns.bodies)
+            over = num_bytes > self._options.batch_bytes_max or num_records > self._options.batch_records_max
+            if taken and over:
+                break
+            taken.append(self._entries.popleft())
+            self._count(taken[-1], -1)
+        return taken
+
+    def take_all(self) -> list[Entry]:
+        """Take everything."""
+        taken = list(self._entries)
+        self._entries.clear()
+        self._num_bytes = self._num_records = 0
+        return taken
+
+    def futures(self) -> list[Future[LogPosition]]:
+        """Give the outcomes of the appends that wait."""
+        return [entry.future for entry in self._entries]
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        self._num_bytes += sign * entry.columns.num_bytes
+        self._num_records += sign * len(entry.columns.bodies)

@@ -1,0 +1,165 @@
+"""One commit: fragments that are uploaded become part of the log, or it is found out what became of them.
+
+A CAS that was refused or went unanswered is never guessed about: the manifest is loaded and the
+epoch table asked. Every CAS of one commit carries the same fragments and names the version it
+replaces, so once the manifest has moved on, none of ours can still be applied.
+Source: docs/protocol.md, "Append".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
+from wal3_core.model.manifest import Durability
+from wal3_core.storage.manifest_store import Installed
+from wal3_core.storage.object_store import Refused, Unknown
+from wal3_core.storage.retry import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Epoch, Manifest
+    from wal3_core.options import RetryOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.manifest_store import ManifestStore
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One stay of a writer in the log: its epoch, and the fence it saw before its first upload."""
+
+    entry: Epoch
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All fragments are durable."""
+
+    base: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved."""
+
+    base: Installed
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedOut:
+    """None of the fragments is durable, nor will be: the log is sealed."""
+
+    base: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """None of the fragments is durable, nor will be: the store refuses or does not answer."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No telling whether the fragments are, or yet become, durable."""
+
+    cause: str
+
+
+CommitResult = Committed | Displaced | SealedOut | Failed | Lost
+Final = Committed | Displaced | SealedOut | Lost
+
+
+class Committer:
+    """Commits fragments of one log, one commit at a time.
+
+    ``amend`` adds to a manifest about to be installed what else is due: a snapshot.
+    """
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        runtime: Runtime,
+        retry: RetryOptions,
+        amend: Callable[[Manifest], Manifest],
+    ) -> None:
+        self._manifests = manifests
+        self._runtime = runtime
+        self._retry = retry
+        self._amend = amend
+
+    def commit(self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]) -> CommitResult:
+        """Commit the fragments onto ``base`` or what maintenance made of it."""
+        unresolved, cause = "", "conflicts"
+        for _ in attempts(self._retry, self._runtime):
+            verdict = judge(base.manifest, incarnation, fragments)
+            if verdict is not None:
+                return _final(verdict, base)
+            try:
+                outcome = self._install(base, incarnation, fragments)
+                if isinstance(outcome, Installed):
+                    return Committed(outcome)
+                if isinstance(outcome, Unknown):
+                    unresolved = cause = outcome.cause
+                current = self._manifests.load()
+            except LogError as error:
+                cause = str(error)
+                if _hopeless(error) and not unresolved:
+                    break
+                continue
+            if current.etag != base.etag:
+                base, unresolved = current, ""
+        verdict = judge(base.manifest, incarnation, fragments)
+        if verdict is not None:
+            return _final(verdict, base)
+        return Lost(unresolved) if unresolved else Failed(cause)
+
+    def _install(
+        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+    ) -> Installed | Refused | Unknown:
+        changed = base.manifest.apply_fragments(incarnation.entry, fragments)
+        return self._manifests.install(self._amend(changed), base)
+
+
+def _hopeless(error: LogError) -> bool:
+    """Tell whether trying again is no use until somebody changes something."""
+    return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError)
+
+
+def judge(
+    manifest: Manifest, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+) -> Durability | str | None:
+    """Say what a manifest means for fragments that wait for their commit.
+
+    DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
+    old to tell. A text: why they can not be committed under their names. None: they can be.
+    """
+    entry, first = incarnation.entry, fragments[0]
+    durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
+    if durability is not Durability.NOT_DURABLE:
+        return durability
+    if manifest.seal is not None:
+        return Durability.NOT_DURABLE
+    following = manifest.next
+    if (following.seq_no, following.position.offset) != (first.seq_no, first.start.offset):
+        return f"another writer went on from fragment {first.seq_no}"
+    if manifest.fence != incarnation.fence:
+        return f"the fence moved from {incarnation.fence} to {manifest.fence} during the upload"
+    return None
+
+
+def _final(verdict: Durability | str, base: Installed) -> Final:
+    match verdict:
+        case Durability.DURABLE:
+            return Committed(base)
+        case Durability.NOT_DURABLE:
+            return SealedOut(base)
+        case Durability.UNKNOWN:
+            return Lost("the epoch has left the manifest's table")
+        case cause:
+            return Displaced(base, cause)

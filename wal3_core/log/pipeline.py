@@ -1,0 +1,384 @@
+"""From queued appends to durable fragments: seal, upload (several at a time), commit (in order, one at a time).
+
+A state machine under one lock. Whoever changes its state takes the next steps: a caller that
+submits, a worker that uploaded, the timer of a batch. Nothing runs while nothing is queued.
+Source: docs/protocol.md, "Append".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import (
+    ContentionError,
+    LogError,
+    NotDurableError,
+    SealedError,
+    UnknownDurabilityError,
+)
+from wal3_core.log.batch import BatchQueue, Entry, join
+from wal3_core.log.commit import (
+    CommitResult,
+    Committed,
+    Committer,
+    Displaced,
+    Failed,
+    Incarnation,
+    Lost,
+    SealedOut,
+)
+from wal3_core.log.snapshotter import Snapshotter
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Epoch, Place
+from wal3_core.model.parquet import FragmentSource, encode
+from wal3_core.model.paths import fragment_path
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.storage.immutable import write_immutable
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime, Timer
+    from wal3_core.storage.object_store import ObjectStore
+
+# Weight of the newest measurement in the moving average of a commit's duration.
+_COMMIT_WEIGHT = 0.3
+_BACKOFF_DOUBLINGS_MAX = 6
+_BACKOFF_S_MIN = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A sealed fragment on its way: uploading until it has a pointer or an error."""
+
+    entries: list[Entry]
+    start: LogPosition
+    seq_no: FragmentSeqNo
+    incarnation: Incarnation
+    pointer: FragmentPointer | None = None
+    error: Exception | None = None
+
+
+class Pipeline:
+    """The moving parts of one log's writer; ``store`` is the log's own."""
+
+    def __init__(self, store: ObjectStore, base: Installed | None, runtime: Runtime, options: WriterOptions) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._options = options
+        self._manifests = ManifestStore(store, runtime, options.retry)
+        snapshots = SnapshotStore(store, runtime, loaded_max=options.snapshots.loaded_max)
+        self._snapshotter = Snapshotter(snapshots, runtime, options)
+        self._committer = Committer(self._manifests, runtime, options.retry, self._snapshotter.amend)
+        self._lock = runtime.condition()
+        self._queue = BatchQueue(options)
+        self._flights: deque[Flight] = deque()
+        self._uploading = 0
+        self._committing = False
+        self._recovering = False
+        self._hurried = 0
+        self._bytes_held = 0
+        self._commit_s = 0.0
+        self._not_before_s = 0.0
+        self._timer: Timer | None = None
+        self._timer_due_s = 0.0
+        self._base = base
+        self._incarnation: Incarnation | None = None
+        self._tail: Place | None = None
+        if base is not None:
+            self._reincarnate(base)
+
+    # ------------------------------------------------------------------ what the writer calls
+
+    def submit(self, entry: Entry) -> None:
+        """Queue an append; blocks while too many bytes wait to become durable."""
+        size = entry.columns.num_bytes
+        with self._lock:
+            while self._bytes_held and self._bytes_held + size > self._options.bytes_held_max:
+                self._lock.wait()
+            if self._base is not None and self._base.manifest.seal is not None:
+                raise self._sealed(self._base)
+            self._bytes_held += size
+            self._queue.add(entry)
+            actions = self._steps()
+        _run(actions)
+
+    def flush(self) -> None:
+        """Block until everything queued so far has its outcome, without waiting for fuller batches."""
+        with self._lock:
+            self._hurried += 1
+            waited_for = [entry.future for flight in self._flights for entry in flight.entries]
+            waited_for += self._queue.futures()
+            actions = self._steps()
+        _run(actions)
+        try:
+            for future in waited_for:
+                with contextlib.suppress(LogError):
+                    self._runtime.wait(future)
+        finally:
+            with self._lock:
+                self._hurried -= 1
+
+    # ------------------------------------------------------------------ steps, under the lock
+
+    def _steps(self) -> list[Callable[[], None]]:
+        """Take every step the state allows; return what is to run without the lock."""
+        actions: list[Callable[[], None]] = []
+        self._drop_failed_head(actions)
+        if self._base is None and self._queue and not self._flights and not self._recovering:
+            self._recovering = True
+            actions.append(self._spawning(self._recover))
+        while self._may_cut():
+            flight = self._seal()
+            actions.append(self._spawning(lambda flight=flight: self._upload(flight)))  # type: ignore[misc]
+        self._set_timer()
+        if not self._committing and self._flights and self._flights[0].pointer is not None:
+            self._committing = True
+            actions.append(self._spawning(self._commit))
+        return actions
+
+    def _spawning(self, task: Callable[[], None]) -> Callable[[], None]:
+        return lambda: self._runtime.spawn(task)
+
+    def _may_cut(self) -> bool:
+        if not self._queue or self._base is None or any(flight.error for flight in self._flights):
+            return False
+        if self._uploading >= self._options.uploads_max:
+            return False
+        if len(self._flights) >= self._options.fragments_in_flight_max:
+            return False
+        return self._wait_s() <= 0
+
+    def _wait_s(self) -> float:
+        """Seconds until the queue's first batch is due."""
+        now_s = self._runtime.monotonic_s()
+        pause_s = self._not_before_s - now_s
+        if pause_s > 0 or not self._flights or self._queue.full or self._hurried:
+            return pause_s
+        # A batch waits at least as long as commits take: a slow store gets fewer and larger ones.
+        age_s = max(self._options.batch_age_s_max, min(self._commit_s, self._options.commit_pause_s_max))
+        return self._queue.oldest_s + age_s - now_s
+
+    def _set_timer(self) -> None:
+        """Come back when the first batch is due; not needed when a step under way will end before."""
+        if not self._queue or self._base is None:
+            return
+        wait_s = self._wait_s()
+        due_s = self._runtime.monotonic_s() + wait_s
+        if wait_s <= 0 or (self._timer is not None and self._timer_due_s <= due_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due_s = self._runtime.call_later(wait_s, self._on_timer), due_s
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer = None
+            actions = self._steps()
+        _run(actions)
+
+    def _seal(self) -> Flight:
+        assert self._tail is not None
+        assert self._incarnation is not None
+        entries = self._queue.take()
+        count = sum(len(entry.columns.bodies) for entry in entries)
+        before = self._tail.position
+        start = LogPosition(before.offset, max(self._runtime.now_us(), before.timestamp_us))
+        flight = Flight(entries, start, self._tail.seq_no, self._incarnation)
+        self._tail = Place(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
+        self._flights.append(flight)
+        self._uploading += 1
+        return flight
+
+    def _reincarnate(self, base: Installed) -> None:
+        """Go on from a manifest as a new epoch, under a new token: paths of the old one are not used again."""
+        manifest = base.manifest
+        entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
+        self._base, self._tail = base, manifest.next
+        self._incarnation = Incarnation(entry, manifest.fence)
+
+    def _drop_failed_head(self, actions: list[Callable[[], None]]) -> None:
+        """Fail the callers of a fragment that could not be uploaded; give those behind it new places."""
+        if self._committing or not self._flights or self._flights[0].error is None:
+            return
+        head, *behind = self._flights
+        cause = f"{self._what(head)}: not uploaded: {head.error}"
+        self._give_up(head.entries, NotDurableError(cause), head.error, actions)
+        self._queue.put_back(chain.from_iterable(flight.entries for flight in behind))
+        self._flights.clear()
+        assert self._base is not None
+        self._reincarnate(self._base)
+
+    # ------------------------------------------------------------------ tasks, without the lock
+
+    def _upload(self, flight: Flight) -> None:
+        try:
+            flight.pointer = self._write_fragment(flight)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            flight.error = error
+        with self._lock:
+            self._uploading -= 1
+            actions = self._steps()
+        _run(actions)
+
+    def _write_fragment(self, flight: Flight) -> FragmentPointer:
+        columns = join([entry.columns for entry in flight.entries])
+        source = FragmentSource(
+            start=flight.start,
+            seq_no=flight.seq_no,
+            token=flight.incarnation.entry.token,
+            keys=columns.keys,
+            bodies=columns.bodies,
+        )
+        encoded = encode(source)
+        path = fragment_path(flight.seq_no, source.token)
+        # Fragment first: an orphan is garbage, a dangling pointer is loss.
+        write_immutable(self._store, path, encoded.data, self._options.retry, self._runtime)
+        count = len(source.bodies)
+        return FragmentPointer(
+            path=path,
+            first_seq_no=flight.seq_no,
+            seq_no=flight.seq_no,
+            start=flight.start,
+            limit=LogPosition(flight.start.offset + count, flight.start.timestamp_us),
+            setsum=encoded.setsum,
+            num_bytes=len(encoded.data),
+            num_records=count,
+        )
+
+    def _commit(self) -> None:
+        with self._lock:
+            ready = list(takewhile(lambda flight: flight.pointer is not None, self._flights))
+            base = self._base
+        assert base is not None
+        pointers = [flight.pointer for flight in ready if flight.pointer is not None]
+        began_s = self._runtime.monotonic_s()
+        try:
+            result = self._committer.commit(base, ready[0].incarnation, pointers)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            result = Lost(f"{type(error).__name__}: {error}")
+        took_s = self._runtime.monotonic_s() - began_s
+        with self._lock:
+            self._committing = False
+            self._commit_s += _COMMIT_WEIGHT * (took_s - self._commit_s) if self._commit_s else took_s
+            actions = self._settle(result, ready)
+            actions += self._steps()
+        _run(actions)
+        if isinstance(result, Committed):
+            self._runtime.publish(self._store.url)
+            self._snapshotter.committed(result.base.manifest)
+
+    def _recover(self) -> None:
+        """Load the manifest anew after its state was lost track of."""
+        try:
+            base: Installed | None = self._manifests.load()
+            failure: Exception | None = None
+        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            base, failure = None, error
+        with self._lock:
+            self._recovering = False
+            actions: list[Callable[[], None]] = []
+            if base is None:
+                cause = NotDurableError(f"log {self._store.url}: {failure}")
+                self._give_up(self._queue.take_all(), cause, failure, actions)
+            else:
+                self._reincarnate(base)
+                if base.manifest.seal is not None:
+                    self._give_up(self._queue.take_all(), self._sealed(base), None, actions)
+            actions += self._steps()
+        _run(actions)
+
+    # ------------------------------------------------------------------ outcomes, under the lock
+
+    def _settle(self, result: CommitResult, ready: list[Flight]) -> list[Callable[[], None]]:
+        actions: list[Callable[[], None]] = []
+        match result:
+            case Committed(base):
+                self._base = base
+                for flight in ready:
+                    self._flights.popleft()
+                    self._acknowledge(flight, actions)
+            case Displaced(base, cause):
+                self._give_new_places(base, cause, actions)
+            case SealedOut(base):
+                self._reincarnate(base)
+                self._give_up(self._take_flights() + self._queue.take_all(), self._sealed(base), None, actions)
+            case Failed(cause):
+                self._base = None
+                error: LogError = NotDurableError(f"{self._what(ready[0])}: not committed: {cause}")
+                self._give_up(self._take_flights(), error, None, actions)
+            case Lost(cause):
+                self._base = None
+                error = UnknownDurabilityError(f"{self._what(ready[0])}: no telling whether it was committed: {cause}")
+                self._give_up([entry for flight in ready for entry in flight.entries], error, None, actions)
+                # Those behind were in no commit yet, so they can not come to be in the log.
+                behind = self._take_flights()[sum(len(flight.entries) for flight in ready) :]
+                self._give_up(behind, NotDurableError(f"{self._what(ready[-1])}: {error}"), None, actions)
+        return actions
+
+    def _give_new_places(self, base: Installed, cause: str, actions: list[Callable[[], None]]) -> None:
+        kept: list[Entry] = []
+        for entry in self._take_flights():
+            entry.reseals += 1
+            if entry.reseals > self._options.reseals_max:
+                text = f"log {self._store.url}: records lost their place {entry.reseals} times: {cause}"
+                self._give_up([entry], ContentionError(text), None, actions)
+            else:
+                kept.append(entry)
+        self._queue.put_back(kept)
+        self._reincarnate(base)
+        doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
+        backoff_s = max(self._commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
+        self._not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
+
+    def _take_flights(self) -> list[Entry]:
+        entries = [entry for flight in self._flights for entry in flight.entries]
+        self._flights.clear()
+        return entries
+
+    def _acknowledge(self, flight: Flight, actions: list[Callable[[], None]]) -> None:
+        offset = flight.start.offset
+        for entry in flight.entries:
+            position = LogPosition(offset, flight.start.timestamp_us)
+            offset += len(entry.columns.bodies)
+            actions.append(lambda entry=entry, position=position: entry.future.set_result(position))  # type: ignore[misc]
+        self._release(flight.entries)
+
+    def _give_up(
+        self,
+        entries: Sequence[Entry],
+        error: LogError,
+        cause: BaseException | None,
+        actions: list[Callable[[], None]],
+    ) -> None:
+        for entry in entries:
+            # Each caller gets an exception of its own: raising one adds to its traceback.
+            own = type(error)(*error.args)
+            own.__cause__ = cause
+            actions.append(lambda entry=entry, own=own: entry.future.set_exception(own))  # type: ignore[misc]
+        self._release(entries)
+
+    def _release(self, entries: Iterable[Entry]) -> None:
+        self._bytes_held -= sum(entry.columns.num_bytes for entry in entries)
+        self._lock.notify_all()
+
+    def _sealed(self, base: Installed) -> SealedError:
+        seal = base.manifest.seal
+        assert seal is not None
+        successor = f"; it goes on in {seal.successor}" if seal.successor else ""
+        return SealedError(f"log {self._store.url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
+
+    def _what(self, flight: Flight) -> str:
+        return f"log {self._store.url}: fragment {flight.seq_no}"
+
+
+def _run(actions: Iterable[Callable[[], None]]) -> None:
+    for action in actions:
+        action()

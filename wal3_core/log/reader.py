@@ -1,0 +1,213 @@
+"""The public face of reading a log: scan, fetch, records, follow.
+
+Keeps INV-9 (what is read is what was written) and INV-10 (never a gap, never a short list) of
+docs/protocol.md. Source: docs/protocol.md, "Read".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from wal3_core.errors import CorruptError, MissingError, UnavailableError
+from wal3_core.log.scan import check_start, clip, select, trim
+from wal3_core.model import parquet
+from wal3_core.model.paths import check_log_name
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.parquet import Fragment
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class FragmentMissingError(MissingError):
+    """The fragment's object is gone: collected, replaced, or lost; a fresh manifest tells which."""
+
+
+class LogReader:
+    """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
+
+    Everything read is checked against the manifest's positions, counts and setsums unless
+    ``ReaderOptions.verify`` is off.
+    """
+
+    def __init__(self, store: ObjectStore, log: str, *, options: ReaderOptions, runtime: Runtime) -> None:
+        self._store = log_store(store, check_log_name(log))
+        self._options = options
+        self._runtime = runtime
+        self._manifests = ManifestStore(self._store, runtime)
+        self._snapshots = SnapshotStore(self._store, runtime, loaded_max=options.snapshots_loaded_max)
+        self._known: Installed | None = None
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: ReaderOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Open a log for reading: one GET. LogNotFoundError when it was never initialized."""
+        reader = cls(store, log, options=options or ReaderOptions(), runtime=runtime or shared_runtime())
+        reader.manifest()
+        return reader
+
+    def manifest(self) -> Manifest:
+        """Return the newest manifest: one GET, cheap when nothing has changed."""
+        self._known = self._manifests.load(self._known)
+        return self._known.manifest
+
+    def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
+        """Return a snapshot of the manifest's tree, checked."""
+        return self._snapshots.load(pointer)
+
+    def scan(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> list[FragmentPointer]:
+        """List the fragments that hold the records from ``start`` to the limits, in order.
+
+        Takes one GET of the manifest, and one per snapshot that the range touches and that is not
+        known yet. Raises GarbageCollectedError when the start is gone, InvalidRequestError when it
+        lies beyond the end.
+        """
+        return self._plan(self.manifest(), start, limits)
+
+    def _plan(self, manifest: Manifest, start: ReadStart, limits: Limits) -> list[FragmentPointer]:
+        missing = ""
+        for _ in range(self._options.reloads_max):
+            check_start(manifest, start)
+            try:
+                return list(clip(select(manifest.pointers, start, limits, self._snapshots.load), limits))
+            except SnapshotMissingError as error:
+                # Maintenance may have replaced it by now; if the newest manifest names it still, it is lost.
+                if error.path == missing:
+                    raise
+                missing, manifest = error.path, self.manifest()
+        raise self._unsettled()
+
+    def _unsettled(self) -> UnavailableError:
+        return UnavailableError(
+            f"log {self._store.url}: maintenance replaced what was to be read {self._options.reloads_max} times over"
+        )
+
+    def fetch(self, pointer: FragmentPointer) -> Fragment:
+        """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
+        try:
+            return self._fetch(pointer)
+        except FragmentMissingError:
+            raise
+        except CorruptError:
+            # Damage on the way is not damage at rest: ask once more before saying so.
+            return self._fetch(pointer)
+
+    def _fetch(self, pointer: FragmentPointer) -> Fragment:
+        what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
+        data = self._store.read(pointer.path)
+        if data is None:
+            message = f"{what}: expected a file, found none"
+            raise FragmentMissingError(message, path=pointer.path)
+        if len(data) != pointer.num_bytes:
+            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}"
+            raise CorruptError(message)
+        return parquet.decode(
+            data,
+            pointer,
+            expanded_bytes_max=self._options.fragment_expanded_bytes_max,
+            verify=self._options.verify,
+        )
+
+    def batches(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[pa.RecordBatch]:
+        """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now."""
+        manifest = self.manifest()
+        # What maintenance makes the reader load again may end later; the read still ends here.
+        end = manifest.next.position.offset
+        limits = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
+        left = limits.records
+        for fragment, begin in self._fragments(manifest, start, limits):
+            for batch in trim(fragment.table, begin, limits).to_batches():
+                taken = batch if left is None else batch.slice(0, left)
+                if len(taken):
+                    yield taken
+                left = None if left is None else left - len(taken)
+
+    def records(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[Record]:
+        """Go through the log's records, to its end as of now."""
+        for batch in self.batches(start, limits):
+            yield from parquet.records_of(batch)
+
+    def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
+        """Go through the log's records and then wait for more, for ever or until none came for ``idle_s`` seconds.
+
+        Waiting costs one conditional GET a poll, ever rarer while there is no news; an append by a
+        writer in this process wakes it at once.
+        """
+        topic, version = self._store.url, self._runtime.await_topic(self._store.url, -1, 0.0)
+        pause_s = self._options.poll_s_min
+        quiet_since_s = self._runtime.monotonic_s()
+        while True:
+            for record in self.records(start):
+                start = record.offset + 1
+                yield record
+                quiet_since_s, pause_s = self._runtime.monotonic_s(), self._options.poll_s_min
+            left_s = None if idle_s is None else quiet_since_s + idle_s - self._runtime.monotonic_s()
+            if left_s is not None and left_s <= 0:
+                return
+            version = self._runtime.await_topic(topic, version, pause_s if left_s is None else min(pause_s, left_s))
+            pause_s = min(pause_s * 2, self._options.poll_s_max)
+
+    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[tuple[Fragment, ReadStart]]:
+        """Fetch the range's fragments ahead of the caller, each with where reading it starts.
+
+        A missing one is looked up in a fresh manifest: collected, then the plan raises; replaced,
+        then the replacement is read; named still, then it is lost.
+        """
+        missing, reloads = "", 0
+        while reloads <= self._options.reloads_max:
+            try:
+                for fragment in self._prefetched(self._plan(manifest, start, limits)):
+                    yield fragment, start
+                    start, reloads = fragment.pointer.limit.offset, 0
+            except FragmentMissingError as error:
+                if error.path == missing:
+                    raise
+                missing, manifest = error.path, self.manifest()
+                reloads += 1
+            else:
+                return
+        raise self._unsettled()
+
+    def _prefetched(self, pointers: Sequence[FragmentPointer]) -> Iterator[Fragment]:
+        waiting: deque[Future[Fragment]] = deque()
+        ahead = max(1, self._options.prefetch_fragments)
+        for pointer in pointers:
+            waiting.append(self._fetch_later(pointer))
+            if len(waiting) > ahead:
+                yield self._runtime.wait(waiting.popleft())
+        while waiting:
+            yield self._runtime.wait(waiting.popleft())
+
+    def _fetch_later(self, pointer: FragmentPointer) -> Future[Fragment]:
+        future: Future[Fragment] = Future()
+
+        def fetch() -> None:
+            try:
+                future.set_result(self.fetch(pointer))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                future.set_exception(error)
+
+        self._runtime.spawn(fetch)
+        return future

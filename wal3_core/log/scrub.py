@@ -1,0 +1,235 @@
+"""Scrub: read a whole log back and say of each object whether it is what it should be.
+
+Checks the manifest's invariants, every snapshot, every fragment, the whole log's balance, and that
+every cursor is readable and lies in the log. Damage ends nothing: the rest is still looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, LogError, MissingError
+from wal3_core.log.reader import LogReader
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, cursor_name
+from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer, SnapshotPointer
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.object_store import ObjectStore
+
+_FETCHES_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One bad object: its path in the log, and what was expected and found."""
+
+    path: str
+    message: str
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"path": self.path, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubReport:
+    """What scrubbing one log found; counts are of what was read and is sound."""
+
+    log: str
+    setsum: str
+    num_records: int
+    num_bytes: int
+    num_fragments: int
+    num_snapshots: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.problems
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "sound": self.sound,
+            "setsum": self.setsum,
+            "num_records": self.num_records,
+            "num_bytes": self.num_bytes,
+            "num_fragments": self.num_fragments,
+            "num_snapshots": self.num_snapshots,
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was found so far; ``missing`` may yet turn out to have been collected meanwhile."""
+
+    setsum: Setsum = EMPTY
+    num_records: int = 0
+    num_bytes: int = 0
+    num_fragments: int = 0
+    num_snapshots: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+
+    def blame(self, path: str, error: LogError) -> None:
+        """Note a bad object."""
+        kind = self.missing if isinstance(error, MissingError) else self.problems
+        kind.append(Problem(path, str(error)))
+
+    def add(self, pointer: FragmentPointer) -> None:
+        """Note a sound fragment."""
+        self.setsum += pointer.setsum
+        self.num_records += pointer.num_records
+        self.num_bytes += pointer.num_bytes
+        self.num_fragments += 1
+
+
+def scrub(
+    store: ObjectStore,
+    log: str,
+    *,
+    runtime: Runtime | None = None,
+    options: ReaderOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScrubReport:
+    """Read a whole log back. ``progress`` hears of records read and records there are.
+
+    Raises LogNotFoundError when there is no log, UnavailableError when the store does not answer;
+    whatever is wrong with the log itself is in the report.
+    """
+    runtime = runtime or shared_runtime()
+    reader = LogReader(store, log, options=options or ReaderOptions(), runtime=runtime)
+    tally = _Tally()
+    try:
+        manifest = reader.manifest()
+    except CorruptError as error:
+        tally.blame(MANIFEST, error)
+        return _report(log, EMPTY, tally)
+    for pointer, outcome in _fetched(reader, runtime, _walk(reader, manifest.pointers, tally)):
+        if outcome is None:
+            tally.add(pointer)
+        else:
+            tally.blame(pointer.path, outcome)
+        if progress is not None:
+            progress(tally.num_records, manifest.num_records)
+    _settle_missing(reader, tally)
+    _check_balance(manifest, tally)
+    _check_cursors(store, log, runtime, manifest, tally)
+    return _report(log, manifest.setsum, tally)
+
+
+def _report(log: str, setsum: Setsum, tally: _Tally) -> ScrubReport:
+    return ScrubReport(
+        log=log,
+        setsum=setsum.hexdigest(),
+        num_records=tally.num_records,
+        num_bytes=tally.num_bytes,
+        num_fragments=tally.num_fragments,
+        num_snapshots=tally.num_snapshots,
+        problems=tuple(tally.problems),
+    )
+
+
+def _walk(reader: LogReader, pointers: Iterable[Pointer], tally: _Tally) -> Iterator[FragmentPointer]:
+    for pointer in pointers:
+        if isinstance(pointer, FragmentPointer):
+            yield pointer
+        else:
+            yield from _walk(reader, _below(reader, pointer, tally), tally)
+
+
+def _below(reader: LogReader, pointer: SnapshotPointer, tally: _Tally) -> tuple[Pointer, ...]:
+    try:
+        pointers = reader.load_snapshot(pointer).pointers
+    except CorruptError as error:
+        tally.blame(pointer.path, error)
+        return ()
+    tally.num_snapshots += 1
+    return pointers
+
+
+def _fetched(
+    reader: LogReader, runtime: Runtime, pointers: Iterable[FragmentPointer]
+) -> Iterator[tuple[FragmentPointer, CorruptError | None]]:
+    """Fetch fragments several at a time, and say in order what is wrong with each."""
+    waiting: deque[tuple[FragmentPointer, Future[CorruptError | None]]] = deque()
+    for pointer in pointers:
+        waiting.append((pointer, _check_later(reader, runtime, pointer)))
+        if len(waiting) > _FETCHES_AHEAD:
+            oldest, outcome = waiting.popleft()
+            yield oldest, runtime.wait(outcome)
+    for oldest, outcome in waiting:
+        yield oldest, runtime.wait(outcome)
+
+
+def _check_later(reader: LogReader, runtime: Runtime, pointer: FragmentPointer) -> Future[CorruptError | None]:
+    future: Future[CorruptError | None] = Future()
+
+    def check() -> None:
+        try:
+            reader.fetch(pointer)
+            future.set_result(None)
+        except CorruptError as error:
+            future.set_result(error)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+
+    runtime.spawn(check)
+    return future
+
+
+def _settle_missing(reader: LogReader, tally: _Tally) -> None:
+    """Blame what is missing only if the newest manifest still refers to it."""
+    if not tally.missing:
+        return
+    missing, tally.missing = tally.missing, []
+    counted = tally.num_snapshots
+    named = {pointer.path for pointer in _every(reader, reader.manifest().pointers, tally)}
+    tally.num_snapshots = counted
+    known = {problem.path for problem in tally.problems}
+    tally.problems += [problem for problem in missing if problem.path in named and problem.path not in known]
+
+
+def _every(reader: LogReader, pointers: Iterable[Pointer], tally: _Tally) -> Iterator[Pointer]:
+    for pointer in pointers:
+        yield pointer
+        if not isinstance(pointer, FragmentPointer):
+            yield from _every(reader, _below(reader, pointer, tally), tally)
+
+
+def _check_balance(manifest: Manifest, tally: _Tally) -> None:
+    """Compare what was read with the whole log's checksum; told only where nothing else explains it."""
+    balance = tally.setsum + manifest.pruned
+    if not tally.problems and not tally.missing and balance != manifest.setsum:
+        message = f"log: expected setsum {manifest.setsum}, found {balance} in what was read and pruned"
+        tally.problems.append(Problem(MANIFEST, message))
+
+
+def _check_cursors(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest, tally: _Tally) -> None:
+    cursors = CursorStore(store, log, runtime=runtime)
+    for meta in log_store(store, log).list_objects(CURSOR_FOLDER):
+        try:
+            witness = cursors.load(cursor_name(meta.path))
+        except CorruptError as error:
+            tally.blame(meta.path, error)
+            continue
+        first = manifest.first.position.offset
+        if witness is not None and witness.cursor.position.offset < first:
+            found = witness.cursor.position.offset
+            tally.problems.append(Problem(meta.path, f"cursor: expected an offset from {first}, found {found}"))

@@ -1,0 +1,144 @@
+"""The public face of writing a log."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Self
+
+from wal3_core.errors import ClosedError, LogExistsError, LogNotFoundError, UnavailableError
+from wal3_core.log.batch import Entry, check_records
+from wal3_core.log.pipeline import Pipeline
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.record import Message
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.retry import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from wal3_core.model.position import LogPosition
+    from wal3_core.storage.manifest_store import Installed
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class LogWriter:
+    """Appends to one log. Safe to share between threads; close it, or use it as a context manager.
+
+    Any number of writers may have a log open; when two append at once, one of them is given new
+    places for its records, or told that they are not in the log. An open writer without appends
+    makes no requests and has no thread.
+    """
+
+    def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
+        self._pipeline = pipeline
+        self._runtime = runtime
+        self._options = options
+        self._closed = False
+
+    @classmethod
+    def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
+        """Create an empty log; LogExistsError, and the log untouched, when there is one."""
+        runtime = runtime or shared_runtime()
+        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
+        # The token makes the document this call's own: one that others wrote is never taken for it.
+        writer = f"{runtime.process_name()} {runtime.token()}"
+        manifests.initialize(Manifest.initial(writer=writer, timestamp_us=runtime.now_us()))
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: WriterOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Open a log for appending: one GET. LogNotFoundError when it was never initialized."""
+        runtime, options = runtime or shared_runtime(), options or WriterOptions()
+        inside = log_store(store, check_log_name(log))
+        base = _load(ManifestStore(inside, runtime), runtime, options)
+        return cls(Pipeline(inside, base, runtime, options), runtime, options)
+
+    @classmethod
+    def open_or_initialize(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: WriterOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Open a log for appending, creating it first when it does not exist."""
+        try:
+            return cls.open(store, log, options=options, runtime=runtime)
+        except LogNotFoundError:
+            # Somebody else may be as quick, which is as good.
+            with contextlib.suppress(LogExistsError):
+                cls.initialize(store, log, runtime=runtime)
+            return cls.open(store, log, options=options, runtime=runtime)
+
+    def append(self, body: bytes | None, *, key: bytes | None = None) -> LogPosition:
+        """Append one record and block until it is durable; return its position.
+
+        A record with a key and no body is a tombstone. Raises NotDurableError (ContentionError,
+        SealedError) when the record is not in the log and never will be, UnknownDurabilityError when
+        there is no telling, InvalidRequestError when it can not be a record.
+        """
+        return self._runtime.wait(self.submit(body, key=key))
+
+    def append_many(self, records: Iterable[bytes | Message]) -> LogPosition:
+        """Append records at adjacent offsets, all or none; return the first one's position. Errors as ``append``."""
+        return self._runtime.wait(self.submit_many(records))
+
+    def submit(self, body: bytes | None, *, key: bytes | None = None) -> Future[LogPosition]:
+        """Queue one record; the future has what ``append`` returns or raises.
+
+        Blocks only while ``bytes_held_max`` bytes wait to become durable; so never call it from a
+        callback of such a future. An append that was queued can not be cancelled.
+        """
+        return self.submit_many((Message(body, key),))
+
+    def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
+        """Queue records that stay together; the future has what ``append_many`` returns or raises."""
+        columns = check_records(records, self._options)
+        if self._closed:
+            message = "append: expected an open writer, found it closed"
+            raise ClosedError(message)
+        future: Future[LogPosition] = Future()
+        # Marked as running, so that it can not be cancelled: the records may be on their way already.
+        future.set_running_or_notify_cancel()
+        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s()))
+        return future
+
+    def flush(self) -> None:
+        """Block until everything submitted so far has its outcome."""
+        self._pipeline.flush()
+
+    def close(self) -> None:
+        """Take no more appends, and block until those submitted have their outcome."""
+        self._closed = True
+        self._pipeline.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _load(manifests: ManifestStore, runtime: Runtime, options: WriterOptions) -> Installed:
+    for attempt in attempts(options.retry, runtime):
+        try:
+            return manifests.load()
+        except UnavailableError:
+            if attempt == options.retry.attempts_max:
+                raise
+    raise AssertionError(options)

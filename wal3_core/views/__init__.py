@@ -1,0 +1,1 @@
+"""Ways to use a log; none knows of another."""
