@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import boto3
 import pytest
+from hypothesis import settings
 
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.memory import MemoryStore
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.storage.object_store import ObjectStore
+
+# Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.
+settings.register_profile("wal3", deadline=None, print_blob=True)
+settings.load_profile("wal3")
 
 ROOT = Path(__file__).parent.parent
 BUCKET = "wal3-tests"

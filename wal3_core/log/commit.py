@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Epoch, Manifest
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.manifest_store import ManifestStore
+    from wal3_core.storage.manifest_store import InstallOutcome, ManifestStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,40 +95,61 @@ class Committer:
 
     def commit(self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it."""
-        unresolved, cause = "", "conflicts"
+        unresolved, cause = "", ""
         for _ in attempts(self._retry, self._runtime):
             verdict = judge(base.manifest, incarnation, fragments)
             if verdict is not None:
                 return _final(verdict, base)
-            try:
-                outcome = self._install(base, incarnation, fragments)
-                if isinstance(outcome, Installed):
-                    return Committed(outcome)
-                if isinstance(outcome, Unknown):
-                    unresolved = cause = outcome.cause
-                current = self._manifests.load()
-            except LogError as error:
-                cause = str(error)
-                if _hopeless(error) and not unresolved:
-                    break
-                continue
-            if current.etag != base.etag:
+            outcome, current = self._try(base, incarnation, fragments)
+            if isinstance(outcome, Installed):
+                return Committed(outcome)
+            cause = _cause(outcome)
+            if isinstance(outcome, Unknown):
+                unresolved = cause
+            if isinstance(current, Installed) and current.etag != base.etag:
                 base, unresolved = current, ""
-        verdict = judge(base.manifest, incarnation, fragments)
-        if verdict is not None:
-            return _final(verdict, base)
+            elif _hopeless(current) and not unresolved:
+                return Failed(str(current))
+        last = judge(base.manifest, incarnation, fragments)
+        if last is not None:
+            return _final(last, base)
         return Lost(unresolved) if unresolved else Failed(cause)
 
-    def _install(
+    def _try(
         self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
-    ) -> Installed | Refused | Unknown:
+    ) -> tuple[InstallOutcome | UnavailableError, Installed | LogError | None]:
+        """Send one CAS; unless it was done, say also what the manifest is now, or why there is no telling."""
         changed = base.manifest.apply_fragments(incarnation.entry, fragments)
-        return self._manifests.install(self._amend(changed), base)
+        outcome: InstallOutcome | UnavailableError
+        try:
+            outcome = self._manifests.install(self._amend(changed), base)
+        except UnavailableError as error:
+            # Certainly not applied.
+            outcome = error
+            if isinstance(error, StoreDeniedError):
+                return outcome, error
+        if isinstance(outcome, Installed):
+            return outcome, None
+        try:
+            return outcome, self._manifests.load()
+        except LogError as error:
+            return outcome, error
 
 
-def _hopeless(error: LogError) -> bool:
-    """Tell whether trying again is no use until somebody changes something."""
-    return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError)
+def _cause(outcome: Refused | Unknown | UnavailableError) -> str:
+    match outcome:
+        case Refused():
+            return "conflicts"
+        case Unknown(cause):
+            return cause
+        case UnavailableError():
+            return str(outcome)
+
+
+def _hopeless(found: Installed | LogError | None) -> bool:
+    """Tell whether what was found instead of a manifest makes trying again useless."""
+    denied = isinstance(found, StoreDeniedError)
+    return denied or (isinstance(found, LogError) and not isinstance(found, UnavailableError))
 
 
 def judge(

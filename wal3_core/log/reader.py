@@ -91,7 +91,7 @@ class LogReader:
         for _ in range(self._options.reloads_max):
             check_start(manifest, start)
             try:
-                return list(clip(select(manifest.pointers, start, limits, self._snapshots.load), limits))
+                return list(clip(select(manifest.pointers, start, limits, self._snapshots.load), start, limits))
             except SnapshotMissingError as error:
                 # Maintenance may have replaced it by now; if the newest manifest names it still, it is lost.
                 if error.path == missing:

@@ -71,19 +71,27 @@ def _beyond(pointer: Pointer, limits: Limits) -> bool:
     return by_offset or (limits.timestamp_us is not None and pointer.start.timestamp_us >= limits.timestamp_us)
 
 
-def clip(fragments: Iterable[FragmentPointer], limits: Limits) -> Iterator[FragmentPointer]:
+def clip(fragments: Iterable[FragmentPointer], start: ReadStart, limits: Limits) -> Iterator[FragmentPointer]:
     """Stop after so many fragments, bytes or records; the fragment that goes over is the last one."""
     num_bytes = num_records = 0
     for count, fragment in enumerate(fragments, start=1):
         yield fragment
         num_bytes += fragment.num_bytes
-        num_records += fragment.num_records
+        # Of the fragment in which the read starts nobody knows yet how many records count.
+        num_records += fragment.num_records if _starts_before(start, fragment) else 0
         if (
             _reached(count, limits.fragments)
             or _reached(num_bytes, limits.num_bytes)
             or _reached(num_records, limits.records)
         ):
             return
+
+
+def _starts_before(start: ReadStart, fragment: FragmentPointer) -> bool:
+    if isinstance(start, AtTime):
+        return start.timestamp_us <= fragment.start.timestamp_us
+    offset = _offset(start)
+    return offset is None or offset <= fragment.start.offset
 
 
 def _reached(amount: int, limit: int | None) -> bool:

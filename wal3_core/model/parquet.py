@@ -104,7 +104,7 @@ def _write(table: pa.Table, metadata: dict[str, str]) -> memoryview:
     ) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(metadata)
-    return memoryview(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def _filled_array(values: Sequence[bytes], validity: pa.Buffer | None = None) -> pa.Array:

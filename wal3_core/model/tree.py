@@ -47,7 +47,7 @@ def _cut_at_interval(run: Sequence[FragmentPointer], interval_us: int) -> int:
     The last boundary in the run's second half counts. A run without one is taken whole: a log that
     writes one fragment an interval would otherwise get a snapshot for each.
     """
-    for length in range(len(run) - 1, len(run) // 2, -1):
+    for length in range(len(run) - 1, max(1, len(run) // 2) - 1, -1):
         before, after = run[length - 1].limit.timestamp_us, run[length].start.timestamp_us
         if before // interval_us != after // interval_us:
             return length

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogExistsError, LogNotFoundError, UnavailableError
+from wal3_core.errors import LogExistsError, LogNotFoundError, UnavailableError, UnsuitableStoreError
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST
 from wal3_core.options import RetryOptions
@@ -62,7 +63,25 @@ class ManifestStore:
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
 
     def initialize(self, initial: Manifest) -> Installed:
-        """Create the manifest of a new log; LogExistsError when there is one."""
+        """Create the manifest of a new log; LogExistsError when there is one.
+
+        A store that would let a second create, or a swap with a stale version, pass is refused with
+        UnsuitableStoreError: a log on it would lose appends. Both probes write the same bytes again.
+        """
+        created = self._create(initial)
+        data = initial.to_bytes()
+        stale = _stale(created.etag)
+        ignored = isinstance(self._store.create(MANIFEST, data), Done)
+        if ignored or (stale != created.etag and isinstance(self._store.replace(MANIFEST, data, stale), Done)):
+            self._store.delete(MANIFEST)
+            message = (
+                f"store {self._store.url}: expected conditions on PUT to be honoured, found them ignored:"
+                f" no log can live here (wal3 doctor tells more)"
+            )
+            raise UnsuitableStoreError(message)
+        return created
+
+    def _create(self, initial: Manifest) -> Installed:
         data = initial.to_bytes()
         unknown = False
         for _ in attempts(self._retry, self._runtime):
@@ -78,3 +97,8 @@ class ManifestStore:
                 raise LogExistsError(message)
         message = f"log {self._store.url}: {MANIFEST} could not be written in {self._retry.attempts_max} tries"
         raise UnavailableError(message)
+
+
+def _stale(etag: Etag) -> Etag:
+    """Return a version of the same form that the object does not have, or the same where none can be made."""
+    return Etag(re.sub(r"[0-9a-f]{8}", "0" * 8, etag, count=1))

@@ -1,0 +1,163 @@
+"""A fragment's bytes: what goes in comes out, and damage never does."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wal3_core.errors import CorruptError
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import fragment_path
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.record import Record
+
+TOKEN = "0123456789abcdef"
+START = LogPosition(42, 1_700_000_000_000_000)
+GIB = 2**30
+
+Messages = list[tuple[bytes | None, bytes | None]]
+MESSAGES = st.lists(
+    st.tuples(st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=400)).filter(
+        lambda m: m != (None, None)
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def fragment_of(messages: Messages) -> tuple[bytes, FragmentPointer]:
+    keys, bodies = [key for key, _ in messages], [body for _, body in messages]
+    seq_no = FragmentSeqNo(7)
+    source = parquet.FragmentSource(
+        start=START,
+        seq_no=seq_no,
+        token=TOKEN,
+        keys=keys if any(key is not None for key in keys) else None,
+        bodies=bodies,
+    )
+    encoded = parquet.encode(source)
+    pointer = FragmentPointer(
+        path=fragment_path(seq_no, TOKEN),
+        first_seq_no=seq_no,
+        seq_no=seq_no,
+        start=START,
+        limit=LogPosition(START.offset + len(messages), START.timestamp_us),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=len(messages),
+    )
+    return bytes(encoded.data), pointer
+
+
+@given(MESSAGES)
+def test_records_come_back_as_they_went_in(messages: Messages) -> None:
+    data, pointer = fragment_of(messages)
+
+    fragment = parquet.decode(data, pointer, expanded_bytes_max=GIB)
+
+    assert list(fragment.records()) == [
+        Record(START.offset + index, START.timestamp_us, key, body) for index, (key, body) in enumerate(messages)
+    ]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_flipped_bit_is_an_error_or_changes_nothing(data: st.DataObject) -> None:
+    stored, pointer = fragment_of([(b"k%d" % (i % 5), b"body %d" % i * 10) for i in range(50)])
+    at = data.draw(st.integers(0, len(stored) * 8 - 1))
+    flipped = bytearray(stored)
+    flipped[at // 8] ^= 1 << at % 8
+    good = list(parquet.decode(stored, pointer, expanded_bytes_max=GIB).records())
+
+    try:
+        found = list(parquet.decode(bytes(flipped), pointer, expanded_bytes_max=GIB).records())
+    except CorruptError:
+        return
+
+    assert found == good
+
+
+@given(st.integers(0, 2000))
+def test_a_truncated_file_is_an_error(length: int) -> None:
+    stored, pointer = fragment_of([(None, b"body %d" % i * 10) for i in range(50)])
+
+    with pytest.raises(CorruptError, match="fragment 7"):
+        parquet.decode(stored[: min(length, len(stored) - 1)], pointer, expanded_bytes_max=GIB)
+
+
+def test_each_contradiction_with_the_pointer_is_named() -> None:
+    stored, pointer = fragment_of([(None, b"a"), (None, b"b"), (None, b"c")])
+    other = fragment_of([(None, b"x")])[1]
+    wrong = {
+        "setsum": replace(pointer, setsum=other.setsum),
+        "3 records|4 records": replace(pointer, num_records=4, limit=LogPosition(46, START.timestamp_us)),
+        "rising positions": replace(pointer, start=LogPosition(43, START.timestamp_us)),
+        "seq_no": replace(pointer, seq_no=FragmentSeqNo(8), first_seq_no=FragmentSeqNo(8)),
+    }
+
+    for match, pointed in wrong.items():
+        with pytest.raises(CorruptError, match=match):
+            parquet.decode(stored, pointed, expanded_bytes_max=GIB)
+    with pytest.raises(CorruptError, match="expand to at most 10 bytes"):
+        parquet.decode(stored, pointer, expanded_bytes_max=10)
+
+
+def test_a_file_with_other_columns_is_an_error() -> None:
+    _, pointer = fragment_of([(None, b"a")])
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"offset": pa.array([42], pa.int64()), "body": pa.array([b"a"])}), sink)
+
+    with pytest.raises(CorruptError, match="expected columns"):
+        parquet.decode(sink.getvalue(), pointer, expanded_bytes_max=GIB)
+
+
+def test_a_file_without_our_metadata_reads_as_chroma_writes_it() -> None:
+    stored, pointer = fragment_of([(None, b"a"), (None, b"b")])
+    table = pq.read_table(io.BytesIO(stored)).replace_schema_metadata(None)
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+
+    fragment = parquet.decode(sink.getvalue(), pointer, expanded_bytes_max=GIB)
+
+    assert [record.body for record in fragment.records()] == [b"a", b"b"]
+
+
+def test_swapped_bodies_are_an_error_though_positions_and_counts_hold() -> None:
+    _, pointer = fragment_of([(None, b"a"), (None, b"b")])
+    swapped, _ = fragment_of([(None, b"b"), (None, b"a")])
+
+    with pytest.raises(CorruptError, match="setsum"):
+        parquet.decode(swapped, pointer, expanded_bytes_max=GIB)
+    assert [r.body for r in parquet.decode(swapped, pointer, expanded_bytes_max=GIB, verify=False).records()] == [
+        b"b",
+        b"a",
+    ]
+
+
+def test_file_metadata_carries_token_seq_no_setsum_and_key_index() -> None:
+    stored, pointer = fragment_of([(b"a", b"1"), (None, b"2"), (b"b", None), (b"a", b"3")])
+
+    metadata = pq.read_metadata(io.BytesIO(stored)).metadata
+
+    assert metadata[b"wal3.writer"] == TOKEN.encode()
+    assert metadata[b"wal3.fragment_seq_no"] == b"7"
+    assert metadata[b"wal3.setsum"] == pointer.setsum.hexdigest().encode()
+    assert json.loads(metadata[b"wal3.key_index"]) == [
+        [b64encode(b"a").decode(), 2, 42, 45],
+        [b64encode(b"b").decode(), 1, 44, 44],
+    ]
+
+
+def test_plain_fragments_have_no_key_column() -> None:
+    stored, _ = fragment_of([(None, b"a")])
+
+    assert pq.read_schema(io.BytesIO(stored)).names == ["offset", "timestamp_us", "body"]

@@ -1,0 +1,100 @@
+"""The manifest's tree stays shallow, complete and small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.model.conftest import HOUR_US, fragments_after
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Epoch, Manifest
+from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
+from wal3_core.model.tree import build_snapshot, plan_roll
+from wal3_core.options import SnapshotOptions
+
+SMALL = SnapshotOptions(
+    fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=3, snapshot_pointers_max=6, gc_interval_s=3600
+)
+
+
+class Tree:
+    """A log grown one fragment at a time, rolled as its writer would."""
+
+    def __init__(self, manifest: Manifest, entry: Epoch, options: SnapshotOptions) -> None:
+        self.manifest, self.entry, self.options = manifest, entry, options
+        self.snapshots: dict[str, Snapshot] = {}
+
+    def load(self, pointer: SnapshotPointer) -> Snapshot:
+        return self.snapshots[pointer.path]
+
+    def grow(self, count: int, *, step_us: int = 1000) -> None:
+        for _ in range(count):
+            [added] = fragments_after(self.manifest, 1)
+            at = replace(added.start, timestamp_us=added.start.timestamp_us + step_us)
+            added = replace(added, start=at, limit=replace(added.limit, timestamp_us=at.timestamp_us))
+            self.manifest = self.manifest.apply_fragments(self.entry, [added])
+            while (roll := plan_roll(self.manifest, self.options)) is not None:
+                snapshot = build_snapshot(roll, self.load)
+                pointer = snapshot.pointer_to(snapshot.to_bytes())
+                self.snapshots[pointer.path] = snapshot
+                self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)
+
+    def leaves(self, pointer: Pointer) -> list[FragmentPointer]:
+        if isinstance(pointer, FragmentPointer):
+            return [pointer]
+        return [leaf for below in self.load(pointer).pointers for leaf in self.leaves(below)]
+
+
+def test_every_fragment_stays_reachable_in_order_within_two_levels(empty: Manifest, entry: Epoch) -> None:
+    tree = Tree(empty, entry, SMALL)
+
+    tree.grow(200)
+
+    found = [leaf for pointer in tree.manifest.pointers for leaf in tree.leaves(pointer)]
+    assert [leaf.seq_no for leaf in found] == list(range(1, 201))
+    assert {snapshot.depth for snapshot in tree.snapshots.values()} == {1, 2}
+    assert all(len(snapshot.pointers) <= SMALL.snapshot_pointers_max for snapshot in tree.snapshots.values())
+    tree.manifest.check()
+
+
+def test_newest_fragments_stay_in_the_manifest(empty: Manifest, entry: Epoch) -> None:
+    tree = Tree(empty, entry, SMALL)
+
+    for _ in range(100):
+        tree.grow(1)
+        held = min(SMALL.fragments_kept, tree.manifest.next.seq_no - 1)
+        assert len(tree.manifest.fragments) >= held
+
+
+def test_manifest_hardly_grows_with_the_log(empty: Manifest, entry: Epoch) -> None:
+    """INV-8."""
+    tree = Tree(empty, entry, SnapshotOptions())
+    sizes = []
+
+    for _ in range(3):
+        tree.grow(2000)
+        sizes.append(len(tree.manifest.pointers))
+
+    bound = 32 + 8 + 16 + 6000 // (32 * 1024) + 1
+    assert max(sizes) <= bound
+
+
+def test_snapshot_ends_where_a_collection_interval_does(empty: Manifest, entry: Epoch) -> None:
+    tree = Tree(empty, entry, SMALL)
+
+    # Three fragments an hour: full runs of four would straddle most boundaries.
+    tree.grow(60, step_us=HOUR_US // 3)
+
+    level_one = [snapshot for snapshot in tree.snapshots.values() if snapshot.depth == 1]
+    assert level_one
+    for snapshot in level_one:
+        hours = {pointer.start.timestamp_us // HOUR_US for pointer in snapshot.pointers}
+        assert len(hours) == 1, snapshot
+
+
+def test_log_with_a_fragment_an_interval_still_gets_full_snapshots(empty: Manifest, entry: Epoch) -> None:
+    tree = Tree(empty, entry, SMALL)
+
+    tree.grow(60, step_us=HOUR_US)
+
+    sizes = [len(snapshot.pointers) for snapshot in tree.snapshots.values() if snapshot.depth == 1]
+    assert min(sizes) > SMALL.fragments_per_snapshot // 2

@@ -1,0 +1,223 @@
+"""Appends: acknowledged once, in order, whole."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import CountingStore
+from wal3_core import (
+    ClosedError,
+    InvalidRequestError,
+    LogReader,
+    LogWriter,
+    Message,
+    SealedError,
+    WriterOptions,
+)
+from wal3_core.model.manifest import Seal
+from wal3_core.options import KIB
+from wal3_core.runtime import ThreadRuntime, shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store, log).records()]
+
+
+def test_appended_records_read_back_at_their_positions(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        positions = [writer.append(b"body %d" % index) for index in range(5)]
+
+    records = list(LogReader.open(store, "a").records())
+    assert [position.offset for position in positions] == [1, 2, 3, 4, 5]
+    assert [(record.offset, record.timestamp_us) for record in records] == [
+        (position.offset, position.timestamp_us) for position in positions
+    ]
+    assert [record.body for record in records] == [b"body %d" % index for index in range(5)]
+
+
+def test_keys_tombstones_and_empty_bodies_are_kept_apart(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append_many([Message(b"1", b"k"), b"plain", Message(None, b"k"), Message(b"", b""), b""])
+
+    assert [(record.key, record.body) for record in LogReader.open(store, "a").records()] == [
+        (b"k", b"1"),
+        (None, b"plain"),
+        (b"k", None),
+        (b"", b""),
+        (None, b""),
+    ]
+
+
+def test_records_appended_together_are_adjacent_and_in_one_fragment(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_bytes_max=100)) as writer:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            groups = list(pool.map(lambda n: writer.append_many([b"%d" % n] * 50), range(20)))
+
+    reader = LogReader.open(memory_store, "a")
+    found = [record.body for record in reader.records()]
+    for number, position in enumerate(groups):
+        assert found[position.offset - 1 : position.offset + 49] == [b"%d" % number] * 50
+    edges = [pointer.start.offset for pointer in reader.scan()]
+    assert all((edge - 1) % 50 == 0 for edge in edges)
+
+
+def test_many_callers_share_fragments_and_each_gets_its_own_position(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            positions = list(pool.map(lambda n: writer.append(b"%d" % n), range(200)))
+
+    found = bodies(store)
+    assert sorted(position.offset for position in positions) == list(range(1, 201))
+    assert all(found[position.offset - 1] == b"%d" % number for number, position in enumerate(positions))
+    assert len(LogReader.open(store, "a").scan()) < 150
+
+
+def test_submitted_records_keep_their_order(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_bytes_max=200)) as writer:
+        futures = [writer.submit(b"%05d" % index) for index in range(2000)]
+        offsets = [future.result().offset for future in futures]
+
+    assert offsets == list(range(1, 2001))
+    assert bodies(memory_store) == [b"%05d" % index for index in range(2000)]
+
+
+def test_closing_makes_everything_submitted_durable(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        futures = [writer.submit(b"%d" % index) for index in range(100)]
+
+    assert all(future.done() for future in futures)
+    assert len(bodies(store)) == 100
+    with pytest.raises(ClosedError):
+        writer.append(b"late")
+
+
+def test_timestamps_never_run_backwards_whatever_the_clock_does(memory_store: MemoryStore) -> None:
+    class BackwardsRuntime(ThreadRuntime):
+        now = 2_000_000_000_000_000
+
+        def now_us(self) -> int:
+            BackwardsRuntime.now -= 60_000_000
+            return BackwardsRuntime.now
+
+    with BackwardsRuntime() as runtime, LogWriter.open_or_initialize(memory_store, "a", runtime=runtime) as writer:
+        times = [writer.append(b"x").timestamp_us for _ in range(10)]
+
+    assert times == sorted(times)
+    with LogWriter.open(memory_store, "a") as writer:
+        assert writer.append(b"x").timestamp_us >= times[-1]
+
+
+def test_one_commit_carries_every_fragment_that_is_ready(memory_store: MemoryStore) -> None:
+    store = CountingStore(memory_store)
+    options = WriterOptions(batch_bytes_max=1 * KIB, uploads_max=8)
+    with LogWriter.open_or_initialize(store, "a", options=options) as writer:
+        store.requests.clear()
+        for _ in range(400):
+            writer.submit(b"x" * 512)
+        writer.flush()
+
+    assert store.requests["create"] >= 200
+    assert store.requests["replace"] < store.requests["create"]
+
+
+def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        future = writer.submit(b"x")
+        assert not future.cancel()
+
+    assert bodies(memory_store) == [b"x"]
+
+
+def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> None:
+    gate = threading.Event()
+    held = []
+
+    class GatedStore(CountingStore):
+        def create(self, path, data):  # type: ignore[no-untyped-def]
+            if "/log/" in path:
+                gate.wait(30)
+            return super().create(path, data)
+
+    options = WriterOptions(bytes_held_max=10 * KIB, batch_bytes_max=1 * KIB)
+    LogWriter.initialize(memory_store, "a")
+    with LogWriter.open(GatedStore(memory_store), "a", options=options) as writer:
+
+        def submit_all() -> None:
+            for index in range(100):
+                writer.submit(b"x" * KIB)
+                held.append(index)
+
+        thread = threading.Thread(target=submit_all)
+        thread.start()
+        time.sleep(0.3)
+        waiting = len(held)
+        gate.set()
+        thread.join(30)
+
+    assert waiting == 10
+    assert len(bodies(memory_store)) == 100
+
+
+@pytest.mark.parametrize(
+    ("records", "match"),
+    [
+        ([], "at least one record"),
+        ([b"x" * 101], "at most 100 bytes"),
+        ([Message(b"x" * 60, b"k" * 60)], "at most 100 bytes"),
+        ([Message(None, None)], "found neither"),
+        (["text"], "expected bytes, found str"),
+        ([Message(b"ok"), Message(bytearray(b"no"))], "record 1 of 2.*bytearray"),  # type: ignore[arg-type]
+        ([Message(b"x", "key")], "key: expected bytes, found str"),  # type: ignore[arg-type]
+        ([b"x" * 90] * 5, "to append together"),
+        ([b""] * 11, "to append together"),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_other_callers_are_unharmed(
+    memory_store: MemoryStore, records: list[bytes], match: str
+) -> None:
+    options = WriterOptions(record_bytes_max=100, fragment_bytes_max=300, batch_records_max=10)
+    with LogWriter.open_or_initialize(memory_store, "a", options=options) as writer:
+        before = writer.submit(b"before")
+        with pytest.raises(InvalidRequestError, match=match):
+            writer.append_many(records)
+        after = writer.append(b"after")
+
+    assert (before.result().offset, after.offset) == (1, 2)
+    assert bodies(memory_store) == [b"before", b"after"]
+
+
+def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append(b"1")
+        manifests = ManifestStore(log_store(store, "a"), shared_runtime())
+        base = manifests.load()
+        seal = Seal(reason="moving", sealed_by="operator", timestamp_us=1, successor="b")
+        assert isinstance(manifests.install(base.manifest.apply_seal(seal), base), Installed)
+
+        with pytest.raises(SealedError, match="moving; it goes on in b"):
+            writer.append(b"2")
+        with pytest.raises(SealedError, match="moving"):
+            writer.append(b"3")
+
+    assert bodies(store) == [b"1"]
+
+
+def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemoryStore) -> None:
+    """A batch that never fills is written all the same."""
+    options = WriterOptions(batch_bytes_max=2**30, batch_records_max=2**30, batch_age_s_max=0.05)
+    with LogWriter.open_or_initialize(memory_store, "a", options=options) as writer:
+        for _ in range(20):
+            futures = [writer.submit(b"x") for _ in range(3)]
+            for future in futures:
+                future.result(10)

@@ -1,0 +1,289 @@
+"""Reading: from any place, to any limit, never a gap, never damage unseen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import CountingStore, damage
+from wal3_core import (
+    AtTime,
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    Limits,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    ReaderOptions,
+    WriterOptions,
+)
+from wal3_core.options import SnapshotOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+FRAGMENTS, EACH = 30, 4
+TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
+
+
+def fill(store: ObjectStore, *, pause_s: float = 0.0) -> list[LogPosition]:
+    """Thirty fragments of four records, most of them in snapshots of both depths."""
+    positions = []
+    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for number in range(FRAGMENTS):
+            positions.append(writer.append_many([b"%d/%d" % (number, index) for index in range(EACH)]))
+            time.sleep(pause_s)
+    return positions
+
+
+ALL = [b"%d/%d" % (number, index) for number in range(FRAGMENTS) for index in range(EACH)]
+
+
+@pytest.fixture
+def filled(memory_store: MemoryStore) -> Iterator[MemoryStore]:
+    fill(memory_store)
+    yield memory_store
+
+
+def read(store: ObjectStore, start: object = None, limits: Limits | None = None) -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store, "a").records(start, limits or Limits())]  # type: ignore[arg-type]
+
+
+def test_whole_log_reads_back_through_both_levels_of_snapshots(store: ObjectStore) -> None:
+    fill(store)
+
+    reader = LogReader.open(store, "a")
+
+    deep = [snapshot for snapshot in reader.manifest().snapshots if snapshot.depth == 2]
+    assert deep
+    assert {type(pointer).__name__ for pointer in reader.load_snapshot(deep[0]).pointers} == {"SnapshotPointer"}
+    assert read(store) == ALL
+
+
+@pytest.mark.parametrize("start", range(1, FRAGMENTS * EACH + 2, 7))
+def test_read_starts_at_any_offset(filled: MemoryStore, start: int) -> None:
+    assert read(filled, start) == ALL[start - 1 :]
+    assert read(filled, LogPosition(start, 0)) == ALL[start - 1 :]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 50, 119, 120, 121, 500])
+def test_read_ends_before_the_offset_limit_and_the_newest_record_is_not_hidden(filled: MemoryStore, limit: int) -> None:
+    """The field's readers missed the newest records: a range comparison was off by one."""
+    assert read(filled, None, Limits(offset=limit)) == ALL[: limit - 1]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 119, 120, 500])
+def test_read_ends_after_so_many_records(filled: MemoryStore, count: int) -> None:
+    assert read(filled, None, Limits(records=count)) == ALL[:count]
+    assert read(filled, 10, Limits(records=count)) == ALL[9 : 9 + count]
+
+
+def test_read_ends_after_so_many_fragments_or_bytes(filled: MemoryStore) -> None:
+    assert read(filled, None, Limits(fragments=3)) == ALL[: 3 * EACH]
+    assert read(filled, None, Limits(num_bytes=1)) == ALL[:EACH]
+
+
+def test_read_starts_and_ends_at_times(memory_store: MemoryStore) -> None:
+    positions = fill(memory_store, pause_s=0.002)
+    times = [position.timestamp_us for position in positions]
+    assert len(set(times)) == FRAGMENTS
+
+    for number in (0, 1, 7, 29):
+        assert read(memory_store, AtTime(times[number])) == ALL[number * EACH :]
+        assert read(memory_store, AtTime(times[number] - 1)) == ALL[number * EACH :]
+        assert read(memory_store, AtTime(times[number] + 1)) == ALL[(number + 1) * EACH :]
+        assert read(memory_store, None, Limits(timestamp_us=times[number])) == ALL[: number * EACH]
+    assert read(memory_store, AtTime(0)) == ALL
+    assert read(memory_store, AtTime(times[-1] + 1)) == []
+
+
+def test_read_beyond_the_end_or_before_offset_one_is_refused(filled: MemoryStore) -> None:
+    assert read(filled, FRAGMENTS * EACH + 1) == []
+    for offset in (FRAGMENTS * EACH + 2, 0):
+        with pytest.raises(InvalidRequestError, match="offset"):
+            read(filled, offset)
+
+
+def test_read_ends_where_the_log_ended_when_it_began(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"old"] * 3)
+        records = LogReader.open(memory_store, "a").records()
+        found = [next(records).body]
+        writer.append(b"new")
+        found += [record.body for record in records]
+
+    assert found == [b"old"] * 3
+
+
+def test_arrow_batches_hold_what_records_hold(filled: MemoryStore) -> None:
+    reader = LogReader.open(filled, "a")
+
+    rows = [row for batch in reader.batches(50, Limits(records=20)) for row in batch.to_pylist()]
+
+    expected = list(reader.records(50, Limits(records=20)))
+    assert [(row["offset"], row["timestamp_us"], row["key"], row["body"]) for row in rows] == [
+        (record.offset, record.timestamp_us, record.key, record.body) for record in expected
+    ]
+
+
+def test_scan_names_fragments_and_fetch_reads_one(filled: MemoryStore) -> None:
+    reader = LogReader.open(filled, "a")
+
+    found = reader.scan(9, Limits(offset=17))
+
+    assert [(pointer.start.offset, pointer.limit.offset) for pointer in found] == [(9, 13), (13, 17)]
+    assert [record.body for record in reader.fetch(found[0]).records()] == ALL[8:12]
+
+
+def test_tail_of_a_large_log_is_read_without_its_snapshots(filled: MemoryStore) -> None:
+    store = CountingStore(filled)
+    reader = LogReader.open(store, "a")
+    store.requests.clear()
+
+    found = [record.body for record in reader.records(FRAGMENTS * EACH)]
+
+    assert found == ALL[-1:]
+    assert store.requests == {"get": 1, "read": 1}
+
+
+def test_append_and_read_never_list(memory_store: MemoryStore) -> None:
+    store = CountingStore(memory_store)
+
+    fill(store)
+    list(LogReader.open(store, "a").records())
+
+    assert store.requests["list"] == 0
+    assert store.requests["create"] > FRAGMENTS
+
+
+def test_damaged_fragment_is_named_and_the_records_before_it_are_delivered(filled: MemoryStore) -> None:
+    victim = LogReader.open(filled, "a").scan()[20]
+    damage(filled, f"a/{victim.path}")
+    found = []
+
+    with pytest.raises(CorruptError, match=f"fragment {victim.seq_no} ") as raised:
+        for record in LogReader.open(filled, "a").records():
+            found.append(record.body)
+
+    assert victim.path in str(raised.value)
+    assert found == ALL[: 20 * EACH]
+
+
+def test_missing_fragment_is_corruption_and_never_a_short_list(filled: MemoryStore) -> None:
+    victim = LogReader.open(filled, "a").scan()[20]
+    filled.delete(f"a/{victim.path}")
+
+    with pytest.raises(CorruptError, match="expected a file, found none"):
+        read(filled)
+    assert read(filled, victim.limit.offset) == ALL[21 * EACH :]
+
+
+def test_damaged_snapshot_is_named(filled: MemoryStore) -> None:
+    victim = LogReader.open(filled, "a").manifest().snapshots[0]
+    damage(filled, f"a/{victim.path}")
+
+    with pytest.raises(CorruptError, match="SNAPSHOT"):
+        read(filled)
+
+
+def test_missing_snapshot_is_corruption(filled: MemoryStore) -> None:
+    victim = LogReader.open(filled, "a").manifest().snapshots[0]
+    filled.delete(f"a/{victim.path}")
+
+    with pytest.raises(CorruptError, match="SNAPSHOT"):
+        read(filled)
+
+
+def test_damaged_manifest_is_never_written_over(filled: MemoryStore) -> None:
+    damage(filled, "a/manifest/MANIFEST.json")
+    before = filled.read("a/manifest/MANIFEST.json")
+
+    with pytest.raises(CorruptError, match="MANIFEST"):
+        LogWriter.open(filled, "a")
+    with pytest.raises(CorruptError, match="MANIFEST"):
+        LogReader.open(filled, "a")
+    assert filled.read("a/manifest/MANIFEST.json") == before
+
+
+def test_unverified_read_gives_the_same_records(filled: MemoryStore) -> None:
+    reader = LogReader.open(filled, "a", options=ReaderOptions(verify=False))
+
+    assert [record.body for record in reader.records()] == ALL
+
+
+def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    options = ReaderOptions(poll_s_min=30.0, poll_s_max=30.0)
+    seen: list[tuple[bytes | None, float]] = []
+
+    def follow() -> None:
+        for record in LogReader.open(memory_store, "a", options=options).follow(idle_s=60):
+            seen.append((record.body, time.monotonic()))
+            if len(seen) == 5:
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with LogWriter.open(memory_store, "a") as writer:
+        appended = []
+        for index in range(5):
+            time.sleep(0.05)
+            writer.append(b"%d" % index)
+            appended.append(time.monotonic())
+    thread.join(20)
+
+    assert [body for body, _ in seen] == [b"%d" % index for index in range(5)]
+    # It would take thirty seconds by polling.
+    assert all(late - early < 5 for (_, late), early in zip(seen, appended, strict=True))
+
+
+def test_follower_polls_for_appends_of_other_processes_with_one_cheap_request(memory_store: MemoryStore) -> None:
+    """The writer's runtime is another one: nothing wakes the follower but its own polling."""
+    LogWriter.initialize(memory_store, "a")
+    store = CountingStore(memory_store)
+    reader = LogReader.open(store, "a", options=ReaderOptions(poll_s_min=0.01, poll_s_max=0.02))
+
+    assert list(reader.follow(idle_s=0.3)) == []
+
+    assert set(store.requests) == {"get"}
+    assert 5 < store.requests["get"] < 40
+
+
+def test_follower_ends_when_idle_and_goes_on_from_an_offset(filled: MemoryStore) -> None:
+    reader = LogReader.open(filled, "a")
+
+    assert [record.body for record in reader.follow(100, idle_s=0.05)] == ALL[99:]
+
+
+def test_position_below_the_first_is_garbage_collected(filled: MemoryStore) -> None:
+    from dataclasses import replace  # noqa: PLC0415 - only here is a pruned manifest forged
+
+    from wal3_core.model.manifest import Place  # noqa: PLC0415
+    from wal3_core.model.snapshot import sum_setsums  # noqa: PLC0415
+    from wal3_core.runtime import shared_runtime  # noqa: PLC0415
+    from wal3_core.storage.manifest_store import ManifestStore  # noqa: PLC0415
+    from wal3_core.storage.object_store import log_store  # noqa: PLC0415
+
+    manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
+    base = manifests.load()
+    gone, kept = base.manifest.snapshots[:1], base.manifest.snapshots[1:]
+    pruned = replace(
+        base.manifest,
+        snapshots=kept,
+        pruned=sum_setsums(gone),
+        first=Place(kept[0].first_seq_no, kept[0].start),
+        num_bytes=base.manifest.num_bytes - gone[0].num_bytes,
+        num_records=base.manifest.num_records - gone[0].num_records,
+    )
+    manifests.install(pruned, base)
+
+    with pytest.raises(GarbageCollectedError, match=f"from {kept[0].start.offset}"):
+        read(filled, 1)
+    assert read(filled) == ALL[kept[0].start.offset - 1 :]

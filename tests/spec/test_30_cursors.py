@@ -1,0 +1,158 @@
+"""Cursors: created once, moved by witness, listed, deleted; never left on records that are gone."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore, damage
+from wal3_core import (
+    CorruptError,
+    CursorConflictError,
+    CursorStore,
+    InvalidRequestError,
+    LogPosition,
+    LogWriter,
+    UnavailableError,
+)
+from wal3_core.options import RetryOptions
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
+
+
+@pytest.fixture
+def log(store: ObjectStore) -> list[LogPosition]:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        return [writer.append(b"x") for _ in range(5)]
+
+
+def test_cursor_is_created_moved_and_loaded(store: ObjectStore, log: list[LogPosition]) -> None:
+    cursors = CursorStore(store, "a")
+
+    witness = cursors.init("reader", log[0])
+    moved = cursors.save("reader", log[3], witness)
+    back = cursors.save("reader", log[1], moved)
+
+    loaded = cursors.load("reader")
+    assert loaded == back
+    assert back.cursor.position == log[1]
+    assert (witness.cursor.generation, moved.cursor.generation, back.cursor.generation) == (1, 2, 3)
+
+
+def test_missing_cursor_loads_as_none(store: ObjectStore, log: list[LogPosition]) -> None:  # noqa: ARG001 - the log
+    assert CursorStore(store, "a").load("none") is None
+
+
+def test_second_init_and_stale_witness_are_conflicts_and_change_nothing(
+    store: ObjectStore, log: list[LogPosition]
+) -> None:
+    cursors = CursorStore(store, "a")
+    witness = cursors.init("reader", log[0])
+    moved = cursors.save("reader", log[2], witness)
+
+    with pytest.raises(CursorConflictError, match="expected no cursor"):
+        cursors.init("reader", log[1])
+    with pytest.raises(CursorConflictError, match="expected generation 1"):
+        cursors.save("reader", log[4], witness)
+    assert cursors.load("reader") == moved
+
+
+def test_one_of_many_moves_with_one_witness_wins(store: ObjectStore, log: list[LogPosition]) -> None:
+    cursors = CursorStore(store, "a")
+    witness = cursors.init("reader", log[0])
+
+    def move(position: LogPosition) -> bool:
+        try:
+            cursors.save("reader", position, witness)
+        except CursorConflictError:
+            return False
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(move, log[1:] * 2))
+
+    assert won.count(True) == 1
+
+
+def test_cursors_are_listed_by_name_and_deleted(store: ObjectStore, log: list[LogPosition]) -> None:
+    cursors = CursorStore(store, "a")
+    for name in ("b", "a", "c-1_X"):
+        cursors.init(name, log[1])
+
+    cursors.delete("b")
+    cursors.delete("b")
+
+    assert sorted(cursors.list()) == ["a", "c-1_X"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "ä", "x" * 201, "a.json"])
+def test_bad_cursor_name_is_refused(memory_store: MemoryStore, name: str) -> None:
+    LogWriter.initialize(memory_store, "a")
+
+    with pytest.raises(InvalidRequestError, match="cursor name"):
+        CursorStore(memory_store, "a").init(name, LogPosition(1, 0))
+
+
+@pytest.mark.parametrize("offset", [0, 7, 2**64 - 1])
+def test_position_outside_the_log_is_refused(store: ObjectStore, log: list[LogPosition], offset: int) -> None:  # noqa: ARG001
+    with pytest.raises(InvalidRequestError, match="from 1 to 6"):
+        CursorStore(store, "a").init("reader", LogPosition(offset, 0))
+
+
+@pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
+def test_save_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x"] * 5)
+    store = FaultyStore(memory_store)
+    cursors = CursorStore(store, "a", retry=QUICK)
+    store.fail("create", "cursor/", fault)  # type: ignore[arg-type]
+    store.fail("replace", "cursor/", fault)  # type: ignore[arg-type]
+
+    witness = cursors.init("reader", LogPosition(1, 0))
+    saved = cursors.save("reader", LogPosition(4, 0), witness)
+
+    assert store.fired[fault] == 2
+    assert cursors.load("reader") == saved
+
+
+def test_save_that_never_gets_an_answer_says_so(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    store = FaultyStore(memory_store)
+    store.fail("create", "cursor/", "unknown", times=100)
+
+    with pytest.raises(UnavailableError, match="not saved in 3 tries"):
+        CursorStore(store, "a", retry=QUICK).init("reader", LogPosition(1, 0))
+
+
+def test_damaged_cursor_is_an_error_and_not_another_position(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x"] * 5)
+    cursors = CursorStore(memory_store, "a")
+    cursors.init("reader", LogPosition(3, 0))
+    stored = memory_store.read("a/cursor/reader.json")
+    assert stored is not None
+    damage(memory_store, "a/cursor/reader.json", stored.index(b'"offset":3') + 9)
+
+    with pytest.raises(CorruptError, match="cursor/reader"):
+        cursors.load("reader")
+    with pytest.raises(CorruptError, match="cursor/reader"):
+        cursors.list()
+
+
+def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    memory_store.create("a/cursor/notes.txt", b"hello")
+
+    with pytest.raises(CorruptError, match="notes.txt"):
+        CursorStore(memory_store, "a").list()
+
+
+def test_cursor_on_a_log_that_does_not_exist_is_refused(memory_store: MemoryStore) -> None:
+    with pytest.raises(InvalidRequestError, match="initialize the log first"):
+        CursorStore(memory_store, "none").init("reader", LogPosition(1, 0))

@@ -1,0 +1,204 @@
+"""Stores that stand between a log and a real store: one counts requests, one makes them fail as told."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.storage.object_store import (
+    Buffer,
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    ObjectStore,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class CountingStore:
+    """Counts requests by kind, and the bytes written to each path's first part."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self.requests: Counter[str] = Counter()
+        self.written: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def _count(self, kind: str, path: str = "", num_bytes: int = 0) -> None:
+        with self._lock:
+            self.requests[kind] += 1
+            folder = next((part for part in path.split("/") if part in {"manifest", "snapshot", "log", "cursor"}), "")
+            self.written[folder] += num_bytes
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        self._count("read")
+        return self._inner.read(path, start=start, length=length)
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        self._count("get")
+        return self._inner.get(path, if_none_match=if_none_match)
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        self._count("create", path, len(data))
+        return self._inner.create(path, data)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        self._count("replace", path, len(data))
+        return self._inner.replace(path, data, etag)
+
+    def head(self, path: str) -> ObjectMeta | None:
+        self._count("head")
+        return self._inner.head(path)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        self._count("list")
+        return self._inner.list_objects(folder, start_after=start_after)
+
+    def list_folders(self, folder: str) -> list[str]:
+        self._count("list")
+        return self._inner.list_folders(folder)
+
+    def delete(self, path: str) -> None:
+        self._count("delete")
+        self._inner.delete(path)
+
+
+# What a mutation may meet: applied but unanswered; neither; applied later; conflict; no access; no answer at all.
+Fault = Literal["applied-unknown", "unknown", "late", "conflict", "denied", "unavailable"]
+
+
+@dataclass
+class _Plan:
+    matches: Callable[[str, str], bool]
+    fault: Fault
+    times: int
+
+
+@dataclass
+class FaultyStore:
+    """Lets every request through but those a test has asked to fail."""
+
+    inner: ObjectStore
+    plans: list[_Plan] = field(default_factory=list)
+    late: list[Callable[[], object]] = field(default_factory=list)
+    before: Callable[[str, str], None] = field(default=lambda _kind, _path: None)
+    fired: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def fail(self, kind: str, path_part: str, fault: Fault, *, times: int = 1) -> None:
+        """Fail the next ``times`` requests of a kind whose path contains ``path_part``."""
+        self.plans.append(_Plan(lambda k, p: k == kind and path_part in p, fault, times))
+
+    def heal(self) -> None:
+        self.plans.clear()
+
+    def arrive(self) -> list[object]:
+        """Apply what was held back, as a network might, minutes later."""
+        held, self.late = self.late, []
+        return [apply() for apply in held]
+
+    def _fault(self, kind: str, path: str) -> Fault | None:
+        self.before(kind, path)
+        for plan in self.plans:
+            if plan.times and plan.matches(kind, path):
+                plan.times -= 1
+                self.fired[plan.fault] += 1
+                return plan.fault
+        return None
+
+    def _put(self, kind: str, path: str, apply: Callable[[], PutOutcome]) -> PutOutcome:
+        match self._fault(kind, path):
+            case None:
+                return apply()
+            case "applied-unknown":
+                apply()
+                return Unknown("the reply was dropped")
+            case "unknown":
+                return Unknown("the request was dropped")
+            case "late":
+                self.late.append(apply)
+                return Unknown("timed out")
+            case "conflict":
+                return Refused()
+            case "denied":
+                raise StoreDeniedError(f"{path}: expected access, found 403")
+            case "unavailable":
+                raise UnavailableError(f"{path}: expected an answer, found none")
+
+    def _ask(self, kind: str, path: str) -> None:
+        match self._fault(kind, path):
+            case None:
+                return
+            case "denied":
+                raise StoreDeniedError(f"{path}: expected access, found 403")
+            case _:
+                raise UnavailableError(f"{path}: expected an answer, found none")
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        self._ask("read", path)
+        return self.inner.read(path, start=start, length=length)
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        self._ask("get", path)
+        return self.inner.get(path, if_none_match=if_none_match)
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        kept = bytes(data)
+        return self._put("create", path, lambda: self.inner.create(path, kept))
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        kept = bytes(data)
+        return self._put("replace", path, lambda: self.inner.replace(path, kept, etag))
+
+    def head(self, path: str) -> ObjectMeta | None:
+        self._ask("head", path)
+        return self.inner.head(path)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        self._ask("list", folder)
+        return self.inner.list_objects(folder, start_after=start_after)
+
+    def list_folders(self, folder: str) -> list[str]:
+        self._ask("list", folder)
+        return self.inner.list_folders(folder)
+
+    def delete(self, path: str) -> None:
+        self._ask("delete", path)
+        self.inner.delete(path)
+
+
+class IgnoringStore(FaultyStore):
+    """A store that accepts every PUT, whatever its condition, as some S3 look-alikes do."""
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        self.inner.delete(path)
+        return self.inner.create(path, bytes(data))
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:  # noqa: ARG002 - ignoring it is the point
+        return self.create(path, data)
+
+
+def damage(store: ObjectStore, path: str, at: int = 100) -> None:
+    """Flip one bit of a stored object."""
+    data = store.read(path)
+    assert data is not None
+    store.delete(path)
+    flipped = bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]])
+    assert isinstance(store.create(path, flipped), Done)
