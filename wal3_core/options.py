@@ -45,7 +45,8 @@ class WriterOptions:
     take longer); at once when the log is idle. Up to ``uploads_max`` fragments upload at a time,
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
-    ``reseals_max`` times.
+    ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
+    ``rebases_max`` times.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -57,6 +58,7 @@ class WriterOptions:
     fragments_in_flight_max: int = 16
     bytes_held_max: int = 128 * MIB
     reseals_max: int = 8
+    rebases_max: int = 256
     commit_pause_s_max: float = 5.0
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)

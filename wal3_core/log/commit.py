@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Epoch, Manifest
-    from wal3_core.options import RetryOptions
+    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.manifest_store import InstallOutcome, ManifestStore
 
@@ -71,6 +71,13 @@ class Lost:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The manifest is another one now; every CAS of ours is settled, and this one tells how."""
+
+    base: Installed
+
+
 CommitResult = Committed | Displaced | SealedOut | Failed | Lost
 Final = Committed | Displaced | SealedOut | Lost
 
@@ -85,21 +92,33 @@ class Committer:
         self,
         manifests: ManifestStore,
         runtime: Runtime,
-        retry: RetryOptions,
+        options: WriterOptions,
         amend: Callable[[Manifest], Manifest],
     ) -> None:
         self._manifests = manifests
         self._runtime = runtime
-        self._retry = retry
+        self._options = options
         self._amend = amend
 
     def commit(self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it."""
-        unresolved, cause = "", ""
-        for _ in attempts(self._retry, self._runtime):
+        for _ in range(self._options.rebases_max):
             verdict = judge(base.manifest, incarnation, fragments)
             if verdict is not None:
                 return _final(verdict, base)
+            result = self._commit_onto(base, incarnation, fragments)
+            if not isinstance(result, _Moved):
+                return result
+            # At once: what was just loaded grows stale in a pause.
+            base = result.base
+        return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over")
+
+    def _commit_onto(
+        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+    ) -> Committed | Failed | Lost | _Moved:
+        """Send the CAS until it is answered, or the manifest has moved and none of ours can be applied any more."""
+        unresolved = cause = ""
+        for _ in attempts(self._options.retry, self._runtime):
             outcome, current = self._try(base, incarnation, fragments)
             if isinstance(outcome, Installed):
                 return Committed(outcome)
@@ -107,12 +126,9 @@ class Committer:
             if isinstance(outcome, Unknown):
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
-                base, unresolved = current, ""
-            elif _hopeless(current) and not unresolved:
+                return _Moved(current)
+            if _hopeless(current) and not unresolved:
                 return Failed(str(current))
-        last = judge(base.manifest, incarnation, fragments)
-        if last is not None:
-            return _final(last, base)
         return Lost(unresolved) if unresolved else Failed(cause)
 
     def _try(

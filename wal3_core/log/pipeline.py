@@ -76,7 +76,7 @@ class Pipeline:
         self._manifests = ManifestStore(store, runtime, options.retry)
         snapshots = SnapshotStore(store, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(snapshots, runtime, options)
-        self._committer = Committer(self._manifests, runtime, options.retry, self._snapshotter.amend)
+        self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
         self._lock = runtime.condition()
         self._queue = BatchQueue(options)
         self._flights: deque[Flight] = deque()

@@ -1,0 +1,91 @@
+"""Scrub names every bad object and looks at the rest all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import damage
+from wal3_core import CursorStore, LogNotFoundError, LogPosition, LogReader, LogWriter, WriterOptions, scrub
+from wal3_core.options import SnapshotOptions
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
+
+
+def fill(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for number in range(30):
+            writer.append_many([b"%d" % number] * 4)
+
+
+@pytest.fixture
+def filled(memory_store: MemoryStore) -> MemoryStore:
+    fill(memory_store)
+    return memory_store
+
+
+def test_sound_log_scrubs_clean_and_is_counted(store: ObjectStore) -> None:
+    fill(store)
+    CursorStore(store, "a").init("reader", LogPosition(50, 0))
+
+    report = scrub(store, "a")
+
+    manifest = LogReader.open(store, "a").manifest()
+    assert report.sound
+    assert (report.num_records, report.num_fragments, report.num_bytes) == (120, 30, manifest.num_bytes)
+    assert report.num_snapshots > 2
+    assert report.setsum == manifest.setsum.hexdigest()
+
+
+def test_every_damaged_object_is_named_and_the_rest_is_counted(filled: MemoryStore) -> None:
+    fragments = LogReader.open(filled, "a").scan()
+    damage(filled, f"a/{fragments[3].path}")
+    filled.delete(f"a/{fragments[29].path}")
+    CursorStore(filled, "a").init("reader", LogPosition(50, 0))
+    damage(filled, "a/cursor/reader.json", 50)
+
+    report = scrub(filled, "a")
+
+    assert not report.sound
+    assert sorted(problem.path for problem in report.problems) == sorted(
+        [fragments[3].path, fragments[29].path, "cursor/reader.json"]
+    )
+    assert report.num_fragments == 28
+    assert report.num_records == 28 * 4
+    assert all(str(problem.message).strip() for problem in report.problems)
+
+
+def test_lost_snapshot_is_named_once(filled: MemoryStore) -> None:
+    victim = LogReader.open(filled, "a").manifest().snapshots[0]
+    filled.delete(f"a/{victim.path}")
+
+    report = scrub(filled, "a")
+
+    assert [problem.path for problem in report.problems] == [victim.path]
+
+
+def test_unreadable_manifest_is_a_report_and_not_a_crash(filled: MemoryStore) -> None:
+    damage(filled, "a/manifest/MANIFEST.json")
+
+    report = scrub(filled, "a")
+
+    assert [problem.path for problem in report.problems] == ["manifest/MANIFEST.json"]
+
+
+def test_scrub_of_no_log_is_an_error(memory_store: MemoryStore) -> None:
+    with pytest.raises(LogNotFoundError):
+        scrub(memory_store, "a")
+
+
+def test_progress_is_told_up_to_the_end(filled: MemoryStore) -> None:
+    told: list[tuple[int, int]] = []
+
+    scrub(filled, "a", progress=lambda done, total: told.append((done, total)))
+
+    assert told[-1] == (120, 120)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)

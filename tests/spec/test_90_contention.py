@@ -1,0 +1,129 @@
+"""Writers that append at once: threads, and processes on stores that processes share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+APPENDER = textwrap.dedent(
+    """
+    import json, sys
+    from wal3_core import ContentionError, LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions, open_store
+    url, name, count, reseals = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    outcomes = {"acked": {}, "refused": [], "unknown": []}
+    with LogWriter.open(open_store(url), "a", options=WriterOptions(reseals_max=reseals)) as writer:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for index in range(count):
+            body = f"{name}/{index}"
+            try:
+                outcomes["acked"][body] = writer.append(body.encode()).offset
+            except NotDurableError:
+                outcomes["refused"].append(body)
+            except UnknownDurabilityError:
+                outcomes["unknown"].append(body)
+    print(json.dumps(outcomes))
+    """
+)
+
+Outcomes = dict[str, dict[str, int] | list[str]]
+
+
+def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcomes]:
+    """Let several processes append to one log at once; return what each was told."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", APPENDER, url, f"writer{number}", str(count), str(reseals)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(writers)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    outputs = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        outputs.append(json.loads(output))
+    return outputs
+
+
+def check(store: ObjectStore, outcomes: list[Outcomes]) -> dict[str, int]:
+    """Every acknowledged record once and where it was said to be, no refused one, unknown ones at most once."""
+    found: dict[str, int] = {}
+    for record in LogReader.open(store, "a").records():
+        body = (record.body or b"").decode()
+        assert body not in found, f"{body} exists twice"
+        found[body] = record.offset
+    for told in outcomes:
+        acked, refused = told["acked"], told["refused"]
+        assert isinstance(acked, dict)
+        assert {body: found.get(body) for body in acked} == acked
+        assert not [body for body in refused if body in found]
+    accounted = {body for told in outcomes for body in [*told["acked"], *told["unknown"]]}
+    assert set(found) <= accounted
+    assert scrub(store, "a").sound
+    return found
+
+
+def test_two_processes_on_one_log_each_get_every_record_in_once(store_url: str) -> None:
+    store = open_store(store_url)
+    LogWriter.initialize(store, "a")
+
+    outcomes = contend(store_url, writers=2, count=40, reseals=1000)
+
+    found = check(store, outcomes)
+    assert len(found) == 80
+    assert all(not told["refused"] and not told["unknown"] for told in outcomes)
+
+
+def test_two_processes_that_do_not_insist_are_told_the_truth(store_url: str) -> None:
+    store = open_store(store_url)
+    LogWriter.initialize(store, "a")
+
+    outcomes = contend(store_url, writers=2, count=60, reseals=0)
+
+    found = check(store, outcomes)
+    refused = sum(len(told["refused"]) for told in outcomes)
+    assert refused > 0
+    assert len(found) + refused == 120
+
+
+def test_many_writers_in_one_process_get_every_record_in_once(store: ObjectStore) -> None:
+    LogWriter.initialize(store, "a")
+
+    def append(number: int) -> list[int]:
+        offsets = []
+        with LogWriter.open(store, "a") as writer:
+            for index in range(10):
+                while True:
+                    try:
+                        offsets.append(writer.append(b"%d/%d" % (number, index)).offset)
+                    except ContentionError:
+                        continue
+                    break
+        return offsets
+
+    with ThreadPoolExecutor(4) as pool:
+        acked = list(pool.map(append, range(4)))
+
+    found = [record.body for record in LogReader.open(store, "a").records()]
+    assert len(found) == len(set(found)) == 40
+    for number, offsets in enumerate(acked):
+        assert [found[offset - 1] for offset in offsets] == [b"%d/%d" % (number, index) for index in range(10)]
