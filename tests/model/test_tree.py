@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tests.model.conftest import HOUR_US, fragments_after
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Manifest
-from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import SnapshotOptions
+
+if TYPE_CHECKING:
+    from wal3_core.model.manifest import Epoch, Manifest
+    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
 
 SMALL = SnapshotOptions(
     fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=3, snapshot_pointers_max=6, gc_interval_s=3600

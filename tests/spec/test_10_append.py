@@ -27,7 +27,7 @@ from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.storage.memory import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
 
 
 def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
@@ -60,9 +60,12 @@ def test_keys_tombstones_and_empty_bodies_are_kept_apart(store: ObjectStore) -> 
 
 
 def test_records_appended_together_are_adjacent_and_in_one_fragment(memory_store: MemoryStore) -> None:
-    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(batch_bytes_max=100)) as writer:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            groups = list(pool.map(lambda n: writer.append_many([b"%d" % n] * 50), range(20)))
+    options = WriterOptions(batch_bytes_max=100)
+    with (
+        LogWriter.open_or_initialize(memory_store, "a", options=options) as writer,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        groups = list(pool.map(lambda n: writer.append_many([b"%d" % n] * 50), range(20)))
 
     reader = LogReader.open(memory_store, "a")
     found = [record.body for record in reader.records()]
@@ -73,9 +76,8 @@ def test_records_appended_together_are_adjacent_and_in_one_fragment(memory_store
 
 
 def test_many_callers_share_fragments_and_each_gets_its_own_position(store: ObjectStore) -> None:
-    with LogWriter.open_or_initialize(store, "a") as writer:
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            positions = list(pool.map(lambda n: writer.append(b"%d" % n), range(200)))
+    with LogWriter.open_or_initialize(store, "a") as writer, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        positions = list(pool.map(lambda n: writer.append(b"%d" % n), range(200)))
 
     found = bodies(store)
     assert sorted(position.offset for position in positions) == list(range(1, 201))
@@ -144,7 +146,7 @@ def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> 
     held = []
 
     class GatedStore(CountingStore):
-        def create(self, path, data):  # type: ignore[no-untyped-def]
+        def create(self, path: str, data: Buffer) -> PutOutcome:
             if "/log/" in path:
                 gate.wait(30)
             return super().create(path, data)

@@ -49,7 +49,7 @@ ALL = [b"%d/%d" % (number, index) for number in range(FRAGMENTS) for index in ra
 @pytest.fixture
 def filled(memory_store: MemoryStore) -> Iterator[MemoryStore]:
     fill(memory_store)
-    yield memory_store
+    return memory_store
 
 
 def read(store: ObjectStore, start: object = None, limits: Limits | None = None) -> list[bytes | None]:

@@ -88,7 +88,7 @@ def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -
         writer.append(b"once")
 
     assert bodies(faulty.inner) == [b"once"]
-    assert len([m for m in faulty.inner.list_objects("a/log/")]) == 1
+    assert len(list(faulty.inner.list_objects("a/log/"))) == 1
 
 
 def test_commit_that_never_gets_an_answer_is_unknown_and_what_follows_is_true(faulty: FaultyStore) -> None:

@@ -1,0 +1,59 @@
+# What a newcomer needs: make demo, make test. The rest is listed by make help.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo dev test check lint types test-s3-real bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Install everything into .venv (about 1.3 GB, a minute or two)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(VENV): about 1.3 GB (Spark and Dagster), once."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[orchestration]' --group dev
+	@# The S3 server that the tests talk to pins libraries of its own, so it gets its own environment.
+	$(PYTHON) -m venv .venv-ministack
+	.venv-ministack/bin/python -m pip install --quiet --disable-pip-version-check ministack==1.5.33
+	@touch $(STAMP)
+
+.PHONY: java
+java:
+	@command -v java >/dev/null || { echo "Java is missing, and Spark needs it: install OpenJDK 17 (on Debian: apt-get install openjdk-17-jre-headless) and try again."; exit 1; }
+
+demo: java setup ## Fill a local store with real input, verify it through Dagster and Spark, show what was found
+	$(BIN)/python -m wal3_orchestration.demo
+
+dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
+	$(BIN)/python -m wal3_orchestration.demo --dev
+
+test: java setup lint types ## Everything that must hold: linters, types, all tests
+	$(BIN)/pytest
+
+check: setup lint types ## The quick part: linters, types, all but the slow tests
+	$(BIN)/pytest -m "not slow and not spark"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry .
+	$(BIN)/vulture
+
+types: setup
+	$(BIN)/mypy
+
+test-s3-real: setup ## The store suite and the S3 specification against a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
+	tests/real_s3/run.sh $(BIN)/pytest
+
+bench: setup ## The figures, each beside its peer or limit
+	PYTHONPATH=. $(BIN)/python benchmarks/bench.py
+
+clean: ## Remove the environments and the demo
+	rm -rf $(VENV) .venv-ministack .demo

@@ -1,0 +1,224 @@
+"""The library's figures, each beside its peer or limit, measured in one run: ``make bench``.
+
+What is printed: append throughput beside the SHA3-256 limit of one core and raw Parquet encoding;
+append latency; scan throughput; bytes of manifest and snapshots written per commit as a log grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from tests.s3_server import s3_server, use_endpoint
+from tests.stores import CountingStore
+from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Epoch, Manifest
+from wal3_core.model.paths import MANIFEST, fragment_path
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.setsum import Setsum
+from wal3_core.model.tree import build_snapshot, plan_roll
+from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Done, Versioned, log_store
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+
+MB = 1e6
+VOLUME = 192 * 2**20
+ROUNDS = 3
+console = Console(width=120)
+
+
+def best(action: Callable[[], object]) -> float:
+    """Seconds of the quickest of a few rounds: the machine's noise only ever slows."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def sha3_limit() -> float:
+    data = os.urandom(32 * 2**20)
+    return len(data) / MB / best(lambda: hashlib.sha3_256(data).digest())
+
+
+def sha3_of_each(bodies: list[bytes]) -> float:
+    sha3 = hashlib.sha3_256
+    return sum(map(len, bodies)) / MB / best(lambda: [sha3(body).digest() for body in bodies])
+
+
+def raw_parquet(bodies: list[bytes]) -> float:
+    def encode() -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            pa.table({"body": pa.array(bodies, pa.binary())}), sink, compression="zstd", use_dictionary=False
+        )
+
+    return sum(map(len, bodies)) / MB / best(encode)
+
+
+def throughput(store: ObjectStore) -> None:
+    table = Table(title="Throughput on a local store, MB/s (1 MB = 1e6 bytes of record bodies; random bytes)")
+    for name in (
+        "record",
+        "append",
+        "scan, verified",
+        "scan, not verified",
+        "SHA3-256, one core",
+        "SHA3-256, record by record",
+        "Parquet alone",
+        "append / limit",
+        "scan / limit",
+    ):
+        table.add_column(name, justify="right")
+    for size in (100, 1024, 8192):
+        table.add_row(f"{size:,} B", *_throughput_row(store, size))
+    console.print(table)
+
+
+def _throughput_row(store: ObjectStore, size: int) -> list[str]:
+    volume = VOLUME // 4 if size == 100 else VOLUME
+    group = [os.urandom(size) for _ in range(4 * 2**20 // size)]
+    groups = volume // (size * len(group))
+    appended, verified, unverified, limits = [], [], [], []
+    for _ in range(ROUNDS):
+        limits.append(sha3_limit())
+        log = f"bench-{uuid.uuid4().hex}"
+        with LogWriter.open_or_initialize(store, log) as writer:
+            appended.append(
+                _timed(lambda writer=writer: [writer.submit_many(group) for _ in range(groups)] and writer.flush())
+            )
+        for times, verify in ((verified, True), (unverified, False)):
+            reader = LogReader.open(store, log, options=ReaderOptions(verify=verify))
+            times.append(_timed(lambda reader=reader: [len(batch) for batch in reader.batches()]))
+    total = groups * len(group) * size / MB
+    limit, append, scan = max(limits), total / min(appended), total / min(verified)
+    figures = [append, scan, total / min(unverified), limit, sha3_of_each(group), raw_parquet(group)]
+    return [*(f"{figure:,.0f}" for figure in figures), f"{append / limit:.2f}", f"{scan / limit:.2f}"]
+
+
+def _timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def latency(stores: dict[str, ObjectStore]) -> None:
+    table = Table(title="Append latency, 100 B records, milliseconds")
+    for name in ("store", "callers", "p50", "p99", "appends/s", "store's PUT p50"):
+        table.add_column(name, justify="right")
+    for name, store in stores.items():
+        put_ms = _put_ms(store)
+        for callers in (1, 64):
+            times, elapsed = _append_times(store, callers)
+            quantiles = statistics.quantiles(times, n=100)
+            table.add_row(
+                name,
+                str(callers),
+                f"{quantiles[49] * 1e3:.2f}",
+                f"{quantiles[98] * 1e3:.2f}",
+                f"{len(times) / elapsed:,.0f}",
+                f"{put_ms:.2f}",
+            )
+    console.print(table)
+
+
+def _put_ms(store: ObjectStore) -> float:
+    return statistics.median(
+        _timed(lambda number=number: store.create(f"put/{uuid.uuid4().hex}/{number}", b"x" * 1024)) * 1e3
+        for number in range(100)
+    )
+
+
+def _append_times(store: ObjectStore, callers: int) -> tuple[list[float], float]:
+    body = os.urandom(100)
+    with LogWriter.open_or_initialize(store, f"latency-{uuid.uuid4().hex}") as writer:
+
+        def call(_: int) -> list[float]:
+            return [_timed(lambda: writer.append(body)) for _ in range(300 if callers == 1 else 30)]
+
+        call(0)
+        with ThreadPoolExecutor(callers) as pool:
+            began = time.perf_counter()
+            times = [each for caller in pool.map(call, range(callers)) for each in caller]
+            return times, time.perf_counter() - began
+
+
+def manifest_bytes() -> None:
+    table = Table(title="Bytes written per commit of one fragment: manifest, and snapshots besides (must be flat)")
+    for name in ("fragments in the log", "manifest", "snapshots", "together", "commits measured"):
+        table.add_column(name, justify="right")
+    for count in (100, 10_000, 100_000):
+        store = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
+        grow(store, count)
+        commits = 512
+        with LogWriter.open(store, "a") as writer:
+            store.written.clear()
+            for _ in range(commits):
+                writer.append(b"x")
+        manifest, snapshots = (store.written[name] / commits for name in ("manifest", "snapshot"))
+        table.add_row(
+            f"{count:,}", f"{manifest:,.0f}", f"{snapshots:,.0f}", f"{manifest + snapshots:,.0f}", f"{commits:,}"
+        )
+    console.print(table)
+
+
+def grow(store: ObjectStore, count: int) -> None:
+    """Give a log the manifest and the snapshots it has after ``count`` one-fragment commits."""
+    LogWriter.initialize(store, "a")
+    inside, options = log_store(store, "a"), SnapshotOptions()
+    snapshots = SnapshotStore(inside, shared_runtime(), loaded_max=options.loaded_max)
+    token, setsum = "0" * 16, Setsum.of([b"x"])
+    found = inside.get(MANIFEST)
+    assert isinstance(found, Versioned)
+    manifest = Manifest.from_bytes(found.data)
+    for number in range(1, count + 1):
+        start = LogPosition(number, manifest.next.position.timestamp_us + 1000)
+        pointer = FragmentPointer(
+            path=fragment_path(FragmentSeqNo(number), token),
+            first_seq_no=FragmentSeqNo(number),
+            seq_no=FragmentSeqNo(number),
+            start=start,
+            limit=LogPosition(number + 1, start.timestamp_us),
+            setsum=setsum,
+            num_bytes=1000,
+            num_records=1,
+        )
+        manifest = manifest.apply_fragments(Epoch(1, token, FragmentSeqNo(1)), [pointer])
+        while (roll := plan_roll(manifest, options)) is not None:
+            snapshot = build_snapshot(roll, snapshots.load)
+            manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll.replaced)
+    assert isinstance(inside.replace(MANIFEST, manifest.to_bytes(), found.etag), Done)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("WAL3_BENCH_DIR")) as folder, s3_server() as endpoint:
+        local = open_store(Path(folder).as_uri())
+        s3 = open_store(f"{use_endpoint(endpoint)}/{uuid.uuid4().hex}")
+        throughput(local)
+        latency({"local": local, "S3 (MiniStack)": s3})
+    manifest_bytes()
+
+
+if __name__ == "__main__":
+    main()

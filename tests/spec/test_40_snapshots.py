@@ -1,0 +1,67 @@
+"""The manifest's tree as a writer grows it: small commits, one GET to open, everything reachable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.stores import CountingStore
+from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core.model.manifest import Manifest
+from wal3_core.options import SnapshotOptions
+from wal3_core.storage.object_store import Versioned
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+
+TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
+
+
+def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
+    store = CountingStore(memory_store)
+    averages = []
+    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for _ in range(4):
+            store.written.clear()
+            for _ in range(256):
+                writer.append(b"x")
+            averages.append((store.written["manifest"] + store.written["snapshot"]) / 256)
+
+    assert max(averages) < 1.5 * averages[0]
+
+
+def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshots(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for _ in range(300):
+            writer.append(b"x")
+    store = CountingStore(memory_store)
+
+    reader = LogReader.open(store, "a")
+    assert store.requests == {"get": 1}
+    found = reader.scan()
+
+    assert [pointer.seq_no for pointer in found] == list(range(1, 301))
+    assert store.requests["read"] <= 300 / TREE.fragments_per_snapshot + 5
+
+
+def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStore) -> None:
+    for _ in range(10):
+        with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+            for _ in range(30):
+                writer.append(b"x")
+
+    reader = LogReader.open(memory_store, "a")
+    assert len(list(reader.records())) == 300
+    assert any(snapshot.depth == 2 for snapshot in reader.manifest().snapshots)
+    assert len(reader.manifest().fragments) < 60
+
+
+def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
+    generations = []
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for _ in range(30):
+            writer.append(b"x")
+            found = memory_store.get("a/manifest/MANIFEST.json")
+            assert isinstance(found, Versioned)
+            generations.append(Manifest.from_bytes(found.data).generation)
+
+    assert generations == list(range(2, 32))

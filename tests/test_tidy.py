@@ -1,0 +1,94 @@
+"""The house style that linters do not know."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(path for folder in ("wal3_core", "wal3_orchestration") for path in (ROOT / folder).rglob("*.py"))
+EVERYTHING = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 50
+PARAMETERS_MAX = 6
+BANNED_NAMES = {"utils", "helpers", "common", "manager", "data", "info", "misc"}
+DATACLASS_FLAGS = {"frozen", "slots"}
+# Values with an identity that a state machine changes as it goes.
+MUTABLE = {"Entry", "Flight", "_Tally"}
+
+
+def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    tree = ast.parse(path.read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_and_its_functions_stay_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MODULE_LINES_MAX
+    for function in functions(path):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= FUNCTION_LINES_MAX, f"{path.name}:{function.name}: {lines} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_says_what_it_is_and_is_named_for_it(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+
+    assert ast.get_docstring(tree), f"{path.name} has no docstring"
+    assert path.stem not in BANNED_NAMES
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_functions_take_few_parameters_and_no_more_than_two_by_place_alone(path: Path) -> None:
+    for function in functions(path):
+        arguments = function.args
+        count = (
+            len(arguments.args)
+            + len(arguments.kwonlyargs)
+            - (arguments.args[:1] != [] and arguments.args[0].arg in {"self", "cls"})
+        )
+        decorated = any(
+            "click" in ast.unparse(node) or "command" in ast.unparse(node) for node in function.decorator_list
+        )
+        assert decorated or count <= PARAMETERS_MAX + 1, f"{path.name}:{function.name}: {count} parameters"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "wal3_core").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_dataclasses_of_the_core_are_frozen_and_slotted(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ClassDef) or node.name in MUTABLE:
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "dataclass":
+                flags = {keyword.arg for keyword in decorator.keywords if ast.unparse(keyword.value) == "True"}
+                assert flags >= DATACLASS_FLAGS, f"{path.name}:{node.name}"
+
+
+def test_python_code_holds_no_pickle_and_no_bare_except() -> None:
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.ExceptHandler) and node.type is None), path
+            assert not (isinstance(node, ast.Import) and any(a.name.startswith("pickle") for a in node.names)), path
+
+
+def test_documents_name_every_invariant_and_each_has_a_test() -> None:
+    protocol = (ROOT / "docs" / "protocol.md").read_text()
+    numbered = {line.split("**")[1] for line in protocol.splitlines() if line.startswith("- **INV-")}
+    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_tidy.py"}
+
+    assert len(numbered) >= 10
+    for invariant in numbered:
+        line = next(line for line in protocol.splitlines() if line.startswith(f"- **{invariant}**"))
+        named = [
+            name.strip("`")
+            for name in line.split("Tests:")[1].replace(".", " ").replace(",", " ").split()
+            if name.startswith("`test_")
+        ]
+        assert named, f"{invariant} names no test"
+        for name in named:
+            assert any(f"def {name}(" in text for text in tests.values()), f"{invariant}: no test {name}"
