@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real bench clean
+.PHONY: help setup demo dev test check lint types test-s3-real bench history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ test-s3-real: setup ## The store suite and the S3 specification against a real s
 
 bench: setup ## The figures, each beside its peer or limit
 	PYTHONPATH=. $(BIN)/python benchmarks/bench.py
+
+history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
+	$(BIN)/python benchmarks/git_history.py
 
 clean: ## Remove the environments and the demo
 	rm -rf $(VENV) .venv-ministack .demo

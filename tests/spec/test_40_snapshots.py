@@ -13,7 +13,7 @@ from wal3_core.storage.object_store import Versioned
 if TYPE_CHECKING:
     from wal3_core.storage.memory import MemoryStore
 
-TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
+TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
 def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
@@ -26,7 +26,8 @@ def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
                 writer.append(b"x")
             averages.append((store.written["manifest"] + store.written["snapshot"]) / 256)
 
-    assert max(averages) < 1.5 * averages[0]
+    # Unrolled, the last window would write four times what the first one does.
+    assert max(averages) < 2 * averages[0]
 
 
 def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshots(memory_store: MemoryStore) -> None:

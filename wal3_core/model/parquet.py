@@ -39,6 +39,8 @@ _COLUMN_TYPES = {
 _PLAIN, _KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
 # Neither column names nor metadata of a fragment are longer than this; a hostile footer is.
 _THRIFT_BYTES_MAX = 16 * 2**20
+# Making a view costs as much as copying so many bytes.
+_VIEW_BYTES_MIN = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,15 +262,17 @@ def table_setsum(table: pa.Table) -> Setsum:
     return keyed_setsum(offsets, timestamps_us, _slices(table["key"]), bodies)
 
 
-def _slices(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """View a binary column's values in its buffer: nothing is copied."""
-    values: list[memoryview | None] = []
+def _slices(column: pa.ChunkedArray) -> list[bytes | memoryview | None]:
+    """Take a binary column's values from its buffer: views of long ones, copies of short ones, which are cheaper."""
+    values: list[bytes | memoryview | None] = []
     for chunk in column.chunks:
         width = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
         _, offset_buffer, data = chunk.buffers()
         offsets = np.frombuffer(offset_buffer, dtype=width)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
-        view = memoryview(data if data is not None else b"")
-        slices: list[memoryview | None] = [view[low:high] for low, high in pairwise(offsets)]
+        view: bytes | memoryview = memoryview(data if data is not None else b"")
+        if len(view) < _VIEW_BYTES_MIN * len(chunk):
+            view = bytes(view)
+        slices: list[bytes | memoryview | None] = [view[low:high] for low, high in pairwise(offsets)]
         if chunk.null_count:
             valid = chunk.is_valid().to_pylist()
             slices = [value if there else None for value, there in zip(slices, valid, strict=True)]

@@ -120,7 +120,8 @@ class FolderStore:
     @property
     def url(self) -> str:
         """The store's address with the folder."""
-        return f"{self._store.url.rstrip('/')}/{self._folder.rstrip('/')}"
+        address, *options = self._store.url.split("?", 1)
+        return "?".join((f"{address.rstrip('/')}/{self._folder.rstrip('/')}", *options))
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""

@@ -1,0 +1,69 @@
+"""The command, run in this process and as one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from wal3_core.cli.program import cli
+
+PROGRAM = Path(sys.executable).parent / "wal3"
+
+
+@dataclass(frozen=True)
+class Command:
+    """``wal3 --store URL``, in this process."""
+
+    url: str
+
+    def __call__(self, *arguments: str, stdin: bytes | str | None = None) -> Result:
+        return CliRunner().invoke(cli, ["--store", self.url, *arguments], input=stdin, catch_exceptions=False)
+
+    def ok(self, *arguments: str, stdin: bytes | str | None = None) -> bytes:
+        """Run a command that succeeds; returns what it printed."""
+        result = self(*arguments, stdin=stdin)
+        assert (result.exit_code, result.stderr) == (0, "")
+        return result.stdout_bytes
+
+    def json(self, *arguments: str, stdin: bytes | str | None = None) -> list[dict[str, object]]:
+        """Run a command that succeeds; returns the objects it printed."""
+        return [json.loads(line) for line in self.ok(*arguments, stdin=stdin).splitlines()]
+
+
+@dataclass(frozen=True)
+class Process:
+    """``wal3 --store URL``, as a process."""
+
+    url: str
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [PROGRAM, "--store", self.url, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        command = [PROGRAM, "--store", self.url, *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def wal3(local_url: str) -> Command:
+    """The command on an empty local store."""
+    return Command(local_url)
+
+
+@pytest.fixture
+def wal3_process(store_url: str) -> Process:
+    """The installed program on an empty store of each kind that processes share."""
+    return Process(store_url)

@@ -1,0 +1,206 @@
+"""What is appended is printed, by ``cat`` and ``tail``; what can not be is told, with what was."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core.cli.reading import Time
+from wal3_core.errors import ContentionError, NotDurableError, UnknownDurabilityError
+from wal3_core.log.writer import LogWriter
+from wal3_core.model.record import Message
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
+    from wal3_core.model.position import LogPosition
+
+    from .conftest import Command
+
+TWO = b'{"key": "k", "body": "one"}\n{"key": "k", "body": null}\n'
+
+
+def records(printed: bytes) -> list[tuple[int, str | None, str | None]]:
+    return [(line["offset"], line.get("key"), line["body"]) for line in map(json.loads, printed.splitlines())]
+
+
+def bodies(printed: bytes) -> list[str]:
+    return [body for _, _, body in records(printed) if body is not None]
+
+
+def numbered(wal3: Command, count: int, *, batches: int = 1) -> None:
+    for start in range(0, count, count // batches):
+        lines = "".join(f"{number}\n" for number in range(start + 1, start + count // batches + 1))
+        wal3.ok("append", "--create", "--raw", "events", stdin=lines)
+
+
+def test_appended_lines_are_printed_with_offset_and_time(wal3: Command) -> None:
+    wal3.ok("init", "events")
+
+    assert wal3.ok("append", "events", stdin=TWO) == b"2 records appended (offsets 1 to 2) to events\n"
+    printed = wal3.json("cat", "events")
+    assert [list(line) for line in printed] == [["offset", "timestamp_us", "key", "body"]] * 2
+    assert records(wal3.ok("cat", "events")) == [(1, "k", "one"), (2, "k", None)]
+
+
+def test_summary_is_json_on_request(wal3: Command) -> None:
+    summary = wal3.json("append", "--create", "--json", "events", stdin=TWO)
+
+    assert summary == [{"log": "events", "records": 2, "bytes": 5, "first_offset": 1, "last_offset": 2}]
+
+
+def test_any_bytes_go_from_one_log_to_another(wal3: Command) -> None:
+    sent = [Message(bytes([value]), b"\xff" + bytes([value])) for value in range(256)]
+    sent += [Message(b"", b""), Message(None, b"\0"), Message("\u2028\u20ac\n".encode(), None)]
+    store = open_store(wal3.url)
+    LogWriter.initialize(store, "a")
+    with LogWriter.open(store, "a") as writer:
+        writer.append_many(sent)
+
+    wal3.ok("append", "--create", "b", stdin=wal3.ok("cat", "a"))
+
+    strip = ("offset", "timestamp_us")
+    a, b = ([{k: v for k, v in line.items() if k not in strip} for line in wal3.json("cat", log)] for log in "ab")
+    assert a == b
+    assert len(a) == len(sent)
+
+
+def test_raw_lines_are_bodies_as_they_are(wal3: Command) -> None:
+    wal3.ok("append", "--create", "--raw", "events", stdin=b'{"not": parsed}\n\n \r\n\xff\nlast')
+
+    printed = wal3.json("cat", "events")
+    assert [line.get("body") or line.get("body_b64") for line in printed] == [
+        '{"not": parsed}',
+        None,
+        " \r",
+        "/w==",
+        "last",
+    ]
+    assert printed[1]["body"] == ""
+
+
+def test_no_input_appends_nothing(wal3: Command) -> None:
+    assert wal3.ok("append", "--create", "events", stdin=b"\n") == b"0 records appended to events\n"
+
+
+def test_bad_line_is_named_and_what_came_before_it_is_in_the_log(wal3: Command) -> None:
+    wal3.ok("init", "events")
+
+    result = wal3("append", "--json", "events", stdin=TWO + b'\n{"body": "good"}\nbad\n{"body": "after"}\n')
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: 3 records appended (offsets 1 to 3); line 5: expected a JSON object")
+    assert result.stderr.count("\n") == 1
+    assert json.loads(result.stdout)["records"] == 3
+    assert records(wal3.ok("cat", "events"))[-1] == (3, None, "good")
+
+
+def test_append_to_a_missing_log_fails_unless_told_to_create_it(wal3: Command) -> None:
+    result = wal3("append", "events", stdin=TWO)
+
+    assert result.exit_code == 2
+    assert "initialize the log first" in result.stderr
+    wal3.ok("append", "--create", "events", stdin=TWO)
+
+
+class LosingWriter(LogWriter):
+    """A writer that loses every batch but the first."""
+
+    error = NotDurableError("lost")
+
+    def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
+        """Submit, and then say it was lost."""
+        future = super().submit_many(records)
+        position = future.result()
+        if position.offset == 1:
+            return future
+        lost: Future[LogPosition] = type(future)()
+        lost.set_exception(self.error)
+        return lost
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ContentionError("taken over"), "the records are not in the log: taken over; they can be appended again"),
+        (
+            UnknownDurabilityError("no answer"),
+            "unknown whether the records are in the log: no answer; read the log before appending them again",
+        ),
+    ],
+)
+def test_lost_batch_is_told_with_its_lines_and_what_became_of_it(
+    wal3: Command, monkeypatch: pytest.MonkeyPatch, error: NotDurableError, told: str
+) -> None:
+    monkeypatch.setattr("wal3_core.cli.appending.LogWriter", LosingWriter)
+    monkeypatch.setattr("wal3_core.cli.appending._BATCH_LINES_MAX", 2)
+    monkeypatch.setattr(LosingWriter, "error", error)
+
+    result = wal3("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n4\n")
+
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: 2 records appended (offsets 1 to 2); lines 3 to 4: {told}\n"
+
+
+def test_cat_begins_at_an_offset_and_ends_at_a_limit(wal3: Command) -> None:
+    numbered(wal3, 40, batches=4)
+
+    assert bodies(wal3.ok("cat", "events", "--from-offset", "8", "--limit", "20")) == [str(n) for n in range(8, 28)]
+    assert bodies(wal3.ok("cat", "events", "--from-offset", "41")) == []
+    assert bodies(wal3.ok("cat", "events", "--limit", "0")) == []
+
+
+def test_cat_begins_at_a_time_in_either_form(wal3: Command) -> None:
+    numbered(wal3, 20, batches=2)
+    lines = wal3.json("cat", "events")
+    timestamp_us = lines[10]["timestamp_us"]
+    assert isinstance(timestamp_us, int)
+
+    assert wal3.json("cat", "events", "--from-time", str(timestamp_us)) == lines[10:]
+    assert wal3.json("cat", "events", "--from-time", str(timestamp_us + 1)) == []
+    for moment in ("1970-01-01", "1970-01-01T02:00:00+02:00"):
+        assert wal3.json("cat", "events", "--from-time", moment) == lines
+    assert wal3.json("cat", "events", "--from-time", "2999-01-01T00:00:00Z") == []
+
+
+def test_time_is_exact_to_the_microsecond_and_utc_by_default() -> None:
+    assert Time().convert("2026-01-31T12:00:00.123457", None, None) == 1_769_860_800_123_457
+    assert Time().convert("2026-01-31T13:00:00.123457+01:00", None, None) == 1_769_860_800_123_457
+    assert Time().convert("1769860800123457", None, None) == 1_769_860_800_123_457
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--from-offset", "1", "--from-time", "1"), "give one of them"),
+        (("--from-time", "yesterday"), "expected ISO 8601 or microseconds"),
+        (("--from-offset", "9"), "expected an offset from 1 to 4, found 9"),
+    ],
+)
+def test_start_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
+    numbered(wal3, 3)
+
+    result = wal3("cat", "events", *arguments)
+
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_tail_prints_the_last_records(wal3: Command) -> None:
+    numbered(wal3, 30, batches=3)
+
+    assert bodies(wal3.ok("tail", "events")) == [str(n) for n in range(21, 31)]
+    assert bodies(wal3.ok("tail", "events", "-n", "15")) == [str(n) for n in range(16, 31)]
+    assert bodies(wal3.ok("tail", "events", "-n", "1000")) == [str(n) for n in range(1, 31)]
+    assert bodies(wal3.ok("tail", "events", "-n", "0")) == []
+
+
+def test_tail_of_an_empty_log_is_nothing(wal3: Command) -> None:
+    wal3.ok("init", "events")
+
+    assert wal3.ok("tail", "events") == b""
+    assert wal3.ok("cat", "events") == b""

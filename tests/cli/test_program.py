@@ -1,0 +1,198 @@
+"""The program as its users run it: a process, its pipes, its signals and its exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from wal3_core.cli.program import cli
+
+if TYPE_CHECKING:
+    from .conftest import Command, Process
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def test_log_lives_through_every_command(wal3_process: Process) -> None:
+    lines = b"".join(b'{"key": "%d", "body": "b"}\n' % number for number in range(50))
+
+    assert wal3_process("init", "events").returncode == 0
+    assert wal3_process("append", "events", stdin=lines).stdout == b"50 records appended (offsets 1 to 50) to events\n"
+    printed = wal3_process("cat", "events").stdout
+    assert [json.loads(line)["key"] for line in printed.splitlines()] == [str(number) for number in range(50)]
+    assert json.loads(wal3_process("ls", "--json").stdout)["records"] == 50
+    assert wal3_process("cursor", "set", "events", "reader", "first").returncode == 0
+    assert b"reader" in wal3_process("inspect", "events").stdout
+    assert wal3_process("scrub", "--all").returncode == 0
+    assert wal3_process("doctor").returncode == 0
+    assert wal3_process("cat", "events").stdout == printed
+
+
+def test_error_is_one_line_without_traceback(wal3_process: Process) -> None:
+    missing = wal3_process("cat", "no-such-log")
+
+    assert (missing.returncode, missing.stdout) == (2, b"")
+    assert re.fullmatch(rb"Error: log .*no-such-log: expected .*\n", missing.stderr)
+
+
+def test_store_that_is_away_is_one_line_too(s3_bucket_url: str) -> None:
+    del s3_bucket_url
+    result = CliRunner().invoke(cli, ["--store", "s3://no-such-bucket", "init", "events"])
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: store s3://no-such-bucket")
+    assert result.stderr.count("\n") == 1
+
+
+def test_command_without_store_says_how_to_name_one() -> None:
+    result = CliRunner().invoke(cli, ["ls"], env={"WAL3_STORE": None})
+
+    assert result.exit_code == 2
+    assert "WAL3_STORE" in result.stderr
+
+
+def test_store_may_be_named_by_environment_or_path(tmp_path: Path) -> None:
+    CliRunner().invoke(cli, ["--store", str(tmp_path), "init", "events"], catch_exceptions=False)
+
+    result = CliRunner().invoke(cli, ["ls", "--json"], env={"WAL3_STORE": tmp_path.as_uri()})
+
+    assert json.loads(result.stdout)["log"] == "events"
+
+
+def test_every_command_teaches_by_example() -> None:
+    names = [("cursor", name) for name in ("list", "get", "set", "delete")]
+    names += [(name,) for name in cli.commands]
+
+    for name in names:
+        text = CliRunner().invoke(cli, [*name, "--help"]).stdout
+        assert f"  wal3 {' '.join(name)}" in text or f"| wal3 {' '.join(name)}" in text
+
+
+def test_reader_that_stops_early_is_no_error(wal3_process: Process) -> None:
+    wal3_process("append", "--create", "--raw", "events", stdin=b"a line that fills the pipe\n" * 20_000)
+
+    with wal3_process.start("cat", "events") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["offset"] == 1
+        process.stdout.close()
+        complaint = process.stderr.read()
+
+    assert (process.returncode, complaint) == (0, b"")
+
+
+def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
+    wal3_process("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n")
+
+    with wal3_process.start("tail", "events", "-n", "2", "--follow") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        before = [json.loads(process.stdout.readline())["body"] for _ in range(2)]
+        wal3_process("append", "--raw", "events", stdin=b"4\n")
+        after = json.loads(process.stdout.readline())["body"]
+        process.send_signal(signal.SIGINT)
+        rest, complaint = process.stdout.read(), process.stderr.read()
+
+    assert (before, after) == (["2", "3"], "4")
+    assert (process.returncode, rest, complaint) == (0, b"", b"")
+
+
+def test_slow_input_is_appended_as_it_comes_and_interrupting_tells_how_much(wal3_process: Process) -> None:
+    wal3_process("init", "events")
+
+    with (
+        wal3_process.start("append", "--raw", "events") as process,
+        wal3_process.start("tail", "--follow", "events") as follower,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert follower.stdout is not None
+        process.stdin.write(b"first\nsecond\n")
+        process.stdin.flush()
+        seen = [json.loads(follower.stdout.readline())["body"] for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        complaint = process.stderr.read()
+        follower.send_signal(signal.SIGINT)
+
+    assert seen == ["first", "second"]
+    assert (process.returncode, complaint) == (
+        130,
+        b"Error: 2 records appended (offsets 1 to 2); interrupted\n",
+    )
+
+
+def test_progress_stays_off_pipes(wal3: Command) -> None:
+    result = wal3("append", "--create", "--raw", "events", stdin=b"1\n")
+
+    assert result.stderr == ""
+
+
+def test_real_history_folds_to_its_tree(wal3: Command) -> None:
+    """Rows of a repository's history: the last blob of every path is what its newest commit lists."""
+    rows = [json.loads(line) for line in gzip.decompress((DATA / "slatedb_history.jsonl.gz").read_bytes()).splitlines()]
+    tree = json.loads(gzip.decompress((DATA / "slatedb_history_tree.json.gz").read_bytes()))
+    lines = "".join(json.dumps({"key": row["path"], "body": row["blob"]}) + "\n" for row in rows)
+
+    wal3.ok("append", "--create", "history", stdin=lines)
+
+    printed = wal3.json("cat", "history")
+    assert len(printed) == len(rows) == 7768
+    last = {line["key"]: line["body"] for line in printed}
+    assert {key: body for key, body in last.items() if body is not None} == tree
+
+
+def test_command_needs_no_spark() -> None:
+    code = "import sys, wal3_core.cli; sys.exit(any(name.split('.')[0] == 'pyspark' for name in sys.modules))"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_git_history_is_ingested(wal3: Command, tmp_path: Path, *, as_json: bool) -> None:
+    def git(*arguments: str) -> str:
+        settings = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
+        command = ["git", *settings, "-C", str(tmp_path / "repo"), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "repo").mkdir()
+    git("init", "--quiet")
+    (tmp_path / "repo" / "file").write_bytes(b"hello")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "1")
+    head = git("rev-parse", "HEAD")
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module")
+    git("commit", "--quiet", "--message", "2")
+
+    result = wal3("ingest-git", str(tmp_path / "repo"), "events", *(("--json",) if as_json else ()))
+
+    assert result.exit_code == 0
+    if as_json:
+        assert json.loads(result.stdout) == {
+            "log": "events",
+            "head": git("rev-parse", "HEAD"),
+            "commits": 2,
+            "records": 1,
+            "bytes": 9,
+            "submodules": ["module"],
+        }
+    else:
+        assert result.stdout.startswith("1 records, 9 bytes, of 2 commits up to ")
+        assert result.stderr == "skipped 1 submodules: module\n"
+    assert [(line["key"], line["body"]) for line in wal3.json("cat", "events")] == [("file", "hello")]
+
+
+def test_folder_that_is_no_repository_is_refused_before_a_log_is_made(wal3: Command, tmp_path: Path) -> None:
+    result = wal3("ingest-git", str(tmp_path), "events")
+
+    assert result.exit_code == 2
+    assert "not a git repository" in result.stderr
+    assert wal3.ok("ls", "--json") == b""

@@ -1,0 +1,285 @@
+"""``ls``, ``inspect``, ``cursor``, ``scrub`` and ``doctor`` tell what is there, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from wal3_core.log.reader import LogReader
+from wal3_core.log.writer import LogWriter
+from wal3_core.model.manifest import Seal
+from wal3_core.options import SnapshotOptions, WriterOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage import doctor
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.doctor import DoctorReport
+    from wal3_core.storage.object_store import ObjectStore
+
+    from .conftest import Command
+
+FEW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2)
+
+
+def appended(wal3: Command, log: str, count: int) -> None:
+    wal3.ok("append", "--create", "--raw", log, stdin="".join(f"{number}\n" for number in range(count)))
+
+
+def deep(wal3: Command, log: str) -> int:
+    """Make a log with a tree of both depths; returns how many fragments of one record it has."""
+    store = open_store(wal3.url)
+    LogWriter.initialize(store, log)
+    reader = LogReader.open(store, log)
+    with LogWriter.open(store, log, options=WriterOptions(snapshots=FEW)) as writer:
+        for number in range(1, 1000):
+            writer.append(b"%d" % number)
+            depths = {snapshot.depth for snapshot in reader.manifest().snapshots}
+            if depths == {1, 2}:
+                return number
+    pytest.fail("a thousand fragments made no tree of both depths")
+
+
+def files(wal3: Command, pattern: str) -> list[Path]:
+    return sorted(Path(urlsplit(wal3.url).path).glob(pattern))
+
+
+def cells(printed: bytes) -> list[list[str]]:
+    return [line.split() for line in printed.decode().splitlines() if line.strip(" ─")]
+
+
+def test_ls_lists_logs_with_what_they_hold(wal3: Command) -> None:
+    wal3.ok("init", "empty")
+    appended(wal3, "team/orders", 1234)
+    store = log_store(open_store(wal3.url), "empty")
+    manifests = ManifestStore(store, shared_runtime())
+    installed = manifests.load()
+    seal = Seal(reason="moved", sealed_by="a test", timestamp_us=1)
+    manifests.install(installed.manifest.apply_seal(seal), installed)
+
+    rows = cells(wal3.ok("ls"))
+
+    assert rows[0] == ["log", "records", "bytes", "fragments", "first", "next", "sealed"]
+    assert rows[1][0] == "empty"
+    assert rows[1][-1] == "sealed"
+    assert rows[2][:2] == ["team/orders", "1,234"]
+    assert rows[2][-2:] == ["1", "1,235"]
+
+
+def test_ls_as_json_below_a_prefix(wal3: Command) -> None:
+    appended(wal3, "team/orders", 3)
+    appended(wal3, "teams", 1)
+
+    [row] = wal3.json("ls", "--json", "team")
+
+    assert row.pop("bytes") == sum(path.stat().st_size for path in files(wal3, "team/orders/log/**/*.parquet"))
+    assert row == {
+        "log": "team/orders",
+        "records": 3,
+        "fragments": 1,
+        "first_offset": 1,
+        "next_offset": 4,
+        "sealed": False,
+    }
+
+
+def test_ls_counts_fragments_in_snapshots_without_reading_them(wal3: Command) -> None:
+    fragments = deep(wal3, "events")
+    for path in files(wal3, "events/snapshot/*"):
+        path.unlink()
+
+    assert wal3.json("ls", "--json")[0]["fragments"] == fragments
+
+
+def test_ls_of_an_empty_store_is_an_empty_table(wal3: Command) -> None:
+    assert len(cells(wal3.ok("ls"))) == 1
+    assert wal3.ok("ls", "--json") == b""
+
+
+def test_ls_names_a_log_it_can_not_read_and_lists_the_others(wal3: Command) -> None:
+    appended(wal3, "bad", 1)
+    appended(wal3, "good", 1)
+    files(wal3, "bad/manifest/MANIFEST.json")[0].write_bytes(b"{}")
+
+    result = wal3("ls")
+
+    assert result.exit_code == 1
+    assert "good" in result.stdout
+    assert "1 unreadable: bad: " in result.stderr
+
+
+def test_inspect_shows_tree_epochs_and_cursors(wal3: Command) -> None:
+    held = deep(wal3, "events")
+    wal3.ok("cursor", "set", "events", "reader", "4")
+
+    printed = wal3.ok("inspect", "events", "--full").decode()
+
+    assert "in the manifest" in printed
+    assert "snapshots, fragments 1 to" in printed
+    assert all(
+        f"fragment {number}: offsets {number} to {number}, 1 records" in printed for number in range(1, held + 1)
+    )
+    assert printed.count("more: --full shows them") == 0
+    cursor = next(row for row in cells(printed.encode()) if row[0] == "reader")
+    assert cursor[1] == "4"
+
+
+def test_inspect_as_json_holds_every_fragment_once(wal3: Command) -> None:
+    held = deep(wal3, "events")
+    wal3.ok("cursor", "set", "events", "reader", "4")
+
+    [document] = wal3.json("inspect", "events", "--full", "--json")
+
+    def fragments(pointers: list[dict[str, object]]) -> list[object]:
+        found: list[object] = []
+        for pointer in pointers:
+            below = pointer.get("pointers")
+            found += fragments(below) if isinstance(below, list) else [pointer["fragment_seq_no"]]
+        return found
+
+    pointers, cursors = document["pointers"], document["cursors"]
+    assert isinstance(pointers, list)
+    assert isinstance(cursors, list)
+    assert fragments(pointers) == list(range(1, held + 1))
+    assert [(cursor["cursor"], cursor["offset"], cursor["lag"]) for cursor in cursors] == [("reader", 4, held - 3)]
+    assert document["manifest_bytes"] == files(wal3, "events/manifest/*")[0].stat().st_size
+
+
+def test_stored_text_can_not_steer_the_terminal(wal3: Command) -> None:
+    wal3.ok("init", "events")
+    manifests = ManifestStore(log_store(open_store(wal3.url), "events"), shared_runtime())
+    installed = manifests.load()
+    seal = Seal(reason="\x1b[2J[bold]gone", sealed_by="a test", timestamp_us=1)
+    manifests.install(installed.manifest.apply_seal(seal), installed)
+
+    printed = wal3.ok("inspect", "events").decode()
+
+    assert "\x1b" not in printed
+    assert "[2J[bold]gone" in printed
+
+
+def test_cursor_is_created_moved_shown_and_deleted(wal3: Command) -> None:
+    appended(wal3, "events", 10)
+    appended(wal3, "events", 10)
+    records = wal3.json("cat", "events")
+
+    assert wal3.ok("cursor", "set", "events", "reader", "first") == b"created reader at 1\n"
+    assert wal3.ok("cursor", "set", "events", "reader", "15") == b"moved reader from 1 to 15\n"
+
+    [shown] = wal3.json("cursor", "get", "events", "reader", "--json")
+    assert (shown["offset"], shown["timestamp_us"], shown["lag"], shown["generation"]) == (
+        15,
+        records[14]["timestamp_us"],
+        6,
+        2,
+    )
+    assert wal3.ok("cursor", "set", "events", "reader", "next") == b"moved reader from 15 to 21\n"
+    assert wal3.json("cursor", "list", "events", "--json")[0]["lag"] == 0
+    assert wal3.ok("cursor", "delete", "events", "reader", "--yes") == b"deleted reader at 21\n"
+    assert wal3.ok("cursor", "list", "events", "--json") == b""
+
+
+def test_deleting_a_cursor_asks_first(wal3: Command) -> None:
+    appended(wal3, "events", 1)
+    wal3.ok("cursor", "set", "events", "reader", "first")
+
+    refused = wal3("cursor", "delete", "events", "reader", stdin="n\n")
+
+    assert refused.exit_code == 1
+    assert wal3("cursor", "get", "events", "reader").exit_code == 0
+    assert wal3("cursor", "delete", "events", "reader", stdin="y\n").exit_code == 0
+    assert wal3("cursor", "get", "events", "reader").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("set", "events", "reader", "0"), "found 0"),
+        (("set", "events", "reader", "99"), "expected an offset from 1 to 4, found 99"),
+        (("set", "events", "reader", "-1"), ""),
+        (("set", "events", "reader", "soon"), "expected a number, first or next, found 'soon'"),
+        (("set", "events", "no/name", "1"), "cursor name"),
+        (("get", "events", "reader"), "expected a cursor reader, found none"),
+        (("delete", "events", "reader", "--yes"), "expected a cursor reader, found none"),
+        (("list", "other"), "initialize the log first"),
+    ],
+)
+def test_cursor_request_that_makes_no_sense_is_refused(
+    wal3: Command, arguments: tuple[str, ...], complaint: str
+) -> None:
+    appended(wal3, "events", 3)
+
+    result = wal3("cursor", *arguments)
+
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert wal3.ok("cursor", "list", "events", "--json") == b""
+
+
+def test_scrub_of_sound_logs_says_so(wal3: Command) -> None:
+    appended(wal3, "a", 5)
+    held = deep(wal3, "b")
+
+    rows = cells(wal3.ok("scrub", "--all"))
+
+    assert [row[:3] for row in rows[1:]] == [["a", "sound", "5"], ["b", "sound", str(held)]]
+
+
+def test_scrub_names_every_bad_object_and_fails(wal3: Command) -> None:
+    appended(wal3, "good", 5)
+    deep(wal3, "bad")
+    flipped, gone = files(wal3, "bad/log/**/*.parquet")[:2]
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped.write_bytes(data)
+    gone.unlink()
+    root = Path(urlsplit(wal3.url).path) / "bad"
+    names = {str(path.relative_to(root)) for path in (flipped, gone)}
+
+    told, programs = wal3("scrub", "good", "bad"), wal3("scrub", "--all", "--json")
+
+    assert (told.exit_code, programs.exit_code) == (1, 1)
+    assert "2 BAD" in told.stdout
+    assert all(name in told.stdout for name in names)
+    reports = {report["log"]: report for report in map(json.loads, programs.stdout.splitlines())}
+    assert reports["good"]["sound"]
+    assert {problem["path"] for problem in reports["bad"]["problems"]} == names
+
+
+@pytest.mark.parametrize("arguments", [(), ("events", "--all")])
+def test_scrub_wants_logs_or_all(wal3: Command, arguments: tuple[str, ...]) -> None:
+    assert wal3("scrub", *arguments).exit_code == 2
+
+
+def test_doctor_passes_the_store_it_is_given(wal3: Command, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+
+    printed = wal3.ok("doctor").decode()
+    [report] = wal3.json("doctor", other.as_uri(), "--json")
+
+    assert "logs can live here" in printed
+    assert (report["suitable"], report["url"]) == (True, other.as_uri())
+    assert [path.name for path in other.iterdir()] == [".wal3"]
+
+
+def test_doctor_fails_on_a_store_that_breaks_a_promise(wal3: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine_broken(store: ObjectStore, **_: object) -> DoctorReport:
+        broken = doctor.Check("a second create is refused", passed=False, found="done")
+        return doctor.DoctorReport(
+            url=store.url, checks=(broken,), put_us=1, get_us=1, cas_us=1, clock_difference_us=0, advice=("run",)
+        )
+
+    monkeypatch.setattr("wal3_core.cli.verifying.examine", examine_broken)
+
+    result = wal3("doctor")
+
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout
+    assert "NO log can live here" in result.stdout
+    assert "advice: run" in result.stdout

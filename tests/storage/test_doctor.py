@@ -1,0 +1,210 @@
+"""The doctor passes a store that keeps its promises, and names the promise that another one breaks."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from wal3_core.errors import UnavailableError
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.doctor import examine
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Done, Etag, ObjectMeta, Unknown, Versioned
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
+
+ATOMIC = {"of racing creates one is done", "racing swaps lose nothing"}
+
+
+class CarelessStore(MemoryStore):
+    """A store that does every PUT, whatever its condition, as some servers do."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="careless")
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Overwrite, after a moment, so that a race is one."""
+        shared_runtime().sleep(0.002)
+        super().delete(path)
+        return super().create(path, data)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Overwrite."""
+        del etag
+        return self.create(path, data)
+
+
+class RacyStore(MemoryStore):
+    """A store that looks and then writes, without a lock around both."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="racy")
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Look, be slow, overwrite."""
+        found = self.get(path)
+        if not isinstance(found, Versioned) or found.etag != etag:
+            return super().replace(path, data, etag)
+        shared_runtime().sleep(0.002)
+        super().delete(path)
+        return super().create(path, data)
+
+
+class UnorderedStore(MemoryStore):
+    """A store that lists as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="unordered")
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """List backwards."""
+        return reversed(list(super().list_objects(folder, start_after=start_after)))
+
+
+class LateStore(MemoryStore):
+    """A store with its clock an hour behind."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="late")
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object by a clock that is late."""
+        found = super().head(path)
+        return None if found is None else ObjectMeta(path, found.size, found.last_modified_us - 3_600_000_000)
+
+
+class DeadStore(MemoryStore):
+    """A store that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="dead")
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Time out."""
+        del path, data
+        return Unknown("timed out")
+
+
+def failed(store: ObjectStore) -> set[str]:
+    return {check.name for check in examine(store).checks if not check.passed}
+
+
+def test_sound_store_passes_and_is_left_as_it_was(store: ObjectStore) -> None:
+    store.create("mine", b"1")
+
+    report = examine(store)
+
+    assert [check for check in report.checks if not check.passed] == []
+    assert report.suitable
+    assert report.advice == ()
+    assert abs(report.clock_difference_us) < 2_500_000
+    assert min(report.put_us, report.cas_us) > 0
+    assert [meta.path for meta in store.list_objects("")] == ["mine"]
+    assert store.list_folders("") == []
+
+
+def test_store_that_ignores_conditions_is_named_unsuitable() -> None:
+    report = examine(CarelessStore())
+
+    assert {check.name for check in report.checks if not check.passed} == {
+        "a second create is refused",
+        "a replace of a missing object is refused",
+        "a replace with a stale version is refused",
+        *ATOMIC,
+    }
+    assert not report.suitable
+    assert any("do not keep logs here" in line for line in report.advice)
+
+
+def test_store_that_checks_without_a_lock_loses_racing_swaps() -> None:
+    assert failed(RacyStore()) == {"racing swaps lose nothing"}
+
+
+def test_store_that_lists_out_of_order_is_found_out() -> None:
+    assert failed(UnorderedStore()) == {"a list is in order of paths"}
+
+
+def test_late_clock_is_told_but_breaks_no_promise() -> None:
+    report = examine(LateStore())
+
+    assert report.suitable
+    assert round(report.clock_difference_us / 1_000_000) == -3600
+    assert any("-3600 s" in line for line in report.advice)
+
+
+def test_store_that_does_not_answer_is_an_error() -> None:
+    with pytest.raises(UnavailableError, match="found it unknown: timed out"):
+        examine(DeadStore())
+
+
+class BareEtagServer(BaseHTTPRequestHandler):
+    """Stands before the S3 server; compares If-Match with the ETag's bare value, as radosgw does."""
+
+    upstream = ""
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        match = next((name for name in headers if name.lower() == "if-match"), None)
+        if match is not None:
+            # A quoted value names no version here; a bare one is what the server behind wants in quotes.
+            headers[match] = '"0"' if headers[match].startswith('"') else f'"{headers[match]}"'
+        connection = http.client.HTTPConnection(self.upstream, timeout=10)
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in {"content-length", "transfer-encoding", "connection", "date", "server"}:
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        connection.close()
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = forward  # noqa: N815 - http.server calls them so
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
+    """URL of a store on a server that wants ETags bare."""
+    handler = type("Handler", (BareEtagServer,), {"upstream": urlsplit(s3_endpoint).netloc})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"{s3_url}?endpoint=http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_server_that_wants_bare_etags_is_recognised_and_passes_as_advised(bare_etag_url: str) -> None:
+    report = examine(open_store(bare_etag_url))
+
+    advised = f"{bare_etag_url}&etags=unquoted"
+    assert "a replace with the current version is done" in {check.name for check in report.checks if not check.passed}
+    assert report.advice[0] == f"this server wants ETags bare; open it as {advised}"
+    assert examine(open_store(advised)).suitable
+
+
+def test_bare_etag_server_does_as_told(bare_etag_url: str) -> None:
+    quoted, bare = open_store(bare_etag_url), open_store(f"{bare_etag_url}&etags=unquoted")
+    etag = quoted.create("a", b"1")
+    assert isinstance(etag, Done)
+    found = bare.get("a")
+    assert isinstance(found, Versioned)
+
+    assert not isinstance(quoted.replace("a", b"2", etag.etag), Done)
+    assert isinstance(bare.replace("a", b"2", found.etag), Done)

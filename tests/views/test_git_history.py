@@ -1,0 +1,252 @@
+"""A replayed history folds to what git lists for its newest commit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.log.reader import LogReader
+from wal3_core.log.writer import LogWriter
+from wal3_core.options import WriterOptions
+from wal3_core.views.git_history import ingest, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.model.record import Message, Record
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+LOG = "history"
+IDENTITY = {
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@example.org",
+    "GIT_COMMITTER_NAME": "C",
+    "GIT_COMMITTER_EMAIL": "c@example.org",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+
+
+class Repository:
+    """A repository with files and commits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *arguments: str, stdin: bytes = b"") -> bytes:
+        command = ["git", "-C", str(self.path), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=True, env={**os.environ, **IDENTITY})
+        return done.stdout
+
+    def write(self, name: str | bytes, content: bytes) -> None:
+        target = self.path / os.fsdecode(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+    def commit(self, text: str = "change") -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", text)
+
+    def tree(self, *pathspec: str) -> dict[bytes, bytes]:
+        """Paths and blob ids of HEAD, submodules left out."""
+        found = {}
+        for line in self.git("ls-tree", "-r", "-z", "HEAD", *pathspec).split(b"\0")[:-1]:
+            described, path = line.split(b"\t", 1)
+            _, kind, blob = described.split(b" ")
+            if kind == b"blob":
+                found[path] = blob
+        return found
+
+    def blob_ids(self, files: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {
+            path: self.git("hash-object", "--stdin", "-t", "blob", stdin=body).strip() for path, body in files.items()
+        }
+
+
+def fold(messages: Iterable[Message | Record]) -> dict[bytes, bytes]:
+    files: dict[bytes, bytes] = {}
+    for message in messages:
+        assert message.key is not None
+        if message.body is None:
+            del files[message.key]
+        else:
+            files[message.key] = message.body
+    return files
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """A history with everything that is easily got wrong."""
+    repository = Repository(tmp_path / "repository")
+    repository.write("kept.txt", b"one\n")
+    repository.write("renamed.txt", b"same bytes\n" * 20)
+    repository.write("folder/deleted.txt", b"gone\n")
+    repository.write("folder/changed.bin", bytes(range(256)))
+    repository.write("empty", b"")
+    repository.write(b"caf\xe9 \n\t\"'\\.txt", b"not UTF-8 in the name")
+    repository.write(":100644 looks like an entry", b"x")
+    repository.write("file-then-link", b"a file first")
+    repository.write("file-then-folder", b"a file first")
+    repository.write("link-then-file", b"")
+    (repository.path / "link-then-file").unlink()
+    (repository.path / "link-then-file").symlink_to("kept.txt")
+    repository.commit("root")
+
+    (repository.path / "renamed.txt").rename(repository.path / "new name.txt")
+    (repository.path / "folder/deleted.txt").unlink()
+    repository.write("folder/changed.bin", bytes(reversed(range(256))))
+    (repository.path / "file-then-link").unlink()
+    (repository.path / "file-then-link").symlink_to("nowhere/at all")
+    (repository.path / "link-then-file").unlink()
+    repository.write("link-then-file", b"a file now")
+    (repository.path / "file-then-folder").unlink()
+    repository.write("file-then-folder/inside", b"a folder now")
+    repository.commit("types")
+
+    repository.git("checkout", "--quiet", "-b", "side")
+    repository.write("side/one", b"1")
+    repository.commit("side 1")
+    repository.write("side/one", b"2")
+    (repository.path / "empty").unlink()
+    repository.commit("side 2")
+    repository.git("checkout", "--quiet", "main")
+    repository.write("kept.txt", b"two\n")
+    repository.commit("main meanwhile")
+    repository.git("merge", "--quiet", "--no-ff", "--no-edit", "side")
+    repository.commit("nothing changed")
+    return repository
+
+
+def test_folded_replay_is_the_tree_of_head(repository: Repository) -> None:
+    files = fold(replay(repository.path))
+
+    assert repository.blob_ids(files) == repository.tree()
+    assert files[b"file-then-link"] == b"nowhere/at all"
+    assert files[b"caf\xe9 \n\t\"'\\.txt"] == b"not UTF-8 in the name"
+    assert b"empty" not in files
+
+
+def test_merge_counts_once_with_what_it_changed_on_the_first_parent(repository: Repository) -> None:
+    bodies = [message.body for message in replay(repository.path) if message.key == b"side/one"]
+
+    assert bodies == [b"2"]
+
+
+def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: Repository) -> None:
+    LogWriter.initialize(store, LOG)
+    heard: list[tuple[int, int]] = []
+
+    with LogWriter.open(store, LOG) as writer:
+        report = ingest(repository.path, writer, progress=lambda done, total: heard.append((done, total)))
+
+    records = list(LogReader.open(store, LOG).records())
+    assert repository.blob_ids(fold(records)) == repository.tree()
+    assert report.num_records == len(records)
+    assert report.num_bytes == sum(len(record.key or b"") + len(record.body or b"") for record in records)
+    assert report.num_commits == 5
+    assert report.head == repository.git("rev-parse", "HEAD").decode().strip()
+    assert heard[-1] == (5, 5)
+    assert heard == sorted(heard)
+
+
+def test_one_folder_replays_alone_under_whole_paths(repository: Repository) -> None:
+    files = fold(replay(repository.path, folder="folder/"))
+
+    assert list(files) == [b"folder/changed.bin"]
+    assert repository.blob_ids(files) == repository.tree("folder/")
+
+
+def test_submodule_is_skipped_and_named_and_buries_the_file_it_replaced(
+    memory_store: MemoryStore, repository: Repository
+) -> None:
+    commit = repository.git("rev-parse", "HEAD").decode().strip()
+    for path in ("kept.txt", "vendor/only-ever-a-submodule"):
+        repository.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+    repository.git("commit", "--quiet", "--message", "submodules")
+
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        report = ingest(repository.path, writer)
+
+    assert report.submodules == (b"kept.txt", b"vendor/only-ever-a-submodule")
+    files = fold(LogReader.open(memory_store, LOG).records())
+    assert repository.blob_ids(files) == repository.tree()
+    assert b"kept.txt" not in files
+
+
+def test_user_configuration_and_environment_change_nothing(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = list(replay(repository.path))
+
+    for setting in ("diff.renames=copies", "log.follow=true", "log.diffMerges=off", "log.showRoot=false"):
+        repository.git("config", *setting.split("="))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+
+    assert list(replay(repository.path)) == expected
+
+
+def test_bare_repository_replays_too(repository: Repository, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.git"
+    repository.git("clone", "--quiet", "--bare", str(repository.path), str(bare))
+
+    assert list(replay(bare)) == list(replay(repository.path))
+
+
+def test_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="not a git repository"):
+        replay(tmp_path)
+
+
+def test_folder_inside_a_repository_is_refused(repository: Repository) -> None:
+    with pytest.raises(InvalidRequestError, match="found the folder 'folder/' of one"):
+        replay(repository.path / "folder")
+
+
+def test_repository_without_commits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="expected a commit at HEAD, found none"):
+        replay(Repository(tmp_path / "fresh").path)
+
+
+def test_abandoned_replay_leaves_no_process(repository: Repository) -> None:
+    messages = replay(repository.path)
+    next(messages)
+    before = children()
+
+    messages.close()  # type: ignore[attr-defined]
+
+    assert before
+    assert children() == []
+
+
+def children() -> list[str]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [pid for pid in listed.read_text().split() if b"git" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_damaged_repository_is_named(repository: Repository) -> None:
+    blob = repository.tree()[b"kept.txt"].decode()
+    (repository.path / ".git/objects" / blob[:2] / blob[2:]).unlink()
+
+    with pytest.raises(InvalidRequestError, match=r"'kept\.txt': expected its blob"):
+        list(replay(repository.path))
+
+
+def test_file_beyond_the_record_limit_is_named(memory_store: MemoryStore, repository: Repository) -> None:
+    repository.write("large.bin", b"x" * 2000)
+    repository.commit()
+    LogWriter.initialize(memory_store, LOG)
+
+    options = WriterOptions(record_bytes_max=1000)
+    with (
+        LogWriter.open(memory_store, LOG, options=options) as writer,
+        pytest.raises(InvalidRequestError, match=r"'large\.bin'"),
+    ):
+        ingest(repository.path, writer)

@@ -1,0 +1,46 @@
+"""Errors as a person or a script meets them: one line on stderr, and an exit code."""
+
+from __future__ import annotations
+
+import click
+
+from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
+
+EXIT_UNSOUND = 1
+EXIT_INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """Ends the command with a line on stderr and exit code 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class InvalidFailure(Failure):
+    """Ends it with exit code 2: the request can not be served as it stands."""
+
+    exit_code = 2
+
+
+class InterruptedFailure(Failure):
+    """Ends it as Ctrl-C does."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def failure(error: LogError) -> Failure:
+    """Say what went wrong, and what became of an append."""
+    kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
+    return kind(explain(error))
+
+
+def explain(error: LogError) -> str:
+    """Put an error in a line, for a failed append with what to do about its records."""
+    match error:
+        case UnknownDurabilityError():
+            return f"unknown whether the records are in the log: {error}; read the log before appending them again"
+        case NotDurableError():
+            return f"the records are not in the log: {error}; they can be appended again"
+        case _:
+            return str(error)

@@ -1,0 +1,147 @@
+"""Records as lines of JSON, and bytes that come in as lines.
+
+``{"key": …, "body": …}``: strings are UTF-8; other bytes are ``key_b64`` and ``body_b64``. A null body with a
+key is a tombstone. Written lines also say ``offset`` and ``timestamp_us``, which reading ignores, so
+that what one log writes another takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import TYPE_CHECKING, Protocol
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model.record import Message, check_message
+from wal3_core.options import WriterOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.model.record import Record
+
+    JsonPairs = Sequence[tuple[str, object]]
+
+_CHUNK_BYTES = 2**20
+_RECORD_BYTES_MAX = WriterOptions().record_bytes_max
+# JSON may spell each byte of a record in six characters.
+LINE_BYTES_MAX = 6 * _RECORD_BYTES_MAX + 1024
+_BODIES = frozenset({"body", "body_b64"})
+_FIELDS = frozenset({"key", "key_b64", "body", "body_b64", "offset", "timestamp_us"})
+
+
+class ByteStream(Protocol):
+    """What lines are read from."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Return what there is, at most ``size`` bytes, waiting only when there is nothing; empty at the end."""
+        ...
+
+
+def line_batches(stream: ByteStream) -> Iterator[list[bytes]]:
+    """Split a stream into lines, without their newlines, as many at a time as have come in.
+
+    So a slow stream's lines go on at once, and a quick one's in large batches. InvalidRequestError
+    for a line that is longer than any record.
+    """
+    begun: list[bytes] = []
+    begun_bytes = 0
+    while chunk := stream.read1(_CHUNK_BYTES):
+        *whole, rest = chunk.split(b"\n")
+        if whole:
+            whole[0] = b"".join((*begun, whole[0]))
+            yield whole
+            begun, begun_bytes = [], 0
+        begun.append(rest)
+        begun_bytes += len(rest)
+        if begun_bytes > LINE_BYTES_MAX:
+            message = f"expected a line of at most {LINE_BYTES_MAX} bytes, found {begun_bytes} and no end"
+            raise InvalidRequestError(message)
+    if begun_bytes:
+        yield [b"".join(begun)]
+
+
+def message_of_raw(line: bytes) -> Message:
+    """Take a whole line as a body."""
+    message = Message(line)
+    check_message(message, record_bytes_max=_RECORD_BYTES_MAX)
+    return message
+
+
+def message_of_json(line: bytes) -> Message | None:
+    """Read a line of JSON; None for a blank one, InvalidRequestError for one that is no record."""
+    if not line.strip():
+        return None
+    try:
+        fields = _DECODER.decode(line.decode())
+    except (ValueError, RecursionError) as error:
+        message = f"expected a JSON object, found {_shown(line)} ({error})"
+        raise InvalidRequestError(message) from error
+    if not isinstance(fields, dict):
+        message = f'expected a JSON object like {{"key": "k", "body": "b"}}, found {_shown(line)}'
+        raise InvalidRequestError(message)
+    if not fields.keys() <= _FIELDS:
+        unknown = ", ".join(sorted(fields.keys() - _FIELDS))
+        message = f"expected the fields key, body, key_b64, body_b64, found {unknown[:80]!r}"
+        raise InvalidRequestError(message)
+    if fields.keys().isdisjoint(_BODIES):
+        # Left out is more likely forgotten than meant as a deletion.
+        message = f"expected a body, and for a tombstone one that is null, found none in {_shown(line)}"
+        raise InvalidRequestError(message)
+    record = Message(_bytes(fields, "body"), _bytes(fields, "key"))
+    check_message(record, record_bytes_max=_RECORD_BYTES_MAX)
+    return record
+
+
+def _bytes(fields: dict[str, object], name: str) -> bytes | None:
+    text, encoded = fields.get(name), fields.get(f"{name}_b64")
+    if text is not None and encoded is not None:
+        message = f"expected {name} or {name}_b64, found both"
+        raise InvalidRequestError(message)
+    value = text if encoded is None else encoded
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        message = f"{name}: expected a string or null, found {json.dumps(value)[:40]}"
+        raise InvalidRequestError(message)
+    try:
+        return value.encode() if encoded is None else base64.b64decode(value, validate=True)
+    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+        message = f"{name}: expected {'UTF-8' if encoded is None else 'base64'}, found {value[:40]!r} ({error})"
+        raise InvalidRequestError(message) from error
+
+
+def json_of_record(record: Record) -> bytes:
+    """Write a record as a line of JSON, newline included."""
+    fields: dict[str, object] = {"offset": record.offset, "timestamp_us": record.timestamp_us}
+    if record.key is not None:
+        _put(fields, "key", record.key)
+    if record.body is None:
+        fields["body"] = None
+    else:
+        _put(fields, "body", record.body)
+    return _ENCODER.encode(fields).encode() + b"\n"
+
+
+def _put(fields: dict[str, object], name: str, value: bytes) -> None:
+    try:
+        fields[name] = value.decode()
+    except UnicodeDecodeError:
+        fields[f"{name}_b64"] = base64.b64encode(value).decode()
+
+
+def _object_of_pairs(pairs: JsonPairs) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        message = "a field is there twice"
+        raise ValueError(message)
+    return fields
+
+
+def _shown(line: bytes) -> str:
+    return f"{line[:40]!r}{'…' if len(line) > 40 else ''}"  # noqa: PLR2004 - as much as is shown
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_of_pairs)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

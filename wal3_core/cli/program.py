@@ -1,0 +1,76 @@
+"""The command's top: which store, and how errors come out."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from wal3_core.cli.appending import append, init
+from wal3_core.cli.cursors import cursor
+from wal3_core.cli.failures import EXIT_INTERRUPTED, failure
+from wal3_core.cli.git import ingest_git
+from wal3_core.cli.inspecting import inspect
+from wal3_core.cli.listing import ls
+from wal3_core.cli.reading import cat, tail
+from wal3_core.cli.session import Session
+from wal3_core.cli.verifying import doctor, scrub
+from wal3_core.errors import LogError
+
+
+class Program(click.Group):
+    """A group whose commands' library errors come out as one line on stderr."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; no traceback for what a user can run into."""
+        try:
+            return super().invoke(ctx)
+        except LogError as error:
+            raise failure(error) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order one meets them, not the alphabet's."""
+        del ctx
+        return list(self.commands)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--store", metavar="URL", envvar="WAL3_STORE", help="Where the logs are; also WAL3_STORE.")
+@click.version_option(version("wal3"), prog_name="wal3")
+@click.pass_context
+def cli(context: click.Context, store: str | None) -> None:
+    """Write-ahead logs on object storage.
+
+    A store holds logs, a log holds records, and a record has an offset, a time, a body, and perhaps a
+    key. The store is a directory, a bucket, or a folder in one:
+
+    \b
+      file:///var/lib/wal3      a local directory; a path that starts with / or . will do
+      s3://bucket/prefix        credentials, region and endpoint as for any AWS tool,
+                                or ?endpoint=…&region=…&profile=…
+      gs://bucket/prefix        Google Cloud Storage
+      az://container/prefix     Azure Blob Storage
+
+    \b
+    Try it:
+      export WAL3_STORE=/tmp/logs
+      echo '{"key": "greeting", "body": "hello"}' | wal3 append --create first
+      wal3 cat first
+      wal3 ls
+
+    Exit codes: 0 done, 1 failed or unsound, 2 a request that can not be served as it stands, 130
+    interrupted.
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    context.obj = Session(store)
+
+
+for _command in (init, append, cat, tail, ls, inspect, cursor, scrub, ingest_git, doctor):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command on this process's arguments."""
+    cli()

@@ -1,0 +1,128 @@
+"""``wal3 cat`` and ``wal3 tail``."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.lines import json_of_record
+from wal3_core.cli.output import progress, quiet_pipe
+from wal3_core.cli.session import Session, pass_session
+from wal3_core.log.reader import LogReader
+from wal3_core.model.position import AtTime
+from wal3_core.options import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+
+_US_PER_S = 1_000_000
+_PROGRESS_EVERY = 1000
+# A compacted log has gaps, so that reading back for N records may have to reach further than N offsets.
+_REACH_GROWTH = 4
+
+
+class Time(click.ParamType[int]):
+    """A time: ISO 8601, in UTC unless it says otherwise, or microseconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return microseconds since the epoch."""
+        if isinstance(value, int) or value.isdecimal():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"expected ISO 8601 or microseconds since the epoch, found {value!r}", param, ctx)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.replace(microsecond=0).timestamp()) * _US_PER_S + moment.microsecond
+
+
+@click.command()
+@click.argument("log")
+@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the record at offset N.")
+@click.option("--from-time", metavar="T", type=Time(), help="Begin with the first record at or after T.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Print at most N records.")
+@pass_session
+def cat(session: Session, log: str, from_offset: int | None, from_time: int | None, limit: int | None) -> None:
+    """Print the records of LOG, one JSON object a line.
+
+    Lines have offset, timestamp_us, key (if there is one) and body (null for a tombstone); bytes
+    that are not UTF-8 come as key_b64 and body_b64. What one log prints, `wal3 append` takes.
+
+    T is ISO 8601, in UTC unless it says otherwise, or microseconds since the epoch.
+
+    \b
+    Examples:
+      wal3 cat orders --limit 10
+      wal3 cat orders --from-offset 1000
+      wal3 cat orders --from-time 2026-01-31T12:00:00Z
+      wal3 cat orders | jq -r 'select(.key == "user-1") | .body'
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    if from_offset is not None and from_time is not None:
+        message = "--from-offset and --from-time: give one of them"
+        raise click.UsageError(message)
+    reader = LogReader.open(session.store(), log)
+    start: ReadStart = AtTime(from_time) if from_time is not None else from_offset
+    records = reader.records(start, Limits(records=limit))
+    held = reader.manifest().num_records
+    total = held if start is None and limit is None else limit
+    _print(records, f"cat {log}", total)
+
+
+def _print(records: Iterable[Record], label: str, total: int | None) -> None:
+    output = sys.stdout.buffer
+    with quiet_pipe(), progress(label, total, beside=True) as advance:
+        for done, record in enumerate(records, start=1):
+            output.write(json_of_record(record))
+            if done % _PROGRESS_EVERY == 0:
+                advance(done, total)
+
+
+@click.command()
+@click.argument("log")
+@click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C.")
+@pass_session
+def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
+    """Print the last records of LOG, as `wal3 cat` does, and perhaps wait for more.
+
+    Waiting costs one small request every two seconds at most.
+
+    \b
+    Examples:
+      wal3 tail orders
+      wal3 tail orders -n 100
+      wal3 tail orders --follow | jq .body
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    reader = LogReader.open(session.store(), log)
+    limit, records = _last(reader, wanted)
+    output = sys.stdout.buffer
+    with suppress(KeyboardInterrupt), quiet_pipe():
+        for record in records:
+            output.write(json_of_record(record))
+        output.flush()
+        for record in reader.follow(limit) if follow else ():
+            output.write(json_of_record(record))
+            output.flush()
+
+
+def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:
+    """Return where the log ends as of now, and its last records."""
+    manifest = reader.manifest()
+    first, limit = manifest.first.position.offset, manifest.next.position.offset
+    reach = wanted
+    while True:
+        start = max(first, limit - reach)
+        last = deque((record for record in reader.records(start) if record.offset < limit), maxlen=wanted)
+        if len(last) == wanted or start == first:
+            return limit, last
+        reach *= _REACH_GROWTH

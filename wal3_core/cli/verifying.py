@@ -1,0 +1,129 @@
+"""``wal3 scrub`` and ``wal3 doctor``."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.failures import EXIT_UNSOUND
+from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.session import Session, json_option, open_named
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.scrub import scrub as scrub_log
+from wal3_core.storage.doctor import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.log.scrub import ScrubReport
+    from wal3_core.storage.doctor import DoctorReport
+    from wal3_core.storage.object_store import ObjectStore
+
+_SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
+_US_PER_S = 1_000_000
+_US_PER_MS = 1000
+
+
+@click.command()
+@click.argument("logs", metavar="LOG...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
+@json_option
+@click.pass_context
+def scrub(context: click.Context, logs: tuple[str, ...], every: bool, as_json: bool) -> None:
+    """Read logs back whole and check every object: manifest, snapshots, fragments, cursors.
+
+    Names each bad object and what was expected and found. Counts are of what is sound. The exit
+    code is 1 when anything is not.
+
+    \b
+    Examples:
+      wal3 scrub orders
+      wal3 scrub --all
+      wal3 scrub --all --json | jq -c 'select(.sound | not) | .problems[]'
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    if bool(logs) == every:
+        message = "name the logs to scrub, or give --all"
+        raise click.UsageError(message)
+    session = context.find_object(Session)
+    assert session is not None
+    store = session.store()
+    reports = []
+    for report in _scrubbed(store, tuple(list_logs(store)) if every else logs):
+        reports.append(report)
+        if as_json:
+            print_json(report.to_json())
+    if not as_json:
+        _show_scrubs(reports)
+    if not all(report.sound for report in reports):
+        context.exit(EXIT_UNSOUND)
+
+
+def _scrubbed(store: ObjectStore, logs: tuple[str, ...]) -> Iterator[ScrubReport]:
+    for number, log in enumerate(logs, start=1):
+        with progress(f"scrub {log} ({number} of {len(logs)})", None) as advance:
+            report = scrub_log(store, log, progress=advance)
+        yield report
+
+
+def _show_scrubs(reports: list[ScrubReport]) -> None:
+    rows = [
+        (
+            report.log,
+            "sound" if report.sound else f"{len(report.problems)} BAD",
+            count(report.num_records),
+            size(report.num_bytes),
+            count(report.num_fragments),
+            count(report.num_snapshots),
+        )
+        for report in reports
+    ]
+    console().print(table(_SCRUB_COLUMNS, rows, numbers=_SCRUB_COLUMNS[2:]))
+    bad = [(report.log, problem.path, problem.message) for report in reports for problem in report.problems]
+    if bad:
+        console().print(table(("log", "bad object", "what is wrong"), bad))
+
+
+@click.command()
+@click.argument("url", required=False)
+@json_option
+@click.pass_context
+def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
+    """Find out whether a store can hold logs, and how quick it is.
+
+    Tries what logs stand on: conditions on PUT, alone and in a race; conditional and ranged GETs;
+    listings; deletes. Writes a few hundred small objects into a folder of its own, and removes it.
+    The exit code is 1 when a promise was broken. URL stands for --store.
+
+    \b
+    Examples:
+      wal3 doctor s3://bucket/prefix
+      wal3 --store /var/lib/wal3 doctor
+      wal3 doctor 's3://bucket?endpoint=http://127.0.0.1:9000' --json
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    session = context.find_object(Session)
+    assert session is not None
+    store = session.store() if url is None else open_named(url)
+    steps = itertools.count(1)
+    with progress("doctor", None) as advance:
+        report = examine(store, progress=lambda _: advance(next(steps), None))
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show_examination(report)
+    if not report.suitable:
+        context.exit(EXIT_UNSOUND)
+
+
+def _show_examination(report: DoctorReport) -> None:
+    output = console()
+    output.print(report.url)
+    rows = [("ok" if check.passed else "FAILED", check.name, check.found) for check in report.checks]
+    output.print(table(("", "promise", "found"), rows))
+    times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
+    output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
+    output.print(f"store's clock {report.clock_difference_us / _US_PER_S:+.1f} s from ours")
+    output.print("logs can live here" if report.suitable else "NO log can live here")
+    for advice in report.advice:
+        output.print(f"advice: {advice}")

@@ -1,0 +1,365 @@
+"""What a store can do: whether it keeps the promises a log stands on, and how quick it is.
+
+Works in a folder of its own, which it removes. Source: docs/protocol.md, "Object store contract".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from wal3_core.errors import LogError, UnavailableError
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.object_store import (
+    Done,
+    Etag,
+    FolderStore,
+    NotModified,
+    ObjectStore,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+)
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from wal3_core.model.strict_json import JsonObject
+
+T = TypeVar("T")
+
+_RACERS = 8
+_INCREMENTS = 10
+_CREATE_ROUNDS = 10
+# A store of one swap a second is given up on in time; what was acknowledged until then is checked.
+_RACE_S_MAX = 20.0
+_LATENCY_SAMPLES = 15
+_SAMPLE = bytes(1024)
+_CLOCK_DIFFERENCE_US_NOTED = 5_000_000
+_US_PER_S = 1_000_000
+# Makes a version of the same form that no object has.
+_OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
+_LISTED = ("list/a-1", "list/a.1", "list/a/1", "list/a0", "list/b")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise: whether the store kept it, and what was found."""
+
+    name: str
+    passed: bool
+    found: str
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"name": self.name, "passed": self.passed, "found": self.found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorReport:
+    """What a store can do; latencies are medians of requests made one at a time, in microseconds.
+
+    ``clock_difference_us`` is how far the store's clock is ahead of ours, to about a second.
+    """
+
+    url: str
+    checks: tuple[Check, ...]
+    put_us: int
+    get_us: int
+    cas_us: int
+    clock_difference_us: int
+    advice: tuple[str, ...]
+
+    @property
+    def suitable(self) -> bool:
+        """Whether logs may live there."""
+        return all(check.passed for check in self.checks)
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "url": self.url,
+            "suitable": self.suitable,
+            "checks": [check.to_json() for check in self.checks],
+            "put_us": self.put_us,
+            "get_us": self.get_us,
+            "cas_us": self.cas_us,
+            "clock_difference_us": self.clock_difference_us,
+            "advice": list(self.advice),
+        }
+
+
+def examine(
+    store: ObjectStore, *, runtime: Runtime | None = None, progress: Callable[[str], None] | None = None
+) -> DoctorReport:
+    """Try a store out, which takes about 400 small requests. ``progress`` hears what is tried next.
+
+    A broken promise is in the report; UnavailableError when the store does not answer at all.
+    """
+    runtime = runtime or shared_runtime()
+    folder = f".wal3-doctor-{runtime.token()}/"
+    examination = _Examination(FolderStore(store, folder), runtime, progress or (lambda _: None))
+    examination.reach()
+    try:
+        report = examination.run(store.url, folder)
+    except BaseException:
+        with contextlib.suppress(LogError):
+            _clean(store, folder)
+        raise
+    _clean(store, folder)
+    return report
+
+
+def _clean(store: ObjectStore, folder: str) -> None:
+    for meta in list(store.list_objects(folder)):
+        store.delete(meta.path)
+    parts = urlsplit(store.url)
+    if parts.scheme == "file":
+        _remove_empty(Path(unquote(parts.path)) / folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the directories that only a local store leaves behind; they hold no objects any more."""
+    with contextlib.suppress(OSError):
+        for below in folder.iterdir():
+            _remove_empty(below)
+        folder.rmdir()
+
+
+class _Examination:
+    """One run; ``store`` is the doctor's own folder."""
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, progress: Callable[[str], None]) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._progress = progress
+        self._checks: list[Check] = []
+        self._advice: list[str] = []
+
+    def reach(self) -> None:
+        """Write a first object; UnavailableError when that fails."""
+        self._created("first", b"")
+
+    def run(self, url: str, folder: str) -> DoctorReport:
+        """Check everything."""
+        self._progress("conditions on PUT")
+        self._check_create()
+        swaps = self._check_replace(url, folder)
+        self._progress("reading and listing")
+        self._check_get()
+        self._check_list()
+        self._progress("racing creates")
+        self._check_racing_creates()
+        if swaps:
+            self._progress("racing swaps")
+            self._check_racing_swaps()
+        self._progress("latency and clock")
+        put_us, get_us, cas_us = self._measure()
+        clock_difference_us = self._clock_difference_us()
+        self._check_delete()
+        if not all(check.passed for check in self._checks):
+            self._advice.append("do not keep logs here: appends that were acknowledged could be lost")
+        return DoctorReport(
+            url=url,
+            checks=tuple(self._checks),
+            put_us=put_us,
+            get_us=get_us,
+            cas_us=cas_us,
+            clock_difference_us=clock_difference_us,
+            advice=tuple(self._advice),
+        )
+
+    def _note(self, name: str, found: str, *, passed: bool) -> None:
+        self._checks.append(Check(name, passed, found))
+
+    def _created(self, path: str, data: bytes) -> Etag:
+        outcome = self._store.create(path, data)
+        if not isinstance(outcome, Done):
+            message = f"store {self._store.url}: expected a new object to be written, found it {_told(outcome)}"
+            raise UnavailableError(message)
+        return outcome.etag
+
+    def _check_create(self) -> None:
+        etag = self._created("create", b"first")
+        second = self._store.create("create", b"second")
+        kept = self._store.read("create") == b"first"
+        found = f"{_told(second)}, the object {'kept' if kept else 'overwritten'}"
+        self._note("a second create is refused", found, passed=kept and not isinstance(second, Done))
+        missing = self._store.replace("missing", b"1", etag)
+        self._note("a replace of a missing object is refused", _told(missing), passed=not isinstance(missing, Done))
+
+    def _check_replace(self, url: str, folder: str) -> bool:
+        """Return whether objects can be replaced at all."""
+        old = self._created("replace", b"1")
+        replaced = self._store.replace("replace", b"2", old)
+        done = isinstance(replaced, Done) and self._store.read("replace") == b"2"
+        self._note("a replace with the current version is done", _told(replaced), passed=done)
+        if not done:
+            # The version is not known to be stale then, so there is nothing more to learn.
+            if _works_with_bare_etags(url, folder):
+                self._advice.append(f"this server wants ETags bare; open it as {_with_bare_etags(url)}")
+            return False
+        stale = self._store.replace("replace", b"3", old)
+        kept = self._store.read("replace") == b"2"
+        found = f"{_told(stale)}, the object {'kept' if kept else 'overwritten'}"
+        passed = kept and not isinstance(stale, Done)
+        self._note("a replace with a stale version is refused", found, passed=passed)
+        return True
+
+    def _check_get(self) -> None:
+        etag = self._created("get", b"0123456789")
+        same = self._store.get("get", if_none_match=etag)
+        self._note("a conditional GET spares the bytes", type(same).__name__, passed=isinstance(same, NotModified))
+        other = self._store.get("get", if_none_match=Etag(etag.translate(_OTHER_DIGITS)))
+        passed = isinstance(other, Versioned) and other.data == b"0123456789"
+        self._note("a conditional GET of a changed object reads it", type(other).__name__, passed=passed)
+        part = self._store.read("get", start=3, length=4)
+        self._note("a ranged GET reads the range", repr(part), passed=part == b"3456")
+
+    def _check_list(self) -> None:
+        for path in reversed(_LISTED):
+            self._created(path, b"")
+        paths = [meta.path for meta in self._store.list_objects("list/")]
+        complete = sorted(paths) == sorted(_LISTED)
+        self._note("a list names every object at once", f"{len(paths)} of {len(_LISTED)}", passed=complete)
+        self._note("a list is in order of paths", " ".join(paths), passed=paths == sorted(paths))
+        after = [meta.path for meta in self._store.list_objects("list/", start_after=_LISTED[1])]
+        self._note("a list starts after a given path", " ".join(after), passed=set(after) == set(_LISTED[2:]))
+
+    def _check_racing_creates(self) -> None:
+        acknowledged = lost = 0
+        for number in range(_CREATE_ROUNDS):
+            path = f"race/{number}"
+            outcomes = self._race([self._creation(path, racer) for racer in range(_RACERS)])
+            present = self._store.read(path)
+            winners = [b"%d" % racer for racer, outcome in enumerate(outcomes) if isinstance(outcome, Done)]
+            acknowledged += len(winners)
+            lost += sum(winner != present for winner in winners)
+        found = f"{_RACERS} writers, {_CREATE_ROUNDS} objects: {acknowledged} acknowledged, {lost} of them lost"
+        self._note("of racing creates one is done", found, passed=lost == 0 and acknowledged > 0)
+
+    def _creation(self, path: str, racer: int) -> Callable[[], PutOutcome]:
+        return lambda: self._store.create(path, b"%d" % racer)
+
+    def _check_racing_swaps(self) -> None:
+        self._created("swap", b"")
+        limit_s = self._runtime.monotonic_s() + _RACE_S_MAX
+        swapped = self._race([self._swaps(racer, limit_s) for racer in range(_RACERS)])
+        acknowledged = [mark for marks in swapped for mark in marks]
+        present = (self._store.read("swap") or b"").split()
+        lost = len(acknowledged) - sum(mark in present for mark in acknowledged)
+        found = f"{_RACERS} writers: {len(acknowledged)} acknowledged, {lost} of them lost"
+        self._note("racing swaps lose nothing", found, passed=lost == 0 and bool(acknowledged))
+
+    def _swaps(self, racer: int, limit_s: float) -> Callable[[], list[bytes]]:
+        """Make a task that adds marks of its own to the object, and returns those that were acknowledged."""
+
+        def run() -> list[bytes]:
+            acknowledged: list[bytes] = []
+            attempt = 0
+            while len(acknowledged) < _INCREMENTS and self._runtime.monotonic_s() < limit_s:
+                attempt += 1
+                # Never the same twice: one whose outcome is unknown may be there already.
+                mark = b"%d.%d" % (racer, attempt)
+                if self._swap(mark):
+                    acknowledged.append(mark)
+            return acknowledged
+
+        return run
+
+    def _swap(self, mark: bytes) -> bool:
+        found = self._store.get("swap")
+        if not isinstance(found, Versioned):
+            return False
+        return isinstance(self._store.replace("swap", found.data + mark + b" ", found.etag), Done)
+
+    def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
+        futures = [self._start(task) for task in tasks]
+        for future in futures:
+            # All of them end before one's error is raised: none must write behind the cleaning.
+            with contextlib.suppress(LogError):
+                self._runtime.wait(future)
+        return [self._runtime.wait(future) for future in futures]
+
+    def _start(self, task: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(task())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                future.set_exception(error)
+
+        self._runtime.spawn(run)
+        return future
+
+    def _measure(self) -> tuple[int, int, int]:
+        """Return the medians of a create, a read and a swap."""
+        puts_s: list[float] = []
+        gets_s: list[float] = []
+        swaps_s: list[float] = []
+        for number in range(_LATENCY_SAMPLES):
+            path = f"latency/{number}"
+            start_s = self._runtime.monotonic_s()
+            etag = self._created(path, _SAMPLE)
+            created_s = self._runtime.monotonic_s()
+            self._store.read(path)
+            read_s = self._runtime.monotonic_s()
+            self._store.replace(path, _SAMPLE, etag)
+            swapped_s = self._runtime.monotonic_s()
+            puts_s.append(created_s - start_s)
+            gets_s.append(read_s - created_s)
+            swaps_s.append(swapped_s - read_s)
+        return _median_us(puts_s), _median_us(gets_s), _median_us(swaps_s)
+
+    def _clock_difference_us(self) -> int:
+        before_us = self._runtime.now_us()
+        self._created("clock", b"")
+        after_us = self._runtime.now_us()
+        meta = self._store.head("clock")
+        difference_us = 0 if meta is None else meta.last_modified_us - (before_us + after_us) // 2
+        if abs(difference_us) > _CLOCK_DIFFERENCE_US_NOTED:
+            seconds = difference_us / _US_PER_S
+            self._advice.append(f"set the clocks: the store's is {seconds:+.0f} s from ours; nothing is lost by it")
+        return difference_us
+
+    def _check_delete(self) -> None:
+        for _ in range(2):
+            self._store.delete("create")
+        gone = self._store.read("create") is None and self._store.head("create") is None
+        self._note("a delete removes, also what is gone", "gone" if gone else "still there", passed=gone)
+
+
+def _median_us(times_s: list[float]) -> int:
+    return round(median(times_s) * _US_PER_S)
+
+
+def _told(outcome: PutOutcome) -> str:
+    match outcome:
+        case Done():
+            return "done"
+        case Refused():
+            return "refused"
+        case Unknown(cause):
+            return f"unknown: {cause}"
+
+
+def _with_bare_etags(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(query="&".join(filter(None, (parts.query, "etags=unquoted")))).geturl()
+
+
+def _works_with_bare_etags(url: str, folder: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or "etags" in dict(parse_qsl(parts.query)):
+        return False
+    store = FolderStore(open_store(_with_bare_etags(url)), folder)
+    found = store.get("replace")
+    return isinstance(found, Versioned) and isinstance(store.replace("replace", b"2", found.etag), Done)
