@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from tests.stores import CountingStore, damage
@@ -21,7 +23,14 @@ from wal3_core import (
     ReaderOptions,
     WriterOptions,
 )
+from wal3_core.model import parquet
+from wal3_core.model.manifest import Place
+from wal3_core.model.paths import fragment_path
+from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +194,45 @@ def test_missing_fragment_is_corruption_and_never_a_short_list(filled: MemorySto
     assert read(filled, victim.limit.offset) == ALL[21 * EACH :]
 
 
+def merge_last_two(store: MemoryStore) -> None:
+    """Do as a compaction does: one new fragment stands for two, whose objects are deleted."""
+    reader = LogReader.open(store, "a")
+    manifests = ManifestStore(log_store(store, "a"), shared_runtime())
+    base = manifests.load()
+    old = base.manifest.fragments[-2:]
+    table = pa.concat_tables([reader.fetch(pointer).table.drop_columns(["key"]) for pointer in old])
+    stored = bytes(parquet._write(table, {}))
+    merged = replace(
+        old[1],
+        path=fragment_path(old[1].seq_no, "c" * 16),
+        first_seq_no=old[0].seq_no,
+        start=old[0].start,
+        setsum=sum_setsums(old),
+        num_bytes=len(stored),
+        num_records=sum(pointer.num_records for pointer in old),
+    )
+    store.create(f"a/{merged.path}", stored)
+    changed = replace(
+        base.manifest,
+        fragments=(*base.manifest.fragments[:-2], merged),
+        num_bytes=base.manifest.num_bytes - sum(pointer.num_bytes for pointer in old) + merged.num_bytes,
+    )
+    assert isinstance(manifests.install(changed, base), Installed)
+    for pointer in old:
+        store.delete(f"a/{pointer.path}")
+
+
+def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(filled: MemoryStore) -> None:
+    found = []
+
+    for record in LogReader.open(filled, "a").records():
+        if not found:
+            merge_last_two(filled)
+        found.append(record.body)
+
+    assert found == ALL
+
+
 def test_damaged_snapshot_is_named(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").manifest().snapshots[0]
     damage(filled, f"a/{victim.path}")
@@ -263,14 +311,6 @@ def test_follower_ends_when_idle_and_goes_on_from_an_offset(filled: MemoryStore)
 
 
 def test_position_below_the_first_is_garbage_collected(filled: MemoryStore) -> None:
-    from dataclasses import replace  # noqa: PLC0415 - only here is a pruned manifest forged
-
-    from wal3_core.model.manifest import Place  # noqa: PLC0415
-    from wal3_core.model.snapshot import sum_setsums  # noqa: PLC0415
-    from wal3_core.runtime import shared_runtime  # noqa: PLC0415
-    from wal3_core.storage.manifest_store import ManifestStore  # noqa: PLC0415
-    from wal3_core.storage.object_store import log_store  # noqa: PLC0415
-
     manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
     base = manifests.load()
     gone, kept = base.manifest.snapshots[:1], base.manifest.snapshots[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -219,8 +220,6 @@ def test_maintenance_commits_never_fail_an_append(faulty: FaultyStore) -> None:
 
 def test_upload_begun_before_the_fence_moved_is_written_again_under_a_new_name(faulty: FaultyStore) -> None:
     """INV-7: a writer that sleeps between upload and commit loses time, never data."""
-    from dataclasses import replace  # noqa: PLC0415 - only here is a moved fence forged
-
     manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
 
     def raise_fence(kind: str, path: str) -> None:
@@ -238,6 +237,34 @@ def test_upload_begun_before_the_fence_moved_is_written_again_under_a_new_name(f
     tokens = [meta.path.split("Writer=")[1][:16] for meta in faulty.inner.list_objects("a/log/")]
     assert len(set(tokens)) == 2
     assert len(tokens) == 3
+
+
+def test_snapshot_uploaded_before_the_fence_moved_is_written_again_before_it_is_used(faulty: FaultyStore) -> None:
+    """INV-7, for snapshots."""
+    manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
+    created: list[str] = []
+
+    def raise_fence_at_first(kind: str, path: str) -> None:
+        if kind == "create" and "snapshot/" in path:
+            created.append(path)
+            if len(created) == 1:
+                while True:
+                    base = manifests.load()
+                    moved = replace(base.manifest, fence=base.manifest.fence + 1)
+                    if isinstance(manifests.install(moved, base), Installed):
+                        return
+
+    faulty.before = raise_fence_at_first
+    tree = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=100)
+    with LogWriter.open(faulty, "a", options=WriterOptions(retry=QUICK, snapshots=tree)) as writer:
+        for index in range(30):
+            writer.append(b"%d" % index)
+
+    used = {snapshot.path for snapshot in LogReader.open(faulty.inner, "a").manifest().snapshots}
+    first = created[0].removeprefix("a/")
+    assert first not in used or created.count(created[0]) >= 2
+    assert used
+    assert bodies(faulty.inner) == [b"%d" % index for index in range(30)]
 
 
 def test_failing_snapshots_never_fail_an_append(faulty: FaultyStore) -> None:
