@@ -73,8 +73,9 @@ def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 def use_endpoint(endpoint: str) -> str:
     """Name the server in the environment, as a user would, and make sure of a bucket; give its URL."""
     os.environ["AWS_ENDPOINT_URL"] = endpoint
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
+    if "AWS_PROFILE" not in os.environ:
+        os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
+        os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     client = boto3.client("s3")
     with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):

@@ -184,15 +184,22 @@ class FaultyStore:
         self.inner.delete(path)
 
 
+@dataclass
 class IgnoringStore(FaultyStore):
-    """A store that accepts every PUT, whatever its condition, as some S3 look-alikes do."""
+    """A store that accepts PUTs whatever their condition, as some S3 look-alikes do."""
+
+    ignored: frozenset[str] = frozenset({"create", "replace"})
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        self.inner.delete(path)
+        if "create" in self.ignored:
+            self.inner.delete(path)
         return self.inner.create(path, bytes(data))
 
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:  # noqa: ARG002 - ignoring it is the point
-        return self.create(path, data)
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        if "replace" not in self.ignored:
+            return self.inner.replace(path, bytes(data), etag)
+        self.inner.delete(path)
+        return self.inner.create(path, bytes(data))
 
 
 def damage(store: ObjectStore, path: str, at: int = 100) -> None:

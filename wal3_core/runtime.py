@@ -14,13 +14,15 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 # Enough for a few dozen requests in flight; a log owns none of them.
@@ -233,6 +235,30 @@ class ThreadRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def ahead(runtime: Runtime, work: Callable[[A], T], items: Iterable[A], *, count: int) -> Iterator[T]:
+    """Do the work on each item on the shared workers, ``count`` of them ahead of the caller; give results in order."""
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(_later(runtime, work, item))
+        if len(waiting) > count:
+            yield runtime.wait(waiting.popleft())
+    while waiting:
+        yield runtime.wait(waiting.popleft())
+
+
+def _later(runtime: Runtime, work: Callable[[A], T], item: A) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(item))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+
+    runtime.spawn(run)
+    return future
 
 
 _shared_lock = threading.Lock()

@@ -69,9 +69,12 @@ def test_initialize_whose_reply_was_lost_succeeds_once_it_sees_its_own_log(memor
         assert writer.append(b"x").offset == 1
 
 
-def test_store_that_ignores_conditions_is_refused_and_left_without_a_log(memory_store: MemoryStore) -> None:
+@pytest.mark.parametrize("ignored", [{"create"}, {"replace"}, {"create", "replace"}])
+def test_store_that_ignores_conditions_is_refused_and_left_without_a_log(
+    memory_store: MemoryStore, ignored: set[str]
+) -> None:
     with pytest.raises(UnsuitableStoreError, match="conditions"):
-        LogWriter.initialize(IgnoringStore(memory_store), "a")
+        LogWriter.initialize(IgnoringStore(memory_store, ignored=frozenset(ignored)), "a")
 
     assert list(memory_store.list_objects("")) == []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from tests.stores import CountingStore, damage
+from tests.stores import CountingStore, FaultyStore, damage
 from wal3_core import (
     AtTime,
     CorruptError,
@@ -231,6 +231,28 @@ def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(fille
         found.append(record.body)
 
     assert found == ALL
+
+
+def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_snapshot(filled: MemoryStore) -> None:
+    store = FaultyStore(filled)
+    repacked: list[str] = []
+
+    def repack(kind: str, path: str) -> None:
+        """Put the first snapshot's own pointers back into the manifest's tree and delete it, as it is asked for."""
+        if kind == "read" and "snapshot/" in path and not repacked:
+            repacked.append(path)
+            manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
+            base = manifests.load()
+            first, *others = base.manifest.snapshots
+            below = LogReader.open(filled, "a").load_snapshot(first).pointers
+            changed = replace(base.manifest, snapshots=(*below, *others))
+            assert isinstance(manifests.install(changed, base), Installed)
+            filled.delete(f"a/{first.path}")
+
+    store.before = repack
+
+    assert read(store) == ALL
+    assert len(repacked) == 1
 
 
 def test_damaged_snapshot_is_named(filled: MemoryStore) -> None:

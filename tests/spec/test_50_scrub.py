@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import damage
-from wal3_core import CursorStore, LogNotFoundError, LogPosition, LogReader, LogWriter, WriterOptions, scrub
+from tests.stores import FaultyStore, damage
+from wal3_core import CursorStore, Limits, LogNotFoundError, LogPosition, LogReader, LogWriter, WriterOptions, scrub
+from wal3_core.model.manifest import Place
+from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.storage.memory import MemoryStore
@@ -75,6 +81,39 @@ def test_unreadable_manifest_is_a_report_and_not_a_crash(filled: MemoryStore) ->
     report = scrub(filled, "a")
 
     assert [problem.path for problem in report.problems] == ["manifest/MANIFEST.json"]
+
+
+def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStore) -> None:
+    store = FaultyStore(filled)
+    collected: list[str] = []
+
+    def collect(kind: str, path: str) -> None:
+        """Prune the newest fragment but one's predecessors in the manifest, as it is asked for."""
+        if kind == "read" and "/log/" in path and not collected:
+            manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
+            base = manifests.load()
+            gone, kept = base.manifest.pointers[:-1], base.manifest.fragments[-1]
+            below = LogReader.open(filled, "a").scan(None, Limits(offset=kept.start.offset))
+            collected.extend(pointer.path for pointer in below)
+            pruned = replace(
+                base.manifest,
+                snapshots=(),
+                fragments=(kept,),
+                pruned=sum_setsums(gone),
+                first=Place(kept.first_seq_no, kept.start),
+                num_bytes=kept.num_bytes,
+                num_records=kept.num_records,
+            )
+            assert isinstance(manifests.install(pruned, base), Installed)
+            for each in collected:
+                filled.delete(f"a/{each}")
+
+    store.before = collect
+
+    report = scrub(store, "a")
+
+    assert len(collected) == 29
+    assert report.problems == ()
 
 
 def test_scrub_of_no_log_is_an_error(memory_store: MemoryStore) -> None:

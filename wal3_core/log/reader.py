@@ -6,8 +6,6 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -16,13 +14,13 @@ from wal3_core.log.scan import check_start, clip, select, trim
 from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -130,6 +128,14 @@ class LogReader:
             verify=self._options.verify,
         )
 
+    def fragments(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[Fragment]:
+        """Fetch the fragments that hold a range, whole and in order, a few ahead of the caller.
+
+        A missing one is looked up in a fresh manifest: collected, then GarbageCollectedError;
+        replaced, then the replacement is read; named still, then it is lost: CorruptError.
+        """
+        yield from self._fragments(self.manifest(), start, limits)
+
     def batches(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[pa.RecordBatch]:
         """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now."""
         manifest = self.manifest()
@@ -137,8 +143,8 @@ class LogReader:
         end = manifest.next.position.offset
         limits = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
         left = limits.records
-        for fragment, begin in self._fragments(manifest, start, limits):
-            for batch in trim(fragment.table, begin, limits).to_batches():
+        for fragment in self._fragments(manifest, start, limits):
+            for batch in trim(fragment.table, start, limits).to_batches():
                 taken = batch if left is None else batch.slice(0, left)
                 if len(taken):
                     yield taken
@@ -169,17 +175,13 @@ class LogReader:
             version = self._runtime.await_topic(topic, version, pause_s if left_s is None else min(pause_s, left_s))
             pause_s = min(pause_s * 2, self._options.poll_s_max)
 
-    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[tuple[Fragment, ReadStart]]:
-        """Fetch the range's fragments ahead of the caller, each with where reading it starts.
-
-        A missing one is looked up in a fresh manifest: collected, then the plan raises; replaced,
-        then the replacement is read; named still, then it is lost.
-        """
+    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[Fragment]:
         missing, reloads = "", 0
+        count = max(1, self._options.prefetch_fragments)
         while reloads <= self._options.reloads_max:
             try:
-                for fragment in self._prefetched(self._plan(manifest, start, limits)):
-                    yield fragment, start
+                for fragment in ahead(self._runtime, self.fetch, self._plan(manifest, start, limits), count=count):
+                    yield fragment
                     start, reloads = fragment.pointer.limit.offset, 0
             except FragmentMissingError as error:
                 if error.path == missing:
@@ -189,25 +191,3 @@ class LogReader:
             else:
                 return
         raise self._unsettled()
-
-    def _prefetched(self, pointers: Sequence[FragmentPointer]) -> Iterator[Fragment]:
-        waiting: deque[Future[Fragment]] = deque()
-        ahead = max(1, self._options.prefetch_fragments)
-        for pointer in pointers:
-            waiting.append(self._fetch_later(pointer))
-            if len(waiting) > ahead:
-                yield self._runtime.wait(waiting.popleft())
-        while waiting:
-            yield self._runtime.wait(waiting.popleft())
-
-    def _fetch_later(self, pointer: FragmentPointer) -> Future[Fragment]:
-        future: Future[Fragment] = Future()
-
-        def fetch() -> None:
-            try:
-                future.set_result(self.fetch(pointer))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-                future.set_exception(error)
-
-        self._runtime.spawn(fetch)
-        return future

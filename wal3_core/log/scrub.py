@@ -6,8 +6,6 @@ every cursor is readable and lies in the log. Damage ends nothing: the rest is s
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, cursor_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.object_store import log_store
 
@@ -77,7 +75,7 @@ class ScrubReport:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was found so far; ``missing`` may yet turn out to have been collected meanwhile."""
+    """What was found so far; ``missing`` may yet turn out to have been collected or replaced meanwhile."""
 
     setsum: Setsum = EMPTY
     num_records: int = 0
@@ -121,16 +119,26 @@ def scrub(
     except CorruptError as error:
         tally.blame(MANIFEST, error)
         return _report(log, EMPTY, tally)
-    for pointer, outcome in _fetched(reader, runtime, _walk(reader, manifest.pointers, tally)):
-        if outcome is None:
+
+    def examine(pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+        try:
+            reader.fetch(pointer)
+        except CorruptError as error:
+            return pointer, error
+        return pointer, None
+
+    for pointer, damage in ahead(runtime, examine, _walk(reader, manifest.pointers, tally), count=_FETCHES_AHEAD):
+        if damage is None:
             tally.add(pointer)
         else:
-            tally.blame(pointer.path, outcome)
+            tally.blame(pointer.path, damage)
         if progress is not None:
             progress(tally.num_records, manifest.num_records)
-    _settle_missing(reader, tally)
-    _check_balance(manifest, tally)
-    _check_cursors(store, log, runtime, manifest, tally)
+    if tally.missing:
+        _settle_missing(reader, tally)
+    else:
+        _check_balance(manifest, tally)
+    tally.problems += cursor_problems(store, log, runtime, manifest)
     return _report(log, manifest.setsum, tally)
 
 
@@ -164,40 +172,8 @@ def _below(reader: LogReader, pointer: SnapshotPointer, tally: _Tally) -> tuple[
     return pointers
 
 
-def _fetched(
-    reader: LogReader, runtime: Runtime, pointers: Iterable[FragmentPointer]
-) -> Iterator[tuple[FragmentPointer, CorruptError | None]]:
-    """Fetch fragments several at a time, and say in order what is wrong with each."""
-    waiting: deque[tuple[FragmentPointer, Future[CorruptError | None]]] = deque()
-    for pointer in pointers:
-        waiting.append((pointer, _check_later(reader, runtime, pointer)))
-        if len(waiting) > _FETCHES_AHEAD:
-            oldest, outcome = waiting.popleft()
-            yield oldest, runtime.wait(outcome)
-    for oldest, outcome in waiting:
-        yield oldest, runtime.wait(outcome)
-
-
-def _check_later(reader: LogReader, runtime: Runtime, pointer: FragmentPointer) -> Future[CorruptError | None]:
-    future: Future[CorruptError | None] = Future()
-
-    def check() -> None:
-        try:
-            reader.fetch(pointer)
-            future.set_result(None)
-        except CorruptError as error:
-            future.set_result(error)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-            future.set_exception(error)
-
-    runtime.spawn(check)
-    return future
-
-
 def _settle_missing(reader: LogReader, tally: _Tally) -> None:
     """Blame what is missing only if the newest manifest still refers to it."""
-    if not tally.missing:
-        return
     missing, tally.missing = tally.missing, []
     counted = tally.num_snapshots
     named = {pointer.path for pointer in _every(reader, reader.manifest().pointers, tally)}
@@ -216,20 +192,20 @@ def _every(reader: LogReader, pointers: Iterable[Pointer], tally: _Tally) -> Ite
 def _check_balance(manifest: Manifest, tally: _Tally) -> None:
     """Compare what was read with the whole log's checksum; told only where nothing else explains it."""
     balance = tally.setsum + manifest.pruned
-    if not tally.problems and not tally.missing and balance != manifest.setsum:
+    if not tally.problems and balance != manifest.setsum:
         message = f"log: expected setsum {manifest.setsum}, found {balance} in what was read and pruned"
         tally.problems.append(Problem(MANIFEST, message))
 
 
-def _check_cursors(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest, tally: _Tally) -> None:
-    cursors = CursorStore(store, log, runtime=runtime)
+def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
+    """Name every cursor that can not be read, or points below what the log holds."""
+    cursors, first = CursorStore(store, log, runtime=runtime), manifest.first.position.offset
     for meta in log_store(store, log).list_objects(CURSOR_FOLDER):
         try:
             witness = cursors.load(cursor_name(meta.path))
         except CorruptError as error:
-            tally.blame(meta.path, error)
+            yield Problem(meta.path, str(error))
             continue
-        first = manifest.first.position.offset
         if witness is not None and witness.cursor.position.offset < first:
             found = witness.cursor.position.offset
-            tally.problems.append(Problem(meta.path, f"cursor: expected an offset from {first}, found {found}"))
+            yield Problem(meta.path, f"cursor: expected an offset from {first}, found {found}")

@@ -142,6 +142,7 @@ class _Examination:
         self._progress = progress
         self._checks: list[Check] = []
         self._advice: list[str] = []
+        self._curable = False
 
     def reach(self) -> None:
         """Write a first object; UnavailableError when that fails."""
@@ -164,7 +165,7 @@ class _Examination:
         put_us, get_us, cas_us = self._measure()
         clock_difference_us = self._clock_difference_us()
         self._check_delete()
-        if not all(check.passed for check in self._checks):
+        if not self._curable and not all(check.passed for check in self._checks):
             self._advice.append("do not keep logs here: appends that were acknowledged could be lost")
         return DoctorReport(
             url=url,
@@ -204,6 +205,7 @@ class _Examination:
         if not done:
             # The version is not known to be stale then, so there is nothing more to learn.
             if _works_with_bare_etags(url, folder):
+                self._curable = True
                 self._advice.append(f"this server wants ETags bare; open it as {_with_bare_etags(url)}")
             return False
         stale = self._store.replace("replace", b"3", old)

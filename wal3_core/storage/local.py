@@ -59,8 +59,8 @@ class LocalStore:
 
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove what writers killed a day ago or more left in them."""
-        self._locks.mkdir(parents=True, exist_ok=True)
-        self._staging.mkdir(parents=True, exist_ok=True)
+        self._make_folder(self._locks)
+        self._make_folder(self._staging)
         with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
             now_s = Path(probe.name).stat().st_mtime
             for entry in os.scandir(self._staging):
@@ -188,10 +188,10 @@ class LocalStore:
     def _make_folder(self, folder: Path) -> None:
         """Make a folder durable: each new one's parent is synced, or a crash could lose what it holds."""
         missing = []
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
         try:
+            while not folder.is_dir():
+                missing.append(folder)
+                folder = folder.parent
             for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
                 _sync_folder(folder.parent)
@@ -222,6 +222,8 @@ class LocalStore:
             errno.ENOSPC: "free some space on the device",
             errno.EDQUOT: "free some of the quota",
             errno.EACCES: "give this user access",
+            errno.EPERM: "make it changeable (chattr -i)",
+            errno.EFBIG: "raise the limit on file size (ulimit -f)",
             errno.EROFS: "mount the file system writable",
         }
         hint = advice.get(error.errno or 0)

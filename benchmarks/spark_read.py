@@ -1,0 +1,82 @@
+"""Read one log of many records in Spark: verified, not verified, by one column, and its files by Spark itself.
+
+python benchmarks/spark_read.py [records] [bytes] [fragments]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wal3_core import LogReader, LogWriter, WriterOptions, open_store
+from wal3_core.spark import local_session, verify_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOG = "bench"
+CORES = 2
+ROUNDS = 3
+DEFAULTS = ("200000", "1024", "50")
+
+
+def fill(url: str, *, records: int, record_bytes: int, fragments: int) -> None:
+    each = records // fragments
+    options = WriterOptions(record_bytes_max=2**20, batch_bytes_max=each * (record_bytes + 64))
+    with LogWriter.open_or_initialize(open_store(url), LOG, options=options) as writer:
+        for _ in range(fragments):
+            data = os.urandom(each * record_bytes)
+            writer.append_many([data[at : at + record_bytes] for at in range(0, len(data), record_bytes)])
+
+
+def timed(name: str, records: int, run: Callable[[], object]) -> None:
+    found = []
+    for _ in range(ROUNDS):
+        before = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - before)
+    best = min(found)
+    print(f"{name:44} {best:6.2f} s {records / best:10,.0f} records/s", flush=True)
+
+
+def main() -> None:
+    records, record_bytes, fragments = map(int, [*sys.argv[1:], *DEFAULTS[len(sys.argv) - 1 :]])
+    with tempfile.TemporaryDirectory() as folder:
+        url = Path(folder).as_uri()
+        fill(url, records=records, record_bytes=record_bytes, fragments=fragments)
+        reader = LogReader.open(open_store(url), LOG)
+        print(f"{records:,} records of {record_bytes} bytes in {len(reader.scan())} fragments, {CORES} cores")
+        spark = local_session("wal3-bench", CORES)
+        spark.sparkContext.setLogLevel("ERROR")
+
+        def consume(**options: str) -> None:
+            frame = spark.read.format("wal3").options(store=url, log=LOG, **options).load()
+            frame.write.format("noop").mode("overwrite").save()
+
+        wanted = "offset,timestamp_us,key,body"
+        timed("LogReader.batches, verified, no Spark", records, lambda: sum(len(b) for b in reader.batches()))
+        timed("wal3, verified", records, lambda: consume(columns=wanted))
+        timed("wal3, not verified", records, lambda: consume(columns=wanted, verify="false"))
+        timed("wal3, verified, all columns", records, consume)
+        timed("wal3, verified, offset only", records, lambda: consume(columns="offset"))
+        timed(
+            "wal3, not verified, a task a fragment",
+            records,
+            lambda: consume(columns=wanted, verify="false", partitions="9999"),
+        )
+        parquet = f"{url}/{LOG}/log"
+        timed(
+            "spark.read.parquet",
+            records,
+            lambda: spark.read.parquet(parquet).write.format("noop").mode("overwrite").save(),
+        )
+        timed("verify_logs", records, lambda: [r.num_records for r in verify_logs(spark, url, [LOG])])
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

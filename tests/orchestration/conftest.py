@@ -1,0 +1,88 @@
+"""A Dagster instance of the project's own settings, and logs to look after."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from dagster import DagsterInstance
+
+from wal3_core import LogWriter, open_store
+from wal3_orchestration.definitions import defs
+from wal3_orchestration.partitions import LOGS_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster import ExecuteInProcessResult, RunRequest
+
+    from wal3_core.storage.object_store import ObjectStore
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Write(Protocol):
+    def __call__(self, log: str, *, fragments: int = 1) -> None: ...
+
+
+class Run(Protocol):
+    def __call__(self, job: str, request: RunRequest) -> ExecuteInProcessResult: ...
+
+
+@pytest.fixture
+def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home with the project's settings."""
+    home = tmp_path / "dagster_home"
+    home.mkdir()
+    shutil.copy(ROOT / "dagster.yaml", home)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def instance(dagster_home: Path) -> Iterator[DagsterInstance]:
+    with DagsterInstance.from_config(str(dagster_home)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fleet(local_url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The store that the code location sees: an empty local one."""
+    monkeypatch.setenv("WAL3_STORE", local_url)
+    return open_store(local_url)
+
+
+@pytest.fixture
+def write(fleet: ObjectStore) -> Write:
+    """Appends three records a fragment to a log of the fleet, creating it first if need be."""
+
+    def append(log: str, *, fragments: int = 1) -> None:
+        with LogWriter.open_or_initialize(fleet, log) as writer:
+            for _ in range(fragments):
+                writer.append_many([b"a record", b"another", b"a third"])
+
+    return append
+
+
+@pytest.fixture
+def run(instance: DagsterInstance) -> Run:
+    """Does a run that was requested, partitions and all, in this process."""
+
+    def execute(job: str, request: RunRequest) -> ExecuteInProcessResult:
+        return defs.resolve_job_def(job).execute_in_process(
+            instance=instance, partition_key=request.partition_key, tags=request.tags, raise_on_error=False
+        )
+
+    return execute
+
+
+@pytest.fixture
+def known(instance: DagsterInstance, write: Write) -> list[str]:
+    """Three logs, written to and known as partitions."""
+    logs = ["alpha", "beta/one", "gamma"]
+    for log in logs:
+        write(log, fragments=2)
+    instance.add_dynamic_partitions(LOGS_NAME, logs)
+    return logs

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dagster import Definitions
+
+from wal3_orchestration.definitions import defs
+
+if TYPE_CHECKING:
+    from dagster import AssetSpec, DagsterInstance
+
+ROOT = Path(__file__).parent.parent.parent
+SNAPSHOT = Path(__file__).parent / "asset_graph.json"
+
+
+def _asset(spec: AssetSpec) -> dict[str, Any]:
+    assets = defs.resolve_assets_def(spec.key)
+    partitions = assets.partitions_def
+    return {
+        "deps": sorted(dep.asset_key.to_user_string() for dep in spec.deps),
+        "kinds": sorted(spec.kinds),
+        "partitions": None if partitions is None else partitions.name,
+        "backfill": str(assets.backfill_policy),
+        "pool": assets.op.pool,
+        "retries": str(assets.op.retry_policy),
+        "checks": {
+            check.name: {"blocking": check.blocking, "partitions": check.partitions_def and check.partitions_def.name}
+            for check in assets.check_specs
+        },
+    }
+
+
+def _graph() -> dict[str, Any]:
+    repository = defs.get_repository_def()
+    return {
+        "assets": {spec.key.to_user_string(): _asset(spec) for spec in defs.resolve_all_asset_specs()},
+        "jobs": sorted(name for name in repository.job_names if not name.startswith("__")),
+        "sensors": {
+            sensor.name: {"job": sensor.job_name, "status": sensor.default_status.value}
+            for sensor in repository.sensor_defs
+        },
+        "schedules": {
+            schedule.name: {
+                "job": schedule.job_name,
+                "cron": schedule.cron_schedule,
+                "status": schedule.default_status.value,
+            }
+            for schedule in repository.schedule_defs
+        },
+        "resources": sorted(defs.resources or {}),
+        "executor": getattr(defs.executor, "name", None),
+    }
+
+
+def test_definitions_load() -> None:
+    Definitions.validate_loadable(defs)
+
+
+def test_asset_graph_is_the_one_agreed_upon() -> None:
+    graph = _graph()
+
+    assert graph == json.loads(SNAPSHOT.read_text()), (
+        f"if meant, write this to {SNAPSHOT}:\n{json.dumps(graph, indent=2)}"
+    )
+
+
+def test_definitions_stay_thin() -> None:
+    assert len((ROOT / "wal3_orchestration" / "definitions.py").read_text().splitlines()) <= 30
+
+
+@pytest.mark.usefixtures("dagster_home")
+def test_workspace_file_loads() -> None:
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
+
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Validation successful for code location wal3" in outcome.stderr + outcome.stdout
+
+
+def test_loading_warns_of_nothing() -> None:
+    command = [sys.executable, "-c", "import wal3_orchestration.definitions"]
+
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert outcome.stderr == ""
+
+
+def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstance) -> None:
+    concurrency = instance.get_concurrency_config()
+
+    assert not instance.telemetry_enabled
+    assert concurrency.pool_config.default_pool_limit == 1
+    assert str(concurrency.pool_config.pool_granularity.value) == "run"
+    assert concurrency.run_queue_config.tag_concurrency_limits == [
+        {"key": "wal3/log", "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
+    ]
+    assert instance.run_monitoring_enabled
+    assert Path(instance.storage_directory()).parent == Path(instance.root_directory)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
+
+from wal3_core import LogWriter, list_logs, open_store
+from wal3_orchestration.demo import PARTS, Places, java_problem, parts
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "wal3_orchestration.demo", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_missing_java_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    problem = java_problem()
+
+    assert problem is not None
+    assert problem.startswith("java: expected Java, found none. ")
+    assert "apt-get install openjdk-17-jre-headless" in problem
+
+
+@pytest.mark.parametrize(
+    ("told", "accepted"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', True),
+        ('openjdk version "21" 2023-09-19', True),
+        ('java version "1.8.0_392"', False),
+        ('openjdk version "11.0.2"', False),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.", False),
+    ],
+)
+def test_java_is_judged_by_its_version(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str,
+    accepted: bool,  # noqa: FBT001 - the table's column
+) -> None:
+    _program(tmp_path / "bin" / "java", f"#!/bin/sh\ncat >&2 <<'END'\n{told}\nEND\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    problem = java_problem()
+
+    assert (problem is None) is accepted
+
+
+def test_parts_hold_every_message_once_and_in_order() -> None:
+    messages = {"long": list(range(23)), "short": [1]}
+
+    split = list(parts(messages))  # type: ignore[arg-type]
+
+    assert len(split) == PARTS
+    assert {log: [number for part in split for number in part[log]] for log in messages} == messages
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_demo_starts_afresh_and_leaves_a_verified_store_and_its_runs_behind(tmp_path: Path) -> None:
+    places = Places(tmp_path / "demo")
+    LogWriter.initialize(open_store(places.store.as_uri()), "from-an-earlier-run")
+
+    outcome = _demo("--sample", "--folder", str(places.folder))
+
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Starting afresh" in outcome.stdout
+    assert "make dev" in outcome.stdout
+    logs = set(list_logs(open_store(places.store.as_uri())))
+    assert {"src", "slatedb", "root", "github"} <= logs
+    assert "from-an-earlier-run" not in logs
+    with DagsterInstance.from_config(str(places.home)) as instance:
+        assert instance.get_materialized_partitions(AssetKey("manifest")) == logs
+        assert instance.get_materialized_partitions(AssetKey("verification")) == logs
+        assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
+        assert len(instance.get_runs()) == PARTS + 1
+
+
+def test_demo_in_use_is_not_swept_away(tmp_path: Path) -> None:
+    keep = tmp_path / "store" / "keep"
+    keep.parent.mkdir()
+    keep.touch()
+    places = f"Places(Path({str(tmp_path)!r}))"
+    program = f"from wal3_orchestration.demo import *\nhold({places})\nprint('held', flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+
+        outcome = _demo("--folder", str(tmp_path))
+
+        holder.communicate(b"\n")
+    assert outcome.returncode == 1
+    assert "stop that first" in outcome.stderr
+    assert keep.exists()

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+from dagster import AddDynamicPartitionsRequest, DeleteDynamicPartitionsRequest, SensorResult, build_sensor_context
+
+from wal3_core import CursorStore, LogPosition, UnavailableError
+from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX, discovery
+from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.resources import StoreResource
+
+if TYPE_CHECKING:
+    from conftest import Write
+    from dagster import DagsterInstance
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class Tick(Protocol):
+    def __call__(self, after: SensorResult | None = None) -> SensorResult: ...
+
+
+@pytest.fixture
+def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001 - the sensor finds the fleet by the environment
+    """Evaluates the sensor and does what it asks of the partitions, as the daemon does."""
+
+    def evaluate(after: SensorResult | None = None) -> SensorResult:
+        resources = {"store": StoreResource.from_environment()}
+        cursor = None if after is None else after.cursor
+        with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
+            result = discovery(context)
+        assert isinstance(result, SensorResult)
+        for request in result.dynamic_partitions_requests or ():
+            if isinstance(request, AddDynamicPartitionsRequest):
+                instance.add_dynamic_partitions(LOGS_NAME, request.partition_keys)
+            if isinstance(request, DeleteDynamicPartitionsRequest):
+                for key in request.partition_keys:
+                    instance.delete_dynamic_partition(LOGS_NAME, key)
+        return result
+
+    return evaluate
+
+
+def _asked(result: SensorResult) -> list[tuple[str, str]]:
+    ranges = []
+    for request in result.run_requests or ():
+        covered = request.partition_key_range
+        key = request.partition_key or ""
+        ranges.append((key, key) if covered is None else (covered.start, covered.end))
+    return ranges
+
+
+def _folder(store: ObjectStore, log: str) -> Path:
+    return Path(urlsplit(store.url).path) / log
+
+
+def test_logs_become_partitions_and_are_looked_at_in_one_run(
+    tick: Tick, write: Write, instance: DagsterInstance
+) -> None:
+    for log in ("beta/one", "alpha", "beta"):
+        write(log)
+
+    result = tick()
+
+    assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha", "beta", "beta/one"]
+    assert _asked(result) == [("alpha", "beta/one")]
+
+
+def test_unchanged_fleet_asks_for_no_run_and_says_so(tick: Tick, write: Write) -> None:
+    write("alpha")
+
+    result = tick(tick())
+
+    assert _asked(result) == []
+    assert result.skip_reason is not None
+    assert result.skip_reason.skip_message == "1 logs, none changed"
+
+
+def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: Write) -> None:
+    for log in ("alpha", "beta", "gamma"):
+        write(log)
+    before = tick()
+
+    write("beta")
+
+    assert _asked(tick(before)) == [("beta", "beta")]
+
+
+def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+
+    CursorStore(fleet, "alpha").init("reader", LogPosition(2, 0))
+
+    assert _asked(tick(before)) == [("alpha", "alpha")]
+
+
+def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+
+    shutil.rmtree(_folder(fleet, "alpha"))
+    result = tick(before)
+
+    assert instance.get_dynamic_partitions(LOGS_NAME) == ["beta"]
+    assert _asked(result) == []
+
+
+def test_log_made_anew_under_its_name_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+    write("alpha")
+    before = tick()
+
+    shutil.rmtree(_folder(fleet, "alpha"))
+    write("alpha")
+
+    assert _asked(tick(before)) == [("alpha", "alpha")]
+
+
+def test_repeated_tick_asks_for_the_same_run(tick: Tick, write: Write) -> None:
+    write("alpha")
+
+    first, second = tick(), tick()
+
+    assert [request.run_key for request in first.run_requests or ()] == [
+        request.run_key for request in second.run_requests or ()
+    ]
+
+
+def test_damaged_manifest_hides_no_other_log(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+
+    manifest = next(_folder(fleet, "alpha").glob("manifest/MANIFEST*"))
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    write("beta")
+    result = tick(before)
+
+    assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha", "beta"]
+    assert _asked(result) == [("alpha", "beta")]
+
+
+def test_many_scattered_changes_ask_for_few_runs(tick: Tick, write: Write) -> None:
+    logs = [f"log-{number:02}" for number in range(12)]
+    for log in logs:
+        write(log)
+    before = tick()
+
+    for log in logs[::2]:
+        write(log)
+
+    assert len(_asked(tick(before))) == RUNS_PER_TICK_MAX
+
+
+def test_silent_store_fails_the_tick_and_keeps_the_partitions(
+    tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("alpha")
+    tick()
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("WAL3_STORE", "s3://bucket/fleet?endpoint=http://127.0.0.1:9&region=us-east-1")
+    with pytest.raises(UnavailableError):
+        tick()
+
+    assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha"]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import boto3
+from dagster_aws.s3 import S3Resource
+
+from wal3_core import LogWriter, list_logs
+from wal3_orchestration.resources import StoreResource, spark_resource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_store_is_the_laptops_own_unless_the_environment_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WAL3_STORE", raising=False)
+    here = StoreResource.from_environment().url
+
+    monkeypatch.setenv("WAL3_STORE", "s3://bucket/prefix")
+    there = StoreResource.from_environment().url
+
+    assert (here, there) == ((tmp_path / ".demo" / "store").as_uri(), "s3://bucket/prefix")
+
+
+def test_s3_store_is_opened_with_the_session_and_endpoint_of_the_s3_resource(
+    s3_url: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = boto3.session.Session()
+    credentials = session.get_credentials()
+    assert credentials is not None
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3 = S3Resource(
+        endpoint_url=s3_endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=credentials.access_key,
+        aws_secret_access_key=credentials.secret_key,
+    )
+
+    store = StoreResource(store=s3_url, s3=s3).open()
+    LogWriter.initialize(store, "alpha")
+
+    assert list(list_logs(store)) == ["alpha"]
+
+
+def test_endpoint_in_the_url_wins_over_the_resources() -> None:
+    url = "s3://bucket/prefix?endpoint=http://one&region=r"
+
+    assert StoreResource(store=url, s3=S3Resource(endpoint_url="http://two")).url == url
+
+
+def test_spark_runs_here_unless_the_environment_names_a_cluster() -> None:
+    laptop = spark_resource({}).spark_config
+    cluster = spark_resource(
+        {"WAL3_SPARK_MASTER": "spark://host:7077", "WAL3_SPARK_CONF": '{"spark.executor.memory": "4g"}'}
+    ).spark_config
+
+    assert (laptop["spark.master"], laptop["spark.driver.host"]) == ("local[2]", "127.0.0.1")
+    assert (cluster["spark.master"], cluster["spark.executor.memory"]) == ("spark://host:7077", "4g")
+    assert "spark.driver.host" not in cluster

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from dagster import (
+    AssetCheckSeverity,
+    AssetKey,
+    BackfillPolicy,
+    DagsterInstance,
+    DagsterRunStatus,
+    RunRequest,
+    SkipReason,
+    asset,
+    build_schedule_context,
+    materialize,
+)
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionResolvedStatus
+
+from wal3_core.log.scrub import Problem, ScrubReport
+from wal3_orchestration.defs.manifests import manifest
+from wal3_orchestration.defs.verification import (
+    PROBLEMS_SHOWN_MAX,
+    SOUND,
+    evaluation,
+    nightly_verification,
+    verification,
+)
+from wal3_orchestration.partitions import LOGS, range_tags, run_request
+from wal3_orchestration.resources import StoreResource, spark_resource
+
+if TYPE_CHECKING:
+    from conftest import Run, Write
+    from dagster import ExecuteInProcessResult
+
+    from wal3_core.storage.object_store import ObjectStore
+
+KEY = AssetKey("verification")
+
+
+@asset(deps=[verification], partitions_def=LOGS, backfill_policy=BackfillPolicy.single_run())
+def downstream() -> None:
+    """Stands for what must not touch a damaged log."""
+
+
+def _damage(store: ObjectStore, log: str) -> str:
+    """Flip a bit in the middle of a log's first fragment; return its name."""
+    fragment = min((Path(urlsplit(store.url).path) / log).glob("log/**/*.parquet"))
+    data = bytearray(fragment.read_bytes())
+    data[len(data) // 2] ^= 1
+    fragment.chmod(0o644)
+    fragment.write_bytes(data)
+    return fragment.name
+
+
+def _materialize(instance: DagsterInstance, logs: list[str]) -> ExecuteInProcessResult:
+    return materialize(
+        [manifest, verification, downstream],
+        instance=instance,
+        tags=range_tags(logs[0], logs[-1]),
+        resources={"store": StoreResource.from_environment(), "spark": spark_resource()},
+        raise_on_error=False,
+    )
+
+
+def _outcomes(instance: DagsterInstance) -> dict[AssetCheckExecutionResolvedStatus, set[str]]:
+    """What Dagster's UI shows of the check, by partition."""
+    with partition_loading_context(dynamic_partitions_store=instance):
+        state = instance.event_log_storage.get_asset_check_state([(SOUND.key, LOGS)])[SOUND.key]
+    return {
+        status: set(subset.subset_value.get_partition_keys())
+        for status, subset in state.subsets.items()
+        if not subset.is_empty
+    }
+
+
+@pytest.mark.spark
+def test_fleet_is_verified_in_one_run_and_each_log_has_its_outcome(
+    known: list[str], run: Run, instance: DagsterInstance
+) -> None:
+    result = run("verification_job", run_request(known[0], known[-1]))
+
+    assert result.success
+    assert instance.get_materialized_partitions(KEY) == set(known)
+    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: set(known)}
+    assert {
+        event.partition: event.step_materialization_data.materialization.metadata["records"].value
+        for event in result.get_asset_materialization_events()
+    } == dict.fromkeys(known, 6)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("known")
+def test_one_log_can_be_verified_alone(run: Run, instance: DagsterInstance) -> None:
+    result = run("verification_job", run_request("beta/one", "beta/one"))
+
+    assert result.success
+    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: {"beta/one"}}
+
+
+@pytest.mark.spark
+def test_sound_fleet_lets_what_lies_downstream_go_ahead(known: list[str], instance: DagsterInstance) -> None:
+    result = _materialize(instance, known)
+
+    assert result.success
+    assert instance.get_materialized_partitions(AssetKey("downstream")) == set(known)
+
+
+@pytest.mark.spark
+def test_damaged_fragment_fails_its_log_alone_and_stops_what_lies_downstream(
+    known: list[str], fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    fragment = _damage(fleet, "beta/one")
+
+    result = _materialize(instance, known)
+
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.status is DagsterRunStatus.FAILURE
+    assert "blocking asset check" in str(result.failure_data_for_node("verification"))
+    assert result.retry_attempts_for_node("verification") == 0
+    assert instance.get_materialized_partitions(KEY) == {"alpha", "gamma"}
+    assert instance.get_materialized_partitions(AssetKey("downstream")) == set()
+    assert _outcomes(instance) == {
+        AssetCheckExecutionResolvedStatus.SUCCEEDED: {"alpha", "gamma"},
+        AssetCheckExecutionResolvedStatus.FAILED: {"beta/one"},
+    }
+    (failed,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
+    assert (failed.partition, failed.severity) == ("beta/one", AssetCheckSeverity.ERROR)
+    assert fragment in str(failed.metadata["problems"].value)
+    assert failed.description is not None
+    assert failed.description.startswith("beta/one: 1 problems: fragment 1 ")
+
+
+@pytest.mark.spark
+def test_log_damaged_after_it_was_found_sound_is_shown_as_failed_until_it_is_sound_again(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
+) -> None:
+    whole = run_request(known[0], known[-1])
+    run("verification_job", whole)
+    _damage(fleet, "alpha")
+
+    run("verification_job", whole)
+    damaged = _outcomes(instance)
+    _damage(fleet, "alpha")
+    run("verification_job", whole)
+
+    assert damaged[AssetCheckExecutionResolvedStatus.FAILED] == {"alpha"}
+    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: set(known)}
+
+
+def test_endless_list_of_problems_is_cut_but_counted() -> None:
+    problems = tuple(Problem(f"log/{number}", "gone") for number in range(PROBLEMS_SHOWN_MAX + 7))
+    report = ScrubReport(
+        log="alpha", setsum="", num_records=0, num_bytes=0, num_fragments=0, num_snapshots=0, problems=problems
+    )
+
+    outcome = evaluation(report, None)
+
+    assert outcome.metadata["num_problems"].value == PROBLEMS_SHOWN_MAX + 7
+    assert len(outcome.metadata["problems"].value) == PROBLEMS_SHOWN_MAX  # type: ignore[arg-type]
+
+
+def test_schedule_asks_for_the_whole_fleet_in_one_run(known: list[str], instance: DagsterInstance) -> None:
+    with build_schedule_context(instance) as context:
+        request = nightly_verification(context)
+
+    assert isinstance(request, RunRequest)
+    covered = request.partition_key_range
+    assert covered is not None
+    assert (covered.start, covered.end) == (known[0], known[-1])
+
+
+def test_schedule_skips_while_no_log_is_known(instance: DagsterInstance, write: Write) -> None:
+    write("not-yet-discovered")
+
+    with build_schedule_context(instance) as context:
+        assert isinstance(nightly_verification(context), SkipReason)

@@ -1,0 +1,24 @@
+"""What a user writes: a session of one's own, the data source, and a verification. Run by test_session.py."""
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+from wal3_core.spark import register, verify_logs
+
+
+def main() -> None:
+    """Read and verify the log ``a`` in each of the stores named on the command line."""
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    register(spark)
+    for url in sys.argv[1:]:
+        frame = spark.read.format("wal3").options(store=url, log="a").load()
+        bodies = [row["body"].decode() for row in frame.orderBy("offset").collect() if row["body"] is not None]
+        (report,) = verify_logs(spark, url, ["a"])
+        print(json.dumps({"bodies": bodies, "sound": report.sound, "records": report.num_records}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Sessions that read logs, however they were started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.logs import fill
+from wal3_core import LogReader, open_store
+from wal3_core.spark import session_conf
+
+SCRIPT = Path(__file__).parent / "plain_session.py"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_plain_session_in_an_environment_that_is_not_activated_reads_local_and_s3_logs(
+    local_url: str, s3_url: str, tmp_path: Path
+) -> None:
+    for url in (local_url, s3_url):
+        fill(open_store(url), "a", fragments=3)
+    java = shutil.which("java")
+    assert java is not None
+    away = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "JAVA_"))}
+
+    outcome = subprocess.run(
+        [sys.executable, str(SCRIPT), local_url, s3_url],
+        # Nothing of the environment but Java and a system's own Python, if there is one.
+        env={**away, "PATH": f"/usr/bin:/bin:{Path(java).parent}", "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    bodies = [r.body.decode() for r in LogReader.open(open_store(local_url), "a").records() if r.body is not None]
+    expected = {"bodies": bodies, "sound": True, "records": 30}
+    assert [json.loads(line) for line in outcome.stdout.splitlines()] == [expected, expected]
+
+
+def test_only_a_local_session_is_bound_to_this_machine() -> None:
+    local, cluster = session_conf("local[2]"), session_conf("spark://master:7077")
+
+    assert local["spark.driver.host"] == "127.0.0.1"
+    assert "spark.driver.host" not in cluster
+    assert cluster["spark.sql.session.timeZone"] == local["spark.sql.session.timeZone"] == "UTC"
+    # It makes Spark give wrong results from a frame that is used twice.
+    assert "spark.sql.python.filterPushdown.enabled" not in {*local, *cluster}

@@ -1,0 +1,40 @@
+"""Work is cut into few tasks of about equal cost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal3_core.spark.tasks import TASK_COST_MIN, TASKS_PER_CORE, cost, count_tasks, group
+
+SIZES = st.lists(st.integers(0, 2**30), min_size=1, max_size=200)
+
+
+@given(SIZES, st.integers(1, 50))
+def test_groups_hold_every_item_once_in_order_and_none_outweighs_its_share(sizes: list[int], count: int) -> None:
+    costs = [cost(size) for size in sizes]
+
+    groups = group(range(len(sizes)), costs, count)
+
+    assert [item for task in groups for item in task] == [*range(len(sizes))]
+    assert 1 <= len(groups) <= count
+    assert all(groups)
+    assert max(sum(costs[item] for item in task) for task in groups) <= sum(costs) / count + max(costs)
+
+
+@given(SIZES, st.integers(1, 64), st.integers(2**20, 2**30))
+def test_tasks_are_a_few_for_each_core_or_as_many_as_their_bytes_want(
+    sizes: list[int], cores: int, task_bytes: int
+) -> None:
+    costs = [cost(size) for size in sizes]
+
+    count = count_tasks(costs, cores=cores, task_bytes=task_bytes)
+
+    by_bytes = -(-sum(costs) // task_bytes)
+    assert by_bytes <= count <= max(by_bytes, cores * TASKS_PER_CORE + 1)
+    assert count <= max(by_bytes, -(-sum(costs) // TASK_COST_MIN))
+
+
+def test_no_work_makes_no_task() -> None:
+    assert count_tasks([], cores=2, task_bytes=100) == 0
+    assert group([], [], 0) == []

@@ -1,0 +1,387 @@
+"""Stores under processes: many at once, killed at any moment, on a full or forbidden disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.storage.object_store import Done, ObjectStore, PutOutcome, Unknown, Versioned
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+WRITERS = 16
+RAISES = 10
+ATTEMPTS_MAX = 10_000
+KILLS = 20
+ANSWER_S_MAX = 60
+LINES = 5000
+DAY_S = 24 * 60 * 60
+NOBODY = 65534
+FILE_BYTES_MAX = 64 * 1024
+
+# Forked from a server that has the imports behind it and runs no threads: quick to start, safe to fork.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pytest", "wal3_core.storage.open_store"])
+
+
+@contextlib.contextmanager
+def child(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
+    """Run ``work(connection, *arguments)`` in a process of its own, in this process's environment."""
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=begin, args=(dict(os.environ), work, theirs, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        ours.close()
+
+
+def begin(environment: dict[str, str], work: Callable[..., None], connection: Connection, *arguments: object) -> None:
+    os.environ.update(environment)
+    work(connection, *arguments)
+
+
+def answer(connection: Connection) -> Any:  # noqa: ANN401 - each kind of child says something else
+    assert connection.poll(ANSWER_S_MAX), f"no answer in {ANSWER_S_MAX} s"
+    return connection.recv()
+
+
+def answers_left(connection: Connection) -> list[Any]:
+    """Take what a process that has ended had said until then."""
+    found = []
+    with contextlib.suppress(EOFError):
+        while connection.poll(ANSWER_S_MAX):
+            found.append(connection.recv())
+    return found
+
+
+def content(number: int) -> bytes:
+    """Make a version that can not be torn unseen: each of its lines names it."""
+    return f"{number:012d}\n".encode() * LINES
+
+
+def number_in(data: bytes | None) -> int:
+    """Tell a version from its bytes, which must be whole; 0 when there are none."""
+    if data is None:
+        return 0
+    number = int(data[:12]) if data[:12].isdigit() else 0
+    assert data == content(number), f"version {number} is torn"
+    return number
+
+
+def put(store: ObjectStore, path: str, data: bytes) -> PutOutcome:
+    """Create the object, or replace the present version."""
+    found = store.get(path)
+    return store.replace(path, data, found.etag) if isinstance(found, Versioned) else store.create(path, data)
+
+
+def staged(url: str) -> list[Path]:
+    return sorted((Path(url.removeprefix("file://")) / ".wal3" / "staging").iterdir())
+
+
+def raise_counter(connection: Connection, url: str, name: str) -> None:
+    store = open_store(url)
+    connection.send("ready")
+    connection.recv()
+    acked = unknown = 0
+    for _ in range(ATTEMPTS_MAX):
+        found = store.get("counter.json")
+        assert isinstance(found, Versioned)
+        counts = json.loads(found.data)
+        counts[name] = counts.get(name, 0) + 1
+        outcome = store.replace("counter.json", json.dumps(counts).encode(), found.etag)
+        acked += isinstance(outcome, Done)
+        unknown += isinstance(outcome, Unknown)
+        if acked == RAISES:
+            break
+    connection.send((acked, unknown))
+
+
+def test_counter_raised_by_cas_from_many_processes_loses_no_update(store_url: str) -> None:
+    store = open_store(store_url)
+    assert isinstance(store.create("counter.json", b"{}"), Done)
+    names = [f"writer{number}" for number in range(WRITERS)]
+
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(child(raise_counter, store_url, name))[1] for name in names]
+        for connection in connections:
+            assert answer(connection) == "ready"
+        for connection in connections:
+            connection.send("go")
+        told = {name: answer(connection) for name, connection in zip(names, connections, strict=True)}
+
+    counts = json.loads(store.read("counter.json") or b"")
+    print(f"told (acked, unknown): {told}; stored: {counts}")
+    for name in names:
+        acked, unknown = told[name]
+        assert acked == RAISES
+        assert acked <= counts[name] <= acked + unknown
+    if all(unknown == 0 for _, unknown in told.values()):
+        assert sum(counts.values()) == WRITERS * RAISES
+
+
+def keep_writing(connection: Connection, url: str) -> None:
+    store = open_store(url)
+    number = number_in(store.read("log/document"))
+    while True:
+        number += 1
+        assert isinstance(put(store, "log/document", content(number)), Done)
+        connection.send(("document", number))
+        assert isinstance(store.create(f"log/step/{number:06d}", content(number)), Done)
+        connection.send(("step", number))
+
+
+def test_kill_at_a_random_moment_tears_and_loses_nothing(local_url: str) -> None:
+    store = open_store(local_url)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    last = 0
+    steps: set[str] = set()
+
+    for _ in range(KILLS):
+        with child(keep_writing, local_url) as (process, connection):
+            told = [answer(connection)]  # that one was written shows that no dead one's lock is held
+            time.sleep(chance.uniform(0, 0.03))
+            process.kill()
+            process.join()
+            told += answers_left(connection)
+            assert process.exitcode == -signal.SIGKILL
+        acked = max([number for kind, number in told if kind == "document"])
+        steps |= {f"log/step/{number:06d}" for kind, number in told if kind == "step"}
+
+        assert last < acked
+        last = number_in(store.read("log/document"))
+        assert last in {acked, acked + 1}
+        assert steps <= {meta.path for meta in store.list_objects("log/step/")}
+    for meta in store.list_objects("log/step/"):
+        assert number_in(store.read(meta.path)) == int(meta.path[-6:])
+    assert last > KILLS
+
+
+CRASH_POINTS = {"mkstemp", "mkdir", "open", "write", "flush", "fchmod", "fsync", "flock", "link", "rename", "unlink"}
+
+
+def write_until(connection: Connection, url: str, kill_at: int) -> None:
+    """Create and replace; die just before or just after the call of the system that ``kill_at`` counts to."""
+    store = open_store(url)
+    count = 0
+
+    def crash(_frame: object, event: str, called: object) -> None:
+        nonlocal count
+        if event in {"c_call", "c_return"} and getattr(called, "__name__", "") in CRASH_POINTS:
+            count += 1
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    for number in (1, 2):
+        sys.setprofile(crash)
+        outcome = put(store, "log/document", content(number))
+        sys.setprofile(None)
+        assert isinstance(outcome, Done)
+        connection.send(number)
+
+
+def test_kill_at_every_call_of_the_system_leaves_the_old_version_or_the_new(tmp_path: Path) -> None:
+    point = exit_code = 0
+    outcomes = set()
+    while exit_code != 0 or point == 0:
+        point += 1
+        url = (tmp_path / f"{point}").as_uri()
+        with child(write_until, url, point) as (process, connection):
+            process.join(ANSWER_S_MAX)
+            assert process.exitcode in {0, -signal.SIGKILL}
+            exit_code = process.exitcode
+            acked = len(answers_left(connection))
+
+        store = open_store(url)
+        stored = number_in(store.read("log/document"))
+        outcomes.add((acked, stored))
+        assert stored in {acked, acked + 1}, f"killed at {point}"
+        assert [meta.path for meta in store.list_objects("")] == ["log/document"] * (stored > 0)
+        assert isinstance(put(store, "log/document", content(3)), Done)
+        assert number_in(store.read("log/document")) == 3
+
+    # Each of them was met: unwritten, written but not acknowledged, acknowledged, and the same for the replace.
+    assert outcomes == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2)}
+
+
+def test_staging_files_are_swept_when_older_than_a_day_and_kept_when_younger(local_url: str) -> None:
+    assert isinstance(open_store(local_url).create("a", b"1"), Done)
+    staging = Path(local_url.removeprefix("file://")) / ".wal3" / "staging"
+    for name, age_s in {"old": DAY_S + 3600, "ancient": 400 * DAY_S, "young": DAY_S - 3600, "new": 0}.items():
+        (staging / name).write_bytes(b"left behind")
+        os.utime(staging / name, (time.time() - age_s,) * 2)
+
+    open_store(local_url).read("a")
+    assert len(staged(local_url)) == 4
+    assert isinstance(open_store(local_url).create("b", b"2"), Done)
+
+    assert [path.name for path in staged(local_url)] == ["new", "young"]
+
+
+def attempt(put: Callable[[], PutOutcome]) -> tuple[type, str]:
+    """Tell what a PUT came to: the class of its outcome or error, and what that says."""
+    try:
+        outcome = put()
+    except UnavailableError as error:
+        return type(error), str(error)
+    return type(outcome), repr(outcome)
+
+
+def write_too_much(connection: Connection, url: str) -> None:
+    store = open_store(url)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
+    connection.send(attempt(lambda: put(store, "log/document", bytes(2 * FILE_BYTES_MAX))))
+    connection.send(attempt(lambda: store.create("log/other", bytes(2 * FILE_BYTES_MAX))))
+    connection.send(attempt(lambda: store.create("log/small", b"fits")))
+
+
+def test_file_too_large_for_its_limit_is_an_error_and_nothing_is_half_written(local_url: str) -> None:
+    store = open_store(local_url)
+    assert isinstance(store.create("log/document", b"old"), Done)
+
+    with child(write_too_much, local_url) as (_, connection):
+        replaced, created, small = answer(connection), answer(connection), answer(connection)
+
+    for kind, message in (replaced, created):
+        assert kind is StoreDeniedError
+        assert local_url.removeprefix("file://") in message
+        assert "File too large" in message
+    assert small[0] is Done
+    assert {meta.path: store.read(meta.path) for meta in store.list_objects("")} == {
+        "log/document": b"old",
+        "log/small": b"fits",
+    }
+    assert staged(local_url) == []
+
+
+FILL = textwrap.dedent(
+    """
+    import json, pathlib, subprocess, sys
+    from wal3_core.errors import UnavailableError
+    from wal3_core.storage.local import LocalStore
+    def attempt(put):
+        try:
+            return type(put()).__name__, ""
+        except UnavailableError as error:
+            return type(error).__name__, str(error)
+    root = pathlib.Path(sys.argv[1])
+    store = LocalStore(root)
+    small, large = b"o" * 100_000, b"n" * 1_000_000
+    etag = store.create("log/document", small).etag
+    found = {
+        "replace": attempt(lambda: store.replace("log/document", large, etag)),
+        "create": attempt(lambda: store.create("log/other", large)),
+        "kept": store.read("log/document") == small,
+        "again": attempt(lambda: store.replace("log/document", small[1:], etag)),
+    }
+    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+    found["read-only"] = attempt(lambda: store.create("log/other", b"1"))
+    found["objects"] = {meta.path: meta.size for meta in store.list_objects("")}
+    found["staged"] = [path.name for path in (root / ".wal3" / "staging").iterdir()]
+    print(json.dumps(found))
+    """
+)
+
+
+def in_small_file_system(root: Path) -> list[str]:
+    """Prefix a command that shall see a file system of 512 KiB at ``root``, which only it sees."""
+    unshare = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
+    return [*unshare, "sh", "-c", 'mount -t tmpfs -o size=512k wal3 "$0" && exec "$@"', str(root)]
+
+
+def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written(tmp_path: Path) -> None:
+    prefix = in_small_file_system(tmp_path)
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode != 0:
+        pytest.skip("this system lets us mount no file system of our own")
+
+    output = subprocess.run([*prefix, sys.executable, "-c", FILL, tmp_path], check=True, stdout=subprocess.PIPE).stdout
+
+    found = json.loads(output)
+    full = ["StoreDeniedError", f"store {tmp_path}: [Errno 28] No space left on device: free some space on the device"]
+    assert found["replace"] == full
+    assert found["create"] == full
+    assert found["kept"]
+    assert found["again"] == ["Done", ""]
+    assert found["read-only"][0] == "StoreDeniedError"
+    assert str(tmp_path) in found["read-only"][1]
+    assert found["read-only"][1].endswith("mount the file system writable")
+    assert found["objects"] == {"log/document": 99_999}
+    assert found["staged"] == []
+
+
+def write_as_nobody(connection: Connection, url: str) -> None:
+    store = open_store(url)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    connection.send(attempt(lambda: store.create("log/folder/other", b"1")))
+    connection.send(attempt(lambda: put(store, "log/document", b"new")))
+
+
+@pytest.fixture
+def reachable_root() -> Iterator[Path]:
+    """A directory that every user can reach: pytest's own are ours alone."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        yield root
+        for folder, _, _ in os.walk(root):
+            Path(folder).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "mode"),
+    [
+        ("", 0o555),
+        (".wal3/staging", 0o555),
+        ("log", 0o555),
+        ("log", 0o000),
+    ],
+)
+def test_directory_that_may_not_be_written_is_a_denial_and_changes_nothing(
+    reachable_root: Path, forbidden: str, mode: int
+) -> None:
+    store = open_store(reachable_root.as_uri())
+    assert isinstance(store.create("log/document", b"old"), Done)
+    for path in reachable_root.rglob("*"):
+        path.chmod(0o777)
+    if not forbidden:
+        shutil.rmtree(reachable_root / ".wal3")
+    (reachable_root / forbidden).chmod(mode)
+
+    with child(write_as_nobody, reachable_root.as_uri()) as (_, connection):
+        outcomes = [answer(connection), answer(connection)]
+
+    (reachable_root / forbidden).chmod(0o755)
+    for kind, message in outcomes:
+        assert kind is StoreDeniedError, message
+        assert message.startswith(f"store {reachable_root}: ")
+        assert message.endswith("give this user access")
+    assert {meta.path: store.read(meta.path) for meta in store.list_objects("")} == {"log/document": b"old"}

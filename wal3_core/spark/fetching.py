@@ -1,0 +1,43 @@
+"""Fetching fragments inside a task, a few ahead of what is being worked on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from wal3_core.errors import CorruptError
+from wal3_core.options import Limits, ReaderOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.log.reader import LogReader
+    from wal3_core.model.parquet import Fragment
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_RELOADS_MAX = ReaderOptions().reloads_max
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records of one log, by offset, and the size of the fragments that hold them."""
+
+    log: str
+    start: int
+    limit: int
+    num_bytes: int
+
+
+def fragments(reader: LogReader, run: Run) -> Iterator[Fragment]:
+    """Fetch the fragments that hold a run's records, in order; CorruptError unless they reach its limit."""
+    reached = run.start
+    for fragment in reader.fragments(run.start, Limits(offset=run.limit)):
+        yield fragment
+        reached = fragment.pointer.limit.offset
+    if reached < run.limit:
+        message = (
+            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found it to end at {reached}"
+        )
+        raise CorruptError(message)

@@ -1,0 +1,194 @@
+"""``spark.read.format("wal3")``: logs as a DataFrame, verified as they are read.
+
+Options: ``store`` (URL); one of ``log``, ``logs`` (names joined by commas) and ``prefix`` (all logs at or
+below it); ``from_offset``, ``to_offset``, ``from_timestamp_us``, ``to_timestamp_us`` (from inclusive, to
+exclusive); ``columns`` (names joined by commas; Spark does not tell a Python source which ones a query
+uses); ``verify`` (true); ``partitions`` or ``partition_bytes``; ``push_filters`` (false). Columns: log,
+offset, timestamp_us, key, body, fragment. A DataFrame ends where its logs ended when it was first
+used; load it again to see more.
+
+``push_filters`` hands Spark's filters on log, offset and timestamp_us to the source, in a session where
+``spark.sql.python.filterPushdown.enabled`` is true. Spark 4.1 to 4.3 keeps what was planned for the filters
+of one query and reads no more for the next one from the same ``load()``, nor for another branch of the
+same query: it gives wrong results, silently. So bound what is read by the options above, and push
+filters only from a frame that is loaded for one query and used in it once.
+
+Nothing here lives in the driver alone: Spark plans and reads in worker processes, and every task
+opens the store by its URL.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.reader import LogReader
+from wal3_core.log.scan import check_start, trim
+from wal3_core.model.position import AtTime
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.spark.bounds import EVERYTHING, apply_filter
+from wal3_core.spark.columns import COLUMNS, LONG_MAX, arrow_schema, check_schema, spark_schema, to_batches
+from wal3_core.spark.fetching import Run, fragments
+from wal3_core.spark.request import ReadRequest
+from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.position import ReadStart
+    from wal3_core.spark.bounds import Bounds
+    from wal3_core.storage.object_store import ObjectStore
+
+_LOGS_PLANNED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(InputPartition):
+    """What one task reads, in order."""
+
+    runs: tuple[Run, ...]
+
+
+class LogDataSource(DataSource):
+    """Reads logs. Register it with ``wal3_core.spark.register``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name that ``format`` takes."""
+        return "wal3"
+
+    def schema(self) -> StructType:
+        """Return the columns that the options ask for, all by default."""
+        return spark_schema(ReadRequest.from_options(self.options).columns or COLUMNS)
+
+    def reader(self, schema: StructType) -> LogSourceReader:
+        """Return the reader of the schema's columns."""
+        request = ReadRequest.from_options(self.options)
+        check_schema(schema)
+        if request.columns is not None and tuple(schema.fieldNames()) != request.columns:
+            message = f"schema: expected the columns of the option, {request.columns}, found {schema.fieldNames()}"
+            raise InvalidRequestError(message)
+        return (FilteringReader if request.push_filters else LogSourceReader)(request, schema)
+
+
+class LogSourceReader(DataSourceReader):
+    """Plans and runs one read."""
+
+    def __init__(self, request: ReadRequest, schema: StructType) -> None:
+        self._request = request
+        self._schema = schema
+        self._bounds = request.bounds
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Cut what the bounds leave into tasks: one request for each log's manifest, many at a time."""
+        request = self._request
+        if self._bounds.empty:
+            return [Runs(())]
+        store = open_store(request.store)
+        plan = partial(_plan_log, store, request, self._bounds)
+        planned = ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE)
+        runs = [run for runs in planned for run in runs]
+        costs = [cost(run.num_bytes) for run in runs]
+        count = request.partitions or count_tasks(costs, cores=os.cpu_count() or 1, task_bytes=request.partition_bytes)
+        return [Runs(tuple(_merge(task))) for task in group(runs, costs, count)] or [Runs(())]
+
+    def _logs(self, store: ObjectStore) -> list[str]:
+        request = self._request
+        logs = request.logs
+        if logs is None:
+            logs = tuple(list_logs(store, request.prefix))
+            if not logs:
+                message = f"store {request.store}: expected logs at or below {request.prefix!r}, found none"
+                raise InvalidRequestError(message)
+        return [log for log in logs if self._bounds.wants(log)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's records, verified unless asked not to; an error names the fragment."""
+        assert isinstance(partition, Runs), partition
+        store, schema = open_store(self._request.store), arrow_schema(self._schema)
+        for run in partition.runs:
+            try:
+                yield from self._read_run(store, run, schema)
+            except LogError as error:
+                error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
+                raise
+
+    def _read_run(self, store: ObjectStore, run: Run, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        runtime = shared_runtime()
+        reader = LogReader(store, run.log, options=ReaderOptions(verify=self._request.verify), runtime=runtime)
+        times = self._bounds.timestamps_us
+        until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
+        for fragment in fragments(reader, run):
+            table = trim(fragment.table, run.start, until)
+            if times.start:
+                table = trim(table, AtTime(times.start), UNLIMITED)
+            yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
+
+
+class FilteringReader(LogSourceReader):
+    """Also takes filters. Spark refuses a reader that does unless its configuration allows it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        """Take the filters on log, offset and timestamp_us that bounds express exactly; give back the others."""
+        for condition in filters:
+            narrowed = apply_filter(self._bounds, condition)
+            if narrowed is None:
+                yield condition
+            else:
+                self._bounds = narrowed
+
+
+def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str) -> list[Run]:
+    """List the fragments that overlap the bounds, as runs of offsets cut down to them."""
+    reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
+    manifest = reader.manifest()
+    if request.from_offset is not None:
+        check_start(manifest, request.from_offset)
+    offsets, times = bounds.offsets, bounds.timestamps_us
+    first, following = manifest.first.position, manifest.next.position
+    if offsets.start >= following.offset or times.start > following.timestamp_us:
+        return []
+    start: ReadStart = offsets.start if offsets.start > first.offset else None
+    if start is None and times.start:
+        start = AtTime(times.start)
+    pointers = reader.scan(start, Limits(offset=offsets.limit, timestamp_us=times.limit))
+    return [
+        _run(log, pointer, bounds)
+        for pointer in pointers
+        if pointer.num_records and pointer.limit.timestamp_us >= times.start
+    ]
+
+
+def _run(log: str, pointer: FragmentPointer, bounds: Bounds) -> Run:
+    start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
+    if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
+        message = (
+            f"log {log}: fragment {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
+        )
+        raise InvalidRequestError(message)
+    return Run(log, start, limit, pointer.num_bytes)
+
+
+def _merge(runs: Iterable[Run]) -> list[Run]:
+    """Join runs that follow each other, so that a task is small however many fragments it reads."""
+    merged: list[Run] = []
+    for run in runs:
+        last = merged[-1] if merged else None
+        if last is not None and (last.log, last.limit) == (run.log, run.start):
+            merged[-1] = Run(run.log, last.start, run.limit, last.num_bytes + run.num_bytes)
+        else:
+            merged.append(run)
+    return merged

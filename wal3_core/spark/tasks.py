@@ -1,0 +1,42 @@
+"""Cutting work into tasks of about equal cost. Pure.
+
+A task costs tens of milliseconds whatever it does, so there are a few for each core and never one
+for each fragment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
+
+TASKS_PER_CORE = 4
+TASK_COST_MIN = 4 * 2**20
+# What a request costs beside its bytes, in bytes that could be read meanwhile.
+REQUEST_COST = 256 * 2**10
+
+
+def cost(num_bytes: int, *, requests: int = 1) -> int:
+    """Estimate the cost of reading objects, in bytes."""
+    return num_bytes + REQUEST_COST * requests
+
+
+def count_tasks(costs: Sequence[int], *, cores: int, task_bytes: int) -> int:
+    """Return how many tasks to cut the work into: by ``task_bytes``, by less where cores would idle."""
+    total = sum(costs)
+    share = max(TASK_COST_MIN, total // (cores * TASKS_PER_CORE))
+    return -(-total // min(task_bytes, share))
+
+
+def group(items: Sequence[T], costs: Sequence[int], count: int) -> list[list[T]]:
+    """Cut items into at most ``count`` runs of adjacent ones, about equal in cost; none is empty."""
+    total, before = sum(costs), 0
+    groups: dict[int, list[T]] = {}
+    for item, each in zip(items, costs, strict=True):
+        # The run that the item's middle falls into.
+        groups.setdefault((2 * before + each) * count // (2 * total), []).append(item)
+        before += each
+    return list(groups.values())

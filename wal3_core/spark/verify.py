@@ -1,0 +1,174 @@
+"""Verification of many logs as one Spark job.
+
+The driver reads the manifests and the tops of their trees, the tasks read everything below, Spark
+adds up what they found, and the driver compares the sums with the manifests. Damage ends nothing:
+the rest is still looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.utils import is_remote
+
+from wal3_core.errors import CorruptError, LogNotFoundError, UnavailableError
+from wal3_core.log.reader import LogReader
+from wal3_core.log.scrub import Problem, ScrubReport
+from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.spark.request import check_shared
+from wal3_core.spark.tasks import count_tasks, group
+from wal3_core.spark.verify_plan import Plan, plan_log, pointer_cost, still_named
+from wal3_core.spark.verify_task import FINDINGS, SETSUM_COLUMNS, Problematic, verify_task
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+# About what a snapshot of full fragments holds, which one task reads.
+PARTITION_BYTES = 256 * 2**20
+_LOGS_PLANNED_AT_ONCE = 16
+_ROUNDS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What the tasks found of one log; counts are of what is sound."""
+
+    setsum: Setsum = EMPTY
+    num_records: int = 0
+    num_bytes: int = 0
+    num_fragments: int = 0
+    num_snapshots: int = 0
+    bad: tuple[Problematic, ...] = ()
+
+
+def verify_logs(
+    spark: SparkSession, store_url: str, logs: Sequence[str], *, partition_bytes: int = PARTITION_BYTES
+) -> list[ScrubReport]:
+    """Read whole logs back, all of them in one job; return what ``scrub`` returns for each, in the order given.
+
+    A log that is damaged, or not there, has that in its report. Raises UnavailableError when the
+    store does not answer, InvalidRequestError for a name that no log can have.
+    """
+    store = open_store(check_shared(store_url))
+    reports: dict[str, ScrubReport] = {}
+    left = [check_log_name(log) for log in dict.fromkeys(logs)]
+    for _ in range(_ROUNDS_MAX):
+        plans = list(ahead(shared_runtime(), partial(plan_log, store), left, count=_LOGS_PLANNED_AT_ONCE))
+        totals = _run(spark, store_url, plans, partition_bytes)
+        found = {plan.log: _report(store, plan, totals.get(plan.log, _Totals())) for plan in plans}
+        reports |= {log: report for log, report in found.items() if report is not None}
+        left = [log for log, report in found.items() if report is None]
+        if not left:
+            return [reports[log] for log in logs]
+    message = f"verification: maintenance replaced what was to be read {_ROUNDS_MAX} times over, in {left[:10]}"
+    raise UnavailableError(message)
+
+
+def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int) -> dict[str, _Totals]:
+    """Let the tasks read what the plans leave to them, and add up what they find, by log."""
+    work = [(plan.log, pointer) for plan in plans for pointer in plan.pointers]
+    if not work:
+        return {}
+    costs = [pointer_cost(pointer) for _, pointer in work]
+    tasks = group(work, costs, count_tasks(costs, cores=_cores(spark), task_bytes=partition_bytes))
+    rows = [(number, log, json.dumps(pointer.to_json())) for number, task in enumerate(tasks) for log, pointer in task]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    findings = (
+        spark.createDataFrame(pa.table(columns, names=["task", "log", "pointer"]))
+        .repartitionById(len(tasks), sf.col("task").cast("int"))
+        .mapInArrow(partial(verify_task, store_url=store_url), FINDINGS)
+    )
+    return {row["log"]: _totals(row) for row in _added_up(findings).collect()}
+
+
+def _cores(spark: SparkSession) -> int:
+    return os.cpu_count() or 1 if is_remote() else spark.sparkContext.defaultParallelism
+
+
+def _added_up(findings: DataFrame) -> DataFrame:
+    sound = sf.col("problem").isNull()
+    # A column is below 2^32, so a LONG holds the sum of two thousand million of them.
+    sums = [sf.sum(name).alias(name) for name in ("num_records", "num_bytes", *SETSUM_COLUMNS)]
+    return findings.groupBy("log").agg(
+        *sums,
+        sf.count_if(sound & ~sf.col("snapshot")).alias("num_fragments"),
+        sf.count_if(sound & sf.col("snapshot")).alias("num_snapshots"),
+        sf.collect_list(sf.when(~sound, sf.struct("path", "start", "limit", "problem", "missing"))).alias("bad"),
+    )
+
+
+def _totals(row: Row) -> _Totals:
+    return _Totals(
+        setsum=Setsum.of_column_sums(row[name] for name in SETSUM_COLUMNS),
+        num_records=row["num_records"],
+        num_bytes=row["num_bytes"],
+        num_fragments=row["num_fragments"],
+        num_snapshots=row["num_snapshots"],
+        bad=tuple(Problematic(**bad.asDict()) for bad in row["bad"]),
+    )
+
+
+def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
+    """Compare what was found with the manifest; None when maintenance replaced what was to be read."""
+    bad = (*plan.bad, *totals.bad)
+    settled = _settle_missing(store, plan.log, [one for one in bad if one.missing])
+    if settled is None:
+        return None
+    gone = [one for one in bad if one.missing and one not in settled]
+    told = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
+    problems = [*(Problem(one.path, one.problem) for one in told), *plan.problems]
+    if plan.manifest is not None and not problems and not gone:
+        problems += _imbalances(plan.manifest, totals)
+    return ScrubReport(
+        log=plan.log,
+        setsum=(EMPTY if plan.manifest is None else plan.manifest.setsum).hexdigest(),
+        num_records=totals.num_records,
+        num_bytes=totals.num_bytes,
+        num_fragments=totals.num_fragments,
+        num_snapshots=totals.num_snapshots + plan.num_snapshots,
+        problems=tuple(problems),
+    )
+
+
+def _settle_missing(store: ObjectStore, log: str, missing: Sequence[Problematic]) -> list[Problematic] | None:
+    """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
+    if not missing:
+        return []
+    reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
+    try:
+        newest = reader.manifest()
+    except (CorruptError, LogNotFoundError):
+        # The log went bad or away since it was planned: the next round says so.
+        return None
+    lost = [one for one in missing if still_named(newest, reader, one)]
+    first = newest.first.position.offset
+    return lost if all(one in lost or int(one.limit) <= first for one in missing) else None
+
+
+def _imbalances(manifest: Manifest, totals: _Totals) -> list[Problem]:
+    """Compare what was read with the whole log's counts and checksum."""
+    compared = (
+        ("setsum", manifest.setsum, totals.setsum + manifest.pruned),
+        ("records", manifest.num_records, totals.num_records),
+        ("bytes", manifest.num_bytes, totals.num_bytes),
+    )
+    return [
+        Problem(MANIFEST, f"log: expected {name} {expected}, found {found} in what was read and pruned")
+        for name, expected, found in compared
+        if expected != found
+    ]

@@ -1,0 +1,153 @@
+"""One task of a verification: read fragments back, and say of each what it is. Pure reads: repeating is harmless."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from wal3_core.errors import CorruptError, MissingError
+from wal3_core.log.reader import LogReader
+from wal3_core.model import strict_json
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.setsum import COLUMNS, EMPTY
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql.types import DataType
+
+    from wal3_core.model.snapshot import Pointer
+
+SETSUM_COLUMNS = tuple(f"setsum_{index}" for index in range(COLUMNS))
+_FETCHES_AHEAD = 4
+_FINDINGS_PER_BATCH = 1000
+_POINTER_BYTES_MAX = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problematic:
+    """A bad object, or a ``missing`` one, and the offsets that it stands for."""
+
+    path: str
+    # As text: offsets may go beyond what a LONG holds.
+    start: str
+    limit: str
+    problem: str
+    missing: bool
+
+    @classmethod
+    def of(cls, pointer: Pointer, error: CorruptError) -> Problematic:
+        """Note what is wrong with what a pointer names."""
+        return cls(
+            path=pointer.path,
+            start=str(pointer.start.offset),
+            limit=str(pointer.limit.offset),
+            problem=str(error),
+            missing=isinstance(error, MissingError),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What reading an object of a log came to: it is sound where ``error`` is None."""
+
+    log: str
+    pointer: Pointer
+    error: CorruptError | None
+
+    def to_row(self) -> tuple[str | bool | int | None, ...]:
+        """Show as a row of FINDINGS."""
+        pointer, snapshot = self.pointer, isinstance(self.pointer, SnapshotPointer)
+        path, start, limit = pointer.path, str(pointer.start.offset), str(pointer.limit.offset)
+        if self.error is not None:
+            bad = Problematic.of(pointer, self.error)
+            return (self.log, snapshot, path, start, limit, bad.problem, bad.missing, 0, 0, *EMPTY.columns)
+        # A snapshot's records are counted by the fragments below it.
+        held = (0, 0, *EMPTY.columns) if snapshot else (pointer.num_records, pointer.num_bytes, *pointer.setsum.columns)
+        return (self.log, snapshot, path, start, limit, None, False, *held)
+
+
+def _field(name: str, of: DataType, *, nullable: bool = False) -> StructField:
+    return StructField(name, of, nullable)
+
+
+FINDINGS = StructType(
+    [
+        _field("log", StringType()),
+        _field("snapshot", BooleanType()),
+        _field("path", StringType()),
+        _field("start", StringType()),
+        _field("limit", StringType()),
+        _field("problem", StringType(), nullable=True),
+        _field("missing", BooleanType()),
+        _field("num_records", LongType()),
+        _field("num_bytes", LongType()),
+        *(_field(name, LongType()) for name in SETSUM_COLUMNS),
+    ]
+)
+_ARROW_TYPES = {"string": pa.string(), "boolean": pa.bool_(), "long": pa.int64()}
+_ARROW_FINDINGS = pa.schema(
+    [pa.field(each.name, _ARROW_TYPES[each.dataType.typeName()], each.nullable) for each in FINDINGS]
+)
+
+
+def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
+    """Read back what rows of (log, pointer as JSON) name, and give a row of FINDINGS for each object."""
+    findings = _findings(batches, store_url)
+    while some := list(islice(findings, _FINDINGS_PER_BATCH)):
+        columns = zip(*(finding.to_row() for finding in some), strict=True)
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_FINDINGS, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_FINDINGS)
+
+
+def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Finding]:
+    store, runtime = open_store(store_url), shared_runtime()
+
+    def work() -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
+        for batch in batches:
+            for log, text in zip(batch["log"].to_pylist(), batch["pointer"].to_pylist(), strict=True):
+                reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
+                yield from _expanded(reader, log, _pointer(text, log))
+
+    return ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
+
+
+def _pointer(text: str, log: str) -> Pointer:
+    fields = strict_json.load(text.encode(), what=f"log {log}: pointer", bytes_max=_POINTER_BYTES_MAX)
+    return SnapshotPointer.from_json(fields) if fields.has("depth") else FragmentPointer.from_json(fields)
+
+
+def _expanded(
+    reader: LogReader, log: str, pointer: Pointer
+) -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
+    """Give a fragment as work to be done; open a snapshot at once, and give what it holds."""
+    if isinstance(pointer, FragmentPointer):
+        yield reader, log, pointer
+        return
+    try:
+        below = reader.load_snapshot(pointer).pointers
+    except CorruptError as error:
+        yield Finding(log, pointer, error)
+        return
+    yield Finding(log, pointer, None)
+    for each in below:
+        yield from _expanded(reader, log, each)
+
+
+def _check(work: tuple[LogReader, str, FragmentPointer] | Finding) -> Finding:
+    if isinstance(work, Finding):
+        return work
+    reader, log, pointer = work
+    try:
+        reader.fetch(pointer)
+    except CorruptError as error:
+        return Finding(log, pointer, error)
+    return Finding(log, pointer, None)

@@ -1,0 +1,1 @@
+"""One workflow per file: its assets, checks, sensor, schedule, job."""

@@ -1,0 +1,55 @@
+"""Discovery: the store's logs become partitions, and a log that changed is looked at."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from dagster import DefaultSensorStatus, RunRequest, SensorEvaluationContext, SensorResult, sensor
+
+from wal3_core import list_logs
+from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.defs.manifests import manifest_job
+from wal3_orchestration.log_state import look_at_all
+from wal3_orchestration.partitions import LOGS, LOGS_NAME, cover, run_request
+from wal3_orchestration.resources import StoreResource
+
+RUNS_PER_TICK_MAX = 4
+_FINGERPRINT_CHARS = 16
+
+
+@sensor(job=manifest_job, minimum_interval_seconds=30, default_status=DefaultSensorStatus.RUNNING)
+def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
+    """Add partitions for new logs, remove those of vanished ones, and ask for a look at each log that changed."""
+    found = _fingerprints(store.open())
+    known = context.instance.get_dynamic_partitions(LOGS_NAME)
+    new, vanished = sorted(found.keys() - set(known)), [log for log in known if log not in found]
+    before = json.loads(context.cursor or "{}")
+    requests = _requests([log for log in known if log in found] + new, before, found)
+    return SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else f"{len(found)} logs, none changed",
+        cursor=json.dumps(found),
+        dynamic_partitions_requests=[LOGS.build_add_request(new), LOGS.build_delete_request(vanished)],
+    )
+
+
+def _fingerprints(store: ObjectStore) -> dict[str, str]:
+    """Name the state of every log; short, for the sensor's cursor holds them all."""
+    return {
+        state.log: hashlib.sha256(state.fingerprint.encode()).hexdigest()[:_FINGERPRINT_CHARS]
+        for state in look_at_all(store, list_logs(store))
+    }
+
+
+def _requests(keys: Sequence[str], before: Mapping[str, str], found: Mapping[str, str]) -> list[RunRequest]:
+    changed = {log for log in keys if before.get(log) != found[log]}
+    return [
+        run_request(first, last, run_key=_run_key(keys, first, last, found))
+        for first, last in cover(keys, changed, runs_max=RUNS_PER_TICK_MAX)
+    ]
+
+
+def _run_key(keys: Sequence[str], first: str, last: str, found: Mapping[str, str]) -> str:
+    """Name the run by what it will see: a tick that is repeated asks for the same run, not for another."""
+    covered = keys[keys.index(first) : keys.index(last) + 1]
+    return hashlib.sha256(json.dumps([(log, found[log]) for log in covered]).encode()).hexdigest()

@@ -1,0 +1,84 @@
+"""Manifests: what each log holds, as numbers that plot over time."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    BackfillPolicy,
+    DataVersion,
+    Failure,
+    MaterializeResult,
+    asset,
+    define_asset_job,
+)
+
+from wal3_orchestration.failures import RETRIES, retried_only_when_unavailable
+from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.partitions import LOGS
+from wal3_orchestration.resources import StoreResource
+
+
+@asset(
+    partitions_def=LOGS,
+    backfill_policy=BackfillPolicy.single_run(),
+    pool="wal3_manifest",
+    retry_policy=RETRIES,
+    kinds={"wal3"},
+)
+def manifest(
+    context: AssetExecutionContext, store: StoreResource
+) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+    """Look at a log's manifest and cursors: records, bytes, fragments, snapshots, lag of each cursor.
+
+    Plots by partition compare the logs; plots by event follow each log over time.
+    """
+    with retried_only_when_unavailable():
+        seen = look_at_all(store.open(), context.partition_keys)
+    states = [state for state in seen if isinstance(state, LogState)]
+    for state in states:
+        yield _over_time(context.asset_key, state)
+    if len(states) == len(context.partition_keys):
+        for state in states:
+            context.add_asset_metadata(state.metadata(), partition_key=state.log)
+        yield MaterializeResult(data_version=_data_version(states))
+        return
+    # The step is about to fail: what could be read is recorded log by log.
+    for state in states:
+        yield AssetMaterialization(
+            context.asset_key, partition=state.log, metadata=state.metadata(), tags=_version_tag(state)
+        )
+    raise _failure(context.partition_keys, seen)
+
+
+def _over_time(key: AssetKey, state: LogState) -> AssetObservation:
+    """Put the log's name into the labels: Dagster plots a label over time, mixing the partitions that share it."""
+    labelled = {f"{state.log}: {label}": number for label, number in state.numbers().items()}
+    return AssetObservation(key, partition=state.log, metadata=labelled, tags=_version_tag(state))
+
+
+def _version_tag(state: LogState) -> dict[str, str]:
+    return {"dagster/data_version": state.data_version}
+
+
+def _data_version(states: Sequence[LogState]) -> DataVersion:
+    """Return the log's data version; a run over several logs can carry one only, which then stands for them all."""
+    if len(states) == 1:
+        return DataVersion(states[0].data_version)
+    versions = "\n".join(f"{state.log} {state.data_version}" for state in states)
+    return DataVersion(hashlib.sha256(versions.encode()).hexdigest())
+
+
+def _failure(logs: Sequence[str], seen: Sequence[LogState | UnreadableLog]) -> Failure:
+    messages = {state.log: state.message if isinstance(state, UnreadableLog) else None for state in seen}
+    lost = {log: messages.get(log, "expected a log, found none") for log in logs}
+    told = [f"{log}: {message}" for log, message in lost.items() if message is not None]
+    return Failure(f"{len(told)} of {len(logs)} logs: {'; '.join(told)}", allow_retries=False)
+
+
+manifest_job = define_asset_job(
+    "manifest_job", selection=[manifest], description="Looks at the manifests and cursors of logs."
+)

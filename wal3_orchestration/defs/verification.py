@@ -1,0 +1,132 @@
+"""Verification: every byte of a log is read back and compared with its checksums, a fleet of logs in one Spark job."""
+
+from collections.abc import Iterator
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetRecordsFilter,
+    BackfillPolicy,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    MaterializeResult,
+    Output,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    asset,
+    define_asset_job,
+    schedule,
+)
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as _Target,
+)
+from dagster_pyspark import LazyPySparkResource
+
+from wal3_core import ScrubReport
+from wal3_core.spark.verify import verify_logs
+from wal3_orchestration.defs.manifests import manifest
+from wal3_orchestration.failures import RETRIES, retried_only_when_unavailable
+from wal3_orchestration.partitions import LOGS, LOGS_NAME, run_request
+from wal3_orchestration.resources import StoreResource, spark_session
+
+PROBLEMS_SHOWN_MAX = 100
+
+
+SOUND = AssetCheckSpec(
+    "sound",
+    asset="verification",
+    blocking=True,
+    # By partition: a sound log's result must not hide a damaged one's.
+    partitions_def=LOGS,
+    description="The log is what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
+)
+
+
+@asset(
+    deps=[manifest],
+    check_specs=[SOUND],
+    partitions_def=LOGS,
+    backfill_policy=BackfillPolicy.single_run(),
+    pool="wal3_verification",
+    retry_policy=RETRIES,
+    output_required=False,
+    kinds={"wal3", "pyspark"},
+)
+def verification(
+    context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource
+) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
+    """Read a log back whole: it is materialized when sound; when damaged, the check fails and names the bad objects."""
+    with retried_only_when_unavailable():
+        reports = verify_logs(spark_session(spark), store.url, context.partition_keys)
+    if all(report.sound for report in reports):
+        for report in reports:
+            context.add_asset_metadata(_metadata(report), partition_key=report.log)
+        yield MaterializeResult()
+    else:
+        # The step is about to fail: what is sound is recorded log by log.
+        for report in reports:
+            if report.sound:
+                yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report))
+    yield Output(None, output_name=SOUND.get_python_identifier())
+    for report in reports:
+        yield evaluation(report, _latest(context.instance, report.log))
+
+
+def evaluation(report: ScrubReport, target: _Target | None = None) -> AssetCheckEvaluation:
+    """Turn a report into the outcome of the log's check on a materialization; a failed one names the bad objects."""
+    shown = report.problems[:PROBLEMS_SHOWN_MAX]
+    return AssetCheckEvaluation(
+        asset_key=SOUND.asset_key,
+        check_name=SOUND.name,
+        partition=report.log,
+        passed=report.sound,
+        severity=AssetCheckSeverity.ERROR,
+        blocking=SOUND.blocking,
+        target_materialization_data=target,
+        description=None
+        if report.sound
+        else f"{report.log}: {len(report.problems)} problems: " + "; ".join(problem.message for problem in shown),
+        metadata={
+            "log": report.log,
+            "num_problems": len(report.problems),
+            "problems": [problem.to_json() for problem in shown],
+        },
+    )
+
+
+def _latest(instance: DagsterInstance, log: str) -> _Target | None:
+    """Find the log's newest materialization: Dagster shows a check's outcome for as long as there is no newer one."""
+    records = AssetRecordsFilter(SOUND.asset_key, asset_partitions=[log])
+    for found in instance.fetch_materializations(records, limit=1).records:
+        return _Target(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
+    return None
+
+
+def _metadata(report: ScrubReport) -> dict[str, int | str]:
+    return {
+        "records": report.num_records,
+        "bytes": report.num_bytes,
+        "fragments": report.num_fragments,
+        "snapshots": report.num_snapshots,
+        "setsum": report.setsum,
+    }
+
+
+verification_job = define_asset_job(
+    "verification_job",
+    selection=[verification],
+    description="Reads logs back whole and says of each whether it is sound.",
+)
+
+
+@schedule(job=verification_job, cron_schedule="0 3 * * *", default_status=DefaultScheduleStatus.STOPPED)
+def nightly_verification(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    """Verify every log, all in one run. Off until turned on: it reads the whole store."""
+    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
+    if not logs:
+        return SkipReason("no logs: the discovery sensor has found none yet")
+    return run_request(logs[0], logs[-1])

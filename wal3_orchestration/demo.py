@@ -1,0 +1,221 @@
+"""The demo: real input in a local store, looked at and verified by a real Dagster instance.
+
+Everything lies in .demo/ at the top of the checkout: the store, and Dagster's home. ``--dev`` then
+opens Dagster's UI on both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, open_store
+from wal3_core.runtime import shared_runtime
+from wal3_orchestration.demo_input import read_input
+from wal3_orchestration.demo_runs import Workflows
+from wal3_orchestration.log_state import LogState
+from wal3_orchestration.resources import STORE_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wal3_core import Message
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.demo_runs import Finding
+    from wal3_orchestration.log_state import UnreadableLog
+
+ROOT = Path(__file__).parent.parent
+JAVA_MIN = 17
+PARTS = 5
+FRAGMENTS_PER_PART = 10
+PORT = 3000
+COLUMNS = ("records", "bytes", "fragments", "lag/demo", "lag/tail")
+_INSTALL_JAVA = (
+    f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (Debian, Ubuntu),"
+    " dnf install java-17-openjdk-headless (Fedora), brew install openjdk@17 (macOS)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the demo keeps its things."""
+
+    folder: Path
+
+    @property
+    def store(self) -> Path:
+        """The store's folder."""
+        return self.folder / "store"
+
+    @property
+    def home(self) -> Path:
+        """Dagster's home."""
+        return self.folder / "dagster"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever uses the demo."""
+        return self.folder / "lock"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead Dagster here."""
+        return {STORE_VARIABLE: self.store.absolute().as_uri(), "DAGSTER_HOME": str(self.home.absolute())}
+
+
+@click.command()
+@click.option("--dev", is_flag=True, help="Open Dagster's UI on the demo's store instead.")
+@click.option("--sample", is_flag=True, help="Append the bundled sample instead of this checkout's git history.")
+@click.option("--folder", type=click.Path(path_type=Path), default=ROOT / ".demo", help="Where to keep everything.")
+@click.option("--port", default=PORT, show_default=True, help="The UI's port on 127.0.0.1.")
+def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
+    """Show the whole system on this machine: append, discover, look, verify."""
+    java = java_problem()
+    if java is not None:
+        raise click.ClickException(java)
+    if not (ROOT / "workspace.yaml").exists():
+        message = (
+            f"{ROOT}: expected the project's checkout with its workspace.yaml, found none: run the demo from there"
+        )
+        raise click.ClickException(message)
+    places = Places(folder)
+    hold(places)
+    os.environ.update(places.environment())
+    # Spark looks up the machine's name otherwise, and complains when that leads nowhere.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if dev:
+        serve(places, port)
+    run(places, None if sample else ROOT, Console(highlight=False, soft_wrap=True))
+
+
+def java_problem() -> str | None:
+    """Say what is wrong with the machine's Java, None when nothing is."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else "java"
+    try:
+        told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 - the user's Java, as Spark itself will run it
+    except OSError:
+        return f"{program}: expected Java, found none. {_INSTALL_JAVA}"
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    if found is None or int(found[1]) < JAVA_MIN:
+        version = told.splitlines()[0] if told else "nothing"
+        return f"{program}: expected Java {JAVA_MIN} or newer, found {version}. {_INSTALL_JAVA}"
+    return None
+
+
+def hold(places: Places) -> None:
+    """Keep others from the demo's folder while this process, or what it turns into, lives."""
+    places.folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(places.lock, os.O_RDWR | os.O_CREAT)
+    os.set_inheritable(handle, True)  # noqa: FBT003 - takes no keywords
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = f"{places.folder}: in use by another demo, or by Dagster's UI on it: stop that first"
+        raise click.ClickException(message) from error
+
+
+def serve(places: Places, port: int) -> None:
+    """Become ``dagster dev`` on the demo's store."""
+    install_settings(places)
+    os.chdir(ROOT)
+    arguments = ("-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell wanted
+
+
+def install_settings(places: Places) -> None:
+    """Make Dagster's home with the project's settings."""
+    places.home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ROOT / "dagster.yaml", places.home / "dagster.yaml")
+
+
+def run(places: Places, repo: Path | None, console: Console) -> None:
+    """Run the demo from an empty store to the table of what was found."""
+    if places.store.exists() or places.home.exists():
+        console.print(f"Starting afresh: removing the store and Dagster's home of an earlier run in {places.folder}")
+        shutil.rmtree(places.store, ignore_errors=True)
+        shutil.rmtree(places.home, ignore_errors=True)
+    install_settings(places)
+    found = read_input(repo)
+    total = sum(map(len, found.messages.values()))
+    console.print(f"Input: {found.origin}: {total:,} file changes, a log for each of {len(found.messages)} folders")
+    store = open_store(places.environment()[STORE_VARIABLE])
+    with Workflows.open() as workflows:
+        for number, part in enumerate(parts(found.messages), start=1):
+            console.print(f"Part {number} of {PARTS}: appending, moving cursors")
+            for log, messages in part.items():
+                append(store, log, messages)
+            runs = workflows.discover()
+            console.print(f"Part {number} of {PARTS}: Dagster found what changed and looked at it, in {runs} run(s)")
+        console.print("Dagster verifies every log in one run on Spark (starting Spark takes a few seconds)")
+        show(console, workflows.verify())
+    if workflows.failures:
+        raise click.ClickException("\n".join(workflows.failures))
+    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+
+
+def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Sequence[Message]]]:
+    """Split every log's messages into parts; a log may have none in one of them."""
+    for part in range(PARTS):
+        yield {log: some[len(some) * part // PARTS : len(some) * (part + 1) // PARTS] for log, some in messages.items()}
+
+
+def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
+    """Append messages in several fragments; ``tail`` stays where they begin, ``demo`` goes to the log's middle."""
+    size = max(1, -(-len(messages) // FRAGMENTS_PER_PART))
+    with LogWriter.open_or_initialize(store, log) as writer:
+        reader = LogReader.open(store, log)
+        move(store, log, "tail", reader.manifest().next.position.offset)
+        for start in range(0, len(messages), size):
+            writer.append_many(messages[start : start + size])
+        middle = reader.manifest().next.position.offset // 2
+    move(store, log, "demo", max(1, middle))
+
+
+def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
+    """Put a cursor at an offset, wherever it was before."""
+    cursors = CursorStore(store, log)
+    # The timestamp is a hint for people: the offset alone says where the cursor is.
+    position = LogPosition(offset, shared_runtime().now_us())
+    witness = cursors.load(name)
+    if witness is None:
+        cursors.init(name, position)
+    else:
+        cursors.save(name, position, witness)
+
+
+def show(console: Console, findings: Sequence[Finding]) -> None:
+    """Print the table of what was found."""
+    table = Table(title="What Dagster found")
+    table.add_column("log", overflow="fold")
+    for column in (*COLUMNS, "sound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for finding in findings:
+        table.add_row(finding.state.log, *_numbers(finding.state), _verdict(finding))
+    console.print(table)
+
+
+def _numbers(state: LogState | UnreadableLog) -> Iterator[str]:
+    seen = state.numbers() if isinstance(state, LogState) else {}
+    for name in COLUMNS:
+        yield f"{seen[name]:,}" if name in seen else "?"
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.sound is None:
+        return "[yellow]not verified[/]"
+    return "[green]yes[/]" if finding.sound else "[bold red]NO[/]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What can be seen of a log from its manifest and its cursors: a few requests, whatever the log holds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+_LOOKS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """A log as it was seen once."""
+
+    log: str
+    manifest: Manifest
+    cursors: Mapping[str, Cursor]
+
+    @property
+    def data_version(self) -> str:
+        """Name what the log held: no two versions of a manifest share it."""
+        return f"{self.manifest.generation}-{self.manifest.setsum.hexdigest()}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Name what was seen, the cursors included."""
+        moved = ",".join(f"{name}@{cursor.generation}" for name, cursor in sorted(self.cursors.items()))
+        return f"{self.data_version} {moved}"
+
+    def numbers(self) -> dict[str, int]:
+        """Show as numbers that plot.
+
+        ``fragments`` counts the fragment numbers the log holds, also those in snapshots;
+        ``lag/<cursor>`` the records at and after a cursor.
+        """
+        manifest = self.manifest
+        limit = manifest.next.position.offset
+        return {
+            "records": manifest.num_records,
+            "bytes": manifest.num_bytes,
+            "fragments": manifest.next.seq_no - manifest.first.seq_no,
+            "snapshots": len(manifest.snapshots),
+            "generation": manifest.generation,
+            "next_offset": limit,
+            **{f"lag/{name}": limit - cursor.position.offset for name, cursor in sorted(self.cursors.items())},
+        }
+
+    def metadata(self) -> dict[str, int | str | bool]:
+        """Show the numbers, and what identifies the log's state."""
+        return {
+            **self.numbers(),
+            "setsum": self.manifest.setsum.hexdigest(),
+            "sealed": self.manifest.seal is not None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableLog:
+    """A log whose manifest or one of whose cursors is damaged."""
+
+    log: str
+    message: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Name the damage."""
+        return self.message
+
+
+def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
+    """See a log as it is now; None when there is none. UnavailableError when the store does not answer."""
+    try:
+        manifest = LogReader.open(store, log).manifest()
+        cursors = {name: witness.cursor for name, witness in CursorStore(store, log).list().items()}
+    except LogNotFoundError:
+        return None
+    except CorruptError as error:
+        return UnreadableLog(log=log, message=str(error))
+    return LogState(log=log, manifest=manifest, cursors=cursors)
+
+
+def look_at_all(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
+    """See many logs, several at a time, in order; those that are gone are left out."""
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look") as threads:
+        return [state for state in threads.map(partial(look, store), logs) if state is not None]

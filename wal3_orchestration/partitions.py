@@ -1,0 +1,47 @@
+"""Logs as partitions: a log's name is its partition's key, the ``/`` between its parts included."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dagster import DynamicPartitionsDefinition, RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+LOGS_NAME = "log"
+LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
+
+# dagster.yaml lets one run at a time have any one value of this tag.
+LOG_TAG = "wal3/log"
+
+_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> list[tuple[str, str]]:
+    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key), the fewest keys between them.
+
+    ``keys`` are all partitions in their order. What is not wanted but lies between two wanted ones
+    may be covered along: looking at a log costs a request or two, a run costs seconds.
+    """
+    places = [place for place, key in enumerate(keys) if key in wanted]
+    if not places:
+        return []
+    gaps = [(after - before, before, after) for before, after in pairwise(places) if after > before + 1]
+    kept = sorted(sorted(gaps, reverse=True)[: runs_max - 1], key=lambda gap: gap[1])
+    starts = [places[0], *(after for _, _, after in kept)]
+    lasts = [*(before for _, before, _ in kept), places[-1]]
+    return [(keys[start], keys[last]) for start, last in zip(starts, lasts, strict=True)]
+
+
+def range_tags(first: str, last: str) -> dict[str, str]:
+    """Return the tags that make a run one of the partitions from ``first`` to ``last``, both included."""
+    return dict(zip(_RANGE_TAGS, (first, last), strict=True))
+
+
+def run_request(first: str, last: str, *, run_key: str | None = None) -> RunRequest:
+    """Ask for one run over the partitions from ``first`` to ``last``, both included."""
+    if first == last:
+        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: first})
+    return RunRequest(run_key=run_key, tags=range_tags(first, last))
