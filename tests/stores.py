@@ -202,10 +202,11 @@ class IgnoringStore(FaultyStore):
         return self.inner.create(path, bytes(data))
 
 
-def damage(store: ObjectStore, path: str, at: int = 100) -> None:
-    """Flip one bit of a stored object."""
+def damage(store: ObjectStore, path: str, at: int = -1) -> None:
+    """Flip one bit of a stored object; the last byte is one that every format of ours depends on."""
     data = store.read(path)
     assert data is not None
     store.delete(path)
-    flipped = bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]])
-    assert isinstance(store.create(path, flipped), Done)
+    flipped = bytearray(data)
+    flipped[at] ^= 1
+    assert isinstance(store.create(path, bytes(flipped)), Done)

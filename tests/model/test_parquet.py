@@ -101,7 +101,9 @@ def test_each_contradiction_with_the_pointer_is_named() -> None:
         "setsum": replace(pointer, setsum=other.setsum),
         "3 records|4 records": replace(pointer, num_records=4, limit=LogPosition(46, START.timestamp_us)),
         "rising positions": replace(pointer, start=LogPosition(43, START.timestamp_us)),
-        "seq_no": replace(pointer, seq_no=FragmentSeqNo(8), first_seq_no=FragmentSeqNo(8)),
+        "fragment_seq_no": replace(
+            pointer, seq_no=FragmentSeqNo(8), first_seq_no=FragmentSeqNo(8), path=fragment_path(FragmentSeqNo(8), TOKEN)
+        ),
     }
 
     for match, pointed in wrong.items():
@@ -109,6 +111,19 @@ def test_each_contradiction_with_the_pointer_is_named() -> None:
             parquet.decode(stored, pointed, expanded_bytes_max=GIB)
     with pytest.raises(CorruptError, match="expand to at most 10 bytes"):
         parquet.decode(stored, pointer, expanded_bytes_max=10)
+
+
+def test_file_that_says_something_else_of_itself_is_an_error() -> None:
+    stored, pointer = fragment_of([(b"a", b"1"), (b"b", b"2")])
+    for told, other in (
+        (TOKEN.encode(), b"f" * 16),
+        (pointer.setsum.hexdigest().encode(), b"0" * 64),
+        (b'["YQ==",1,42,42]', b'["YQ==",1,42,43]'),
+        (b'["YQ==",1,42,42]', b'["YX==",1,42,42]'),
+    ):
+        assert stored.count(told) == 1
+        with pytest.raises(CorruptError, match="as the file's wal3"):
+            parquet.decode(stored.replace(told, other), pointer, expanded_bytes_max=GIB)
 
 
 def test_a_file_with_other_columns_is_an_error() -> None:

@@ -47,10 +47,10 @@ def downstream() -> None:
 
 
 def _damage(store: ObjectStore, log: str) -> str:
-    """Flip a bit in the middle of a log's first fragment; return its name."""
+    """Flip a bit at the end of a log's first fragment; return its name."""
     fragment = min((Path(urlsplit(store.url).path) / log).glob("log/**/*.parquet"))
     data = bytearray(fragment.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[-1] ^= 1
     fragment.chmod(0o644)
     fragment.write_bytes(data)
     return fragment.name

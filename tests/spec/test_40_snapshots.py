@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
-from tests.stores import CountingStore
+from tests.stores import CountingStore, FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.model.manifest import Manifest
 from wal3_core.options import SnapshotOptions
@@ -66,3 +68,29 @@ def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
             generations.append(Manifest.from_bytes(found.data).generation)
 
     assert generations == list(range(2, 32))
+
+
+def test_snapshot_that_is_ready_too_late_for_one_commit_is_used_by_the_next(memory_store: MemoryStore) -> None:
+    """It used to be thrown away and written again, for ever where uploads took as long as commits."""
+    store = FaultyStore(memory_store)
+    manifest_made, commits, created = threading.Event(), [], []
+    rolled_at = TREE.fragments_per_snapshot + TREE.fragments_kept
+
+    def pace(kind: str, path: str) -> None:
+        # The snapshot is uploaded after the next manifest was made and before it is installed.
+        if kind == "replace" and "MANIFEST" in path:
+            commits.append(path)
+            if len(commits) > rolled_at + 1:
+                manifest_made.set()
+                time.sleep(0.1)
+        if kind == "create" and "snapshot/" in path:
+            manifest_made.wait(5)
+            created.append(path)
+
+    store.before = pace
+    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        for _ in range(rolled_at + 3):
+            writer.append(b"x")
+
+    assert len(created) == 1
+    assert LogReader.open(memory_store, "a").manifest().snapshots

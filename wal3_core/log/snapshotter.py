@@ -26,6 +26,16 @@ class _Ready:
     snapshot: SnapshotPointer
     fence: int
 
+    def applied_to(self, manifest: Manifest) -> Manifest | None:
+        """Put the snapshot in the place of what it replaces; None where that is not so any more."""
+        # A moved fence means that unreferenced uploads may be deleted: this one was one of them.
+        if self.fence != manifest.fence:
+            return None
+        try:
+            return manifest.apply_snapshot(self.snapshot, self.roll.replaced)
+        except InvalidRequestError:
+            return None
+
 
 class Snapshotter:
     """Keeps one log's manifest small; at most one snapshot is under way."""
@@ -42,18 +52,13 @@ class Snapshotter:
         """Use the snapshot that is ready, if there is one and the manifest still has what it replaces."""
         with self._lock:
             ready = self._ready
-        # A moved fence means that unreferenced uploads may be deleted: this one was one of them.
-        if ready is None or ready.fence != manifest.fence:
-            return manifest
-        try:
-            return manifest.apply_snapshot(ready.snapshot, ready.roll.replaced)
-        except InvalidRequestError:
-            return manifest
+        return manifest if ready is None else ready.applied_to(manifest) or manifest
 
     def committed(self, manifest: Manifest) -> None:
         """Look whether the manifest that was installed wants rolling, and begin with it."""
         with self._lock:
-            if self._busy:
+            # One that became ready too late for this manifest is for the next.
+            if self._busy or (self._ready is not None and self._ready.applied_to(manifest) is not None):
                 return
             self._ready = None
             roll = plan_roll(manifest, self._options.snapshots)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
+from wal3_core.model.paths import check_fragment_path
 from wal3_core.model.record import Record, keyed_setsum, plain_setsum
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo, LogPosition
     from wal3_core.model.setsum import Setsum
+
+Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 FORMAT_VERSION = "1"
 # A fragment with more keys than this carries no index: its readers read the fragment itself.
@@ -87,7 +90,7 @@ def encode(source: FragmentSource) -> EncodedFragment:
         "wal3.writer": source.token,
         "wal3.fragment_seq_no": str(source.seq_no),
         "wal3.setsum": setsum.hexdigest(),
-        **({} if keys is None else _key_index(columns["key"], source.start.offset)),
+        **({} if keys is None else _key_index(columns["key"], columns["offset"].to_numpy())),
     }
     return EncodedFragment(data=_write(pa.table(columns), metadata), setsum=setsum)
 
@@ -125,8 +128,8 @@ def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
     return _filled_array([value or b"" for value in values], validity)
 
 
-def _key_index(keys: pa.Array, start_offset: int) -> dict[str, str]:
-    """Index key -> count, first offset, last offset, as JSON rows under base64 keys."""
+def _key_index(keys: pa.Array, offsets: Offsets) -> dict[str, str]:
+    """Index key -> count, first offset, last offset, as JSON rows of base64 keys, in order of appearance."""
     encoded = keys.dictionary_encode()
     if len(encoded.dictionary) > KEY_INDEX_KEYS_MAX:
         return {}
@@ -137,7 +140,7 @@ def _key_index(keys: pa.Array, start_offset: int) -> dict[str, str]:
     first = present[np.unique(codes, return_index=True)[1]].tolist()
     last = present[::-1][np.unique(codes[::-1], return_index=True)[1]].tolist()
     rows = [
-        [base64.b64encode(key.as_py()).decode(), counts[code], start_offset + first[code], start_offset + last[code]]
+        [base64.b64encode(key.as_py()).decode(), counts[code], int(offsets[first[code]]), int(offsets[last[code]])]
         for code, key in enumerate(encoded.dictionary)
     ]
     return {"wal3.key_index": json.dumps(rows, separators=(",", ":"))}
@@ -165,8 +168,9 @@ def decode(
 ) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
-    Always checked: the schema, the count, the seq_no, and what the file says it expands to. With
-    ``verify`` also every position and the setsum. Raises CorruptError naming the fragment.
+    Always checked: the schema, the count, and what the file says it expands to. With ``verify`` also
+    every position, the setsum, and what the file says of itself. Raises CorruptError naming the
+    fragment.
     """
     what = f"fragment {pointer.seq_no} ({pointer.path})"
     try:
@@ -175,11 +179,13 @@ def decode(
         message = f"{what}: expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
         raise CorruptError(message) from error
     if verify:
+        _check_metadata(table, pointer, what)
         _check_positions(table, pointer, what)
         found = table_setsum(table)
         if found != pointer.setsum:
             message = f"{what}: expected setsum {pointer.setsum}, found {found}"
             raise CorruptError(message)
+    table = table.replace_schema_metadata(None)
     if "key" not in table.column_names:
         table = table.add_column(2, "key", pa.nulls(len(table), pa.binary()))
     return Fragment(pointer, table)
@@ -201,15 +207,28 @@ def _read(data: bytes | memoryview, pointer: FragmentPointer, what: str, expande
     if footer.num_rows != pointer.num_records:
         message = f"{what}: expected {pointer.num_records} records, found {footer.num_rows}"
         raise CorruptError(message)
-    seq_no = (footer.metadata or {}).get(b"wal3.fragment_seq_no")
-    if seq_no is not None and seq_no != str(pointer.seq_no).encode():
-        message = f"{what}: expected seq_no {pointer.seq_no} in the file's metadata, found {seq_no[:40]!r}"
-        raise CorruptError(message)
     table = file.read(use_threads=False).combine_chunks()
     if len(table) != pointer.num_records:
         message = f"{what}: expected {pointer.num_records} records, found {len(table)}"
         raise CorruptError(message)
-    return table
+    return table.replace_schema_metadata(footer.metadata)
+
+
+def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
+    """Compare what the file says of itself, if it does: readers by key trust its index."""
+    metadata = table.schema.metadata or {}
+    expected = {
+        "wal3.writer": check_fragment_path(pointer.path, pointer.seq_no),
+        "wal3.fragment_seq_no": str(pointer.seq_no),
+        "wal3.setsum": pointer.setsum.hexdigest(),
+    }
+    if b"wal3.key_index" in metadata and "key" in table.column_names:
+        expected |= _key_index(table["key"].combine_chunks(), table["offset"].to_numpy())
+    for name, value in expected.items():
+        found = metadata.get(name.encode())
+        if found is not None and found != value.encode():
+            message = f"{what}: expected {value[:80]!r} as the file's {name}, found {found[:80]!r}"
+            raise CorruptError(message)
 
 
 def _check_schema(schema: pa.Schema, what: str) -> None:
@@ -245,7 +264,7 @@ def _has_bodiless_record(table: pa.Table) -> bool:
     return bool(np.any(~table["body"].is_valid().to_numpy() & ~table["key"].is_valid().to_numpy()))
 
 
-def _u64_column(table: pa.Table, name: str, what: str) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _u64_column(table: pa.Table, name: str, what: str) -> Offsets:
     column = table[name]
     if column.null_count:
         message = f"{what}: column {name}: expected no nulls, found {column.null_count}"
