@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import statistics
-import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 MB = 1e6
 VOLUME = 192 * 2**20
 ROUNDS = 3
-console = Console(width=120)
+MEMORY_FOLDER = Path("/dev/shm")
+console = Console(width=140)
 
 
 def best(action: Callable[[], object]) -> float:
@@ -77,26 +79,45 @@ def raw_parquet(bodies: list[bytes]) -> float:
     return sum(map(len, bodies)) / MB / best(encode)
 
 
-def throughput(store: ObjectStore) -> None:
-    table = Table(title="Throughput on a local store, MB/s (1 MB = 1e6 bytes of record bodies; random bytes)")
+def synced_write(folder: Path) -> float:
+    """Write and sync files of a fragment's size: what the directory itself can take."""
+    data = os.urandom(8 * 2**20)
+
+    def write() -> None:
+        for number in range(8):
+            with (folder / f"synced-{number}").open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+    return 8 * len(data) / MB / best(write)
+
+
+def throughput(folders: dict[str, Path]) -> None:
+    table = Table(title="Throughput, MB/s (1 MB = 1e6 bytes of random record bodies); SHA3-256 on one core")
     for name in (
+        "store",
         "record",
         "append",
-        "scan, verified",
-        "scan, not verified",
-        "SHA3-256, one core",
-        "SHA3-256, record by record",
-        "Parquet alone",
-        "append / limit",
-        "scan / limit",
+        "verified scan",
+        "unverified scan",
+        "SHA3 at length",
+        "SHA3 by record",
+        "raw Parquet",
+        "synced write",
+        "append / SHA3",
+        "scan / SHA3",
     ):
         table.add_column(name, justify="right")
-    for size in (100, 1024, 8192):
-        table.add_row(f"{size:,} B", *_throughput_row(store, size))
+    for name, folder in folders.items():
+        for size in (100, 1024, 8192):
+            table.add_row(name, f"{size:,} B", *_throughput_row(folder, size))
     console.print(table)
+    console.print("The last two columns: the share of SHA3 at length, and of SHA3 by record.\n")
 
 
-def _throughput_row(store: ObjectStore, size: int) -> list[str]:
+def _throughput_row(folder: Path, size: int) -> list[str]:
+    store = open_store(folder.as_uri())
     volume = VOLUME // 4 if size == 100 else VOLUME
     group = [os.urandom(size) for _ in range(4 * 2**20 // size)]
     groups = volume // (size * len(group))
@@ -105,16 +126,22 @@ def _throughput_row(store: ObjectStore, size: int) -> list[str]:
         limits.append(sha3_limit())
         log = f"bench-{uuid.uuid4().hex}"
         with LogWriter.open_or_initialize(store, log) as writer:
-            appended.append(
-                _timed(lambda writer=writer: [writer.submit_many(group) for _ in range(groups)] and writer.flush())
-            )
+            appended.append(_timed(lambda writer=writer: _append_groups(writer, group, groups)))
         for times, verify in ((verified, True), (unverified, False)):
             reader = LogReader.open(store, log, options=ReaderOptions(verify=verify))
             times.append(_timed(lambda reader=reader: [len(batch) for batch in reader.batches()]))
     total = groups * len(group) * size / MB
-    limit, append, scan = max(limits), total / min(appended), total / min(verified)
-    figures = [append, scan, total / min(unverified), limit, sha3_of_each(group), raw_parquet(group)]
-    return [*(f"{figure:,.0f}" for figure in figures), f"{append / limit:.2f}", f"{scan / limit:.2f}"]
+    limit, each = max(limits), sha3_of_each(group)
+    append, scan = total / min(appended), total / min(verified)
+    figures = [append, scan, total / min(unverified), limit, each, raw_parquet(group), synced_write(folder)]
+    shares = [f"{rate / limit:.2f}, {rate / each:.2f}" for rate in (append, scan)]
+    return [*(f"{figure:,.0f}" for figure in figures), *shares]
+
+
+def _append_groups(writer: LogWriter, group: list[bytes], groups: int) -> None:
+    for _ in range(groups):
+        writer.submit_many(group)
+    writer.flush()
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -212,11 +239,16 @@ def grow(store: ObjectStore, count: int) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(dir=os.environ.get("WAL3_BENCH_DIR")) as folder, s3_server() as endpoint:
-        local = open_store(Path(folder).as_uri())
+    with ExitStack() as stack:
+        disk = Path(stack.enter_context(TemporaryDirectory(dir=os.environ.get("WAL3_BENCH_DIR"))))
+        folders = {"disk": disk}
+        if MEMORY_FOLDER.is_dir():
+            # Without a disk in the way: what is left is the library's own cost.
+            folders["memory"] = Path(stack.enter_context(TemporaryDirectory(dir=MEMORY_FOLDER)))
+        throughput(folders)
+        endpoint = stack.enter_context(s3_server())
         s3 = open_store(f"{use_endpoint(endpoint)}/{uuid.uuid4().hex}")
-        throughput(local)
-        latency({"local": local, "S3 (MiniStack)": s3})
+        latency({"disk": open_store(disk.as_uri()), "S3 (MiniStack)": s3})
     manifest_bytes()
 
 
