@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import CountingStore
+from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     ClosedError,
     InvalidRequestError,
@@ -223,3 +223,33 @@ def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemorySt
             futures = [writer.submit(b"x") for _ in range(3)]
             for future in futures:
                 future.result(10)
+
+
+def test_slow_store_is_asked_for_fewer_and_larger_commits(memory_store: MemoryStore) -> None:
+    def commit_sizes(cas_s: float) -> tuple[int, float]:
+        """Append a record a millisecond for a second; count commits and the average records in a fragment."""
+        log = f"log{cas_s}".replace(".", "-")
+        LogWriter.initialize(memory_store, log)
+        store = FaultyStore(memory_store)
+        commits = []
+
+        def slow_down(kind: str, path: str) -> None:
+            if kind == "replace" and "MANIFEST" in path:
+                commits.append(path)
+                time.sleep(cas_s)
+
+        store.before = slow_down
+        with LogWriter.open(store, log, options=WriterOptions(batch_age_s_max=0.002)) as writer:
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                writer.submit(b"x")
+                time.sleep(0.001)
+        manifest = LogReader.open(memory_store, log).manifest()
+        return len(commits), manifest.num_records / (manifest.next.seq_no - 1)
+
+    quick_commits, quick_records = commit_sizes(0.0)
+    slow_commits, slow_records = commit_sizes(0.1)
+
+    assert slow_commits <= 15
+    assert quick_commits > 2 * slow_commits
+    assert slow_records > 5 * quick_records

@@ -332,6 +332,14 @@ def test_follower_ends_when_idle_and_goes_on_from_an_offset(filled: MemoryStore)
     assert [record.body for record in reader.follow(100, idle_s=0.05)] == ALL[99:]
 
 
+def test_follower_starts_at_a_time(memory_store: MemoryStore) -> None:
+    times = [position.timestamp_us for position in fill(memory_store, pause_s=0.002)]
+
+    found = [record.body for record in LogReader.open(memory_store, "a").follow(AtTime(times[-2]), idle_s=0.05)]
+
+    assert found == ALL[-2 * EACH :]
+
+
 def test_position_below_the_first_is_garbage_collected(filled: MemoryStore) -> None:
     manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
     base = manifests.load()
