@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real bench history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim bench history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,11 @@ types: setup
 
 test-s3-real: setup ## The store suite and the S3 specification against a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
 	tests/real_s3/run.sh $(BIN)/pytest
+
+SEEDS ?= 2000
+FIRST ?= 0
+sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
+	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
 
 bench: setup ## The figures, each beside its peer or limit
 	PYTHONPATH=. $(BIN)/python benchmarks/bench.py

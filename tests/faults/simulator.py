@@ -1,0 +1,211 @@
+"""A deterministic world for the library: one seed fixes scheduling, time, randomness and faults.
+
+Tasks are greenlets; one runs at a time and gives way at every store call, lock, wait and sleep.
+Time is virtual: it moves to the next deadline when nothing can run. A process is a Runtime of its
+own; killing it drops its tasks where they stand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+T = TypeVar("T")
+STEPS_MAX = 400_000
+START_US = 1_700_000_000_000_000
+
+
+class DeadlockError(Exception):
+    """Nothing can run and nothing is due."""
+
+
+@dataclass(eq=False)
+class Task:
+    process: SimProcess
+    name: str
+    body: greenlet
+    ready: Callable[[], bool] | None = None
+    deadline_s: float = 0.0
+
+
+class Simulation:
+    """Runs tasks until the main one ends."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.steps = 0
+        self._tasks: list[Task] = []
+        self._hub = getcurrent()
+        self._current: Task | None = None
+        self._trace = hashlib.sha256()
+
+    @property
+    def trace(self) -> str:
+        """Hash of everything that ran, in order."""
+        return self._trace.hexdigest()
+
+    def note(self, what: str) -> None:
+        self._trace.update(f"{self.now_s:.6f} {what}\n".encode())
+
+    def spawn(self, process: SimProcess, name: str, run: Callable[[], object]) -> Task:
+        task = Task(process, name, greenlet(run, parent=self._hub))
+        self._tasks.append(task)
+        return task
+
+    def block(self, ready: Callable[[], bool] | None, seconds: float | None) -> None:
+        """Give way until ``ready`` holds or ``seconds`` have passed."""
+        task = self._current
+        assert task is not None, "blocked outside of a task"
+        task.ready = ready
+        task.deadline_s = float("inf") if seconds is None else self.now_s + seconds
+        self._hub.switch()
+
+    def pause(self, seconds: float = 0.0) -> None:
+        self.block(None, seconds)
+
+    def kill(self, process: SimProcess) -> None:
+        """Drop a process's tasks where they stand."""
+        process.dead = True
+        self._tasks = [task for task in self._tasks if task.process is not process]
+        if self._current is not None and self._current.process is process:
+            raise GreenletExit
+
+    def run(self, main: Task) -> None:
+        """Run until ``main`` has ended; its exception is raised here."""
+        while not main.body.dead:
+            self.steps += 1
+            if self.steps > STEPS_MAX:
+                raise DeadlockError(f"no end after {STEPS_MAX} steps, at {self.now_s:.3f} s")
+            task = self._next()
+            self._current = task
+            self._trace.update(task.name.encode())
+            task.body.switch()
+            self._current = None
+            if task.body.dead and task in self._tasks:
+                self._tasks.remove(task)
+
+    def _next(self) -> Task:
+        while True:
+            able = [task for task in self._tasks if task.deadline_s <= self.now_s or (task.ready and task.ready())]
+            if able:
+                return self.random.choice(able)
+            due_s = min((task.deadline_s for task in self._tasks), default=float("inf"))
+            if due_s == float("inf"):
+                raise DeadlockError(f"all wait for each other: {[task.name for task in self._tasks]}")
+            self.now_s = due_s
+
+
+class SimCondition:
+    """A lock of one process, with waiting."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._held = False
+        self._notified = 0
+
+    def __enter__(self) -> bool:
+        if self._simulation._current is not None:
+            if self._simulation.random.random() < 0.2:
+                self._simulation.pause()
+            while self._held:
+                self._simulation.block(lambda: not self._held, None)
+        self._held = True
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._held = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        seen = self._notified
+        self._held = False
+        self._simulation.block(lambda: self._notified > seen, timeout)
+        while self._held:
+            self._simulation.block(lambda: not self._held, None)
+        self._held = True
+        return self._notified > seen
+
+    def notify_all(self) -> None:
+        self._notified += 1
+
+
+@dataclass
+class SimTimer:
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass(eq=False)
+class SimProcess:
+    """A Runtime: its wall clock is off, drifts, and steps backwards at times."""
+
+    simulation: Simulation
+    name: str
+    offset_us: int = 0
+    drift: float = 0.0
+    dead: bool = False
+    topics: dict[str, int] = field(default_factory=dict)
+
+    def now_us(self) -> int:
+        if self.simulation.random.random() < 0.01:
+            self.offset_us -= self.simulation.random.randrange(5_000_000)
+        return START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
+
+    def monotonic_s(self) -> float:
+        return self.simulation.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.simulation.pause(seconds)
+
+    def token(self) -> str:
+        return f"{self.simulation.random.getrandbits(64):016x}"
+
+    def jitter(self) -> float:
+        return self.simulation.random.random()
+
+    def process_name(self) -> str:
+        return self.name
+
+    def condition(self) -> SimCondition:
+        return SimCondition(self.simulation)
+
+    def spawn(self, task: Callable[[], None]) -> None:
+        if not self.dead:
+            self.simulation.spawn(self, f"{self.name}:worker", task)
+
+    def call_later(self, delay_s: float, task: Callable[[], None]) -> SimTimer:
+        timer = SimTimer()
+
+        def later() -> None:
+            self.simulation.pause(delay_s)
+            if not timer.cancelled:
+                task()
+
+        self.simulation.spawn(self, f"{self.name}:timer", later)
+        return timer
+
+    def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
+        self.simulation.block(future.done, timeout_s)
+        return future.result(0)
+
+    def publish(self, topic: str) -> None:
+        if topic in self.topics:
+            self.topics[topic] += 1
+
+    def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
+        self.topics.setdefault(topic, 0)
+        self.simulation.block(lambda: self.topics[topic] > seen, timeout_s)
+        return self.topics[topic]
