@@ -7,7 +7,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.faults.store import SimStore, World
@@ -17,14 +18,24 @@ from wal3_core import (
     LogReader,
     LogWriter,
     NotDurableError,
+    ReaderOptions,
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
     scrub,
 )
+from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer
 
 PROGRESS_S_MAX = 120.0
 
@@ -94,6 +105,9 @@ class Story:
         reader = self._process("reader")
         live.append(self.simulation.spawn(reader, "reader", lambda: self._read(reader)))
         if chosen.random() < 0.5:
+            sweeper = self._process("sweeper")
+            live.append(self.simulation.spawn(sweeper, "sweeper", lambda: self._sweep(sweeper)))
+        if chosen.random() < 0.5:
             victim = live[0].process
             self.simulation.spawn(operator, "killer", lambda: self._kill_later(victim))
         self.simulation.block(lambda: all(task.body.dead or task.process.dead for task in live), 600.0)
@@ -146,6 +160,39 @@ class Story:
             except LogError:
                 pass
             self.simulation.pause(1.0)
+
+    def _sweep(self, process: SimProcess) -> None:
+        """Delete what nothing refers to, behind a moved fence: the order the protocol asks of a collector."""
+        for _ in range(3):
+            self.simulation.pause(self.simulation.random.random() * 10)
+            try:
+                self._sweep_once(SimStore(self.world, process), process)
+            except LogError:
+                continue
+
+    def _sweep_once(self, store: SimStore, process: SimProcess) -> None:
+        inside = log_store(store, "a")
+        manifests = ManifestStore(inside, process)
+        base = manifests.load()
+        listed = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
+        condemned = listed - self._referenced(store, base.manifest, process)
+        fenced = manifests.install(replace(base.manifest, fence=base.manifest.fence + 1), base)
+        if not isinstance(fenced, Installed):
+            return
+        for path in sorted(condemned - self._referenced(store, manifests.load().manifest, process)):
+            inside.delete(path)
+            self.world.fired["swept"] += 1
+
+    def _referenced(self, store: SimStore, manifest: Manifest, process: SimProcess) -> set[str]:
+        reader = LogReader(store, "a", options=ReaderOptions(), runtime=process)
+
+        def below(pointers: Sequence[Pointer]) -> Iterator[str]:
+            for pointer in pointers:
+                yield pointer.path
+                if isinstance(pointer, SnapshotPointer):
+                    yield from below(reader.load_snapshot(pointer).pointers)
+
+        return set(below(manifest.pointers))
 
     def _heal_and_check(self, operator: SimProcess) -> None:
         self.world.heal()
