@@ -233,7 +233,7 @@ def grow(store: ObjectStore, count: int) -> None:
         )
         manifest = manifest.apply_fragments(Epoch(1, token, FragmentSeqNo(1)), [pointer])
         while (roll := plan_roll(manifest, options)) is not None:
-            snapshot = build_snapshot(roll, snapshots.load)
+            snapshot = build_snapshot(roll, manifest.fence, snapshots.load)
             manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll.replaced)
     assert isinstance(inside.replace(MANIFEST, manifest.to_bytes(), found.etag), Done)
 

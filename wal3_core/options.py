@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from wal3_core.errors import InvalidRequestError
 
 KIB = 2**10
 MIB = 2**20
@@ -13,7 +15,7 @@ GIB = 2**30
 class RetryOptions:
     """How often a request is tried again, and how long the pauses between are (seconds, doubling)."""
 
-    attempts_max: int = 8
+    attempts_max: int = 5
     pause_s_min: float = 0.05
     pause_s_max: float = 2.0
 
@@ -98,6 +100,22 @@ class Limits:
     records: int | None = None
     num_bytes: int | None = None
     fragments: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no amount."""
+        for name in ("offset", "timestamp_us", "records", "num_bytes", "fragments"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**64:
+                message = f"limit {name}: expected a number within u64, found {value}"
+                raise InvalidRequestError(message)
+
+    def without(self, num_bytes: int) -> Limits:
+        """Return what is left after one fragment of so many bytes; at least one more fragment."""
+        return replace(
+            self,
+            num_bytes=None if self.num_bytes is None else max(1, self.num_bytes - num_bytes),
+            fragments=None if self.fragments is None else max(1, self.fragments - 1),
+        )
 
 
 UNLIMITED = Limits()

@@ -18,6 +18,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from wal3_core.errors import ClosedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
@@ -81,6 +83,10 @@ class Runtime(Protocol):
         """Name this process, for people who read a manifest."""
         ...
 
+    def check_process(self) -> None:
+        """Raise ClosedError in a process forked from the one this runtime was made in: its workers stayed there."""
+        ...
+
     def condition(self) -> Condition:
         """Make a lock."""
         ...
@@ -137,9 +143,13 @@ class _TimerThread:
         with self._condition:
             heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._sequence), alarm))
             self._condition.notify_all()
-            if not self._running:
-                self._running = True
+            begin, self._running = not self._running, True
+        if begin:
+            try:
                 threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
+            except RuntimeError:
+                # No thread to be had: a worker waits instead.
+                self._spawn(self._run)
         return alarm
 
     def _run(self) -> None:
@@ -159,10 +169,26 @@ class _TimerThread:
             return None
 
 
+class _Once:
+    """A task that runs at most once, whoever gets to it first."""
+
+    __slots__ = ("_lock", "_task")
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._task = task
+
+    def run(self) -> None:
+        if self._lock.acquire(blocking=False):
+            self._task()
+
+
 class ThreadRuntime:
     """The real thing: system clocks, operating system randomness, one pool of threads."""
 
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
+        self._process = os.getpid()
+        self._inline = threading.local()
         self._pool = ThreadPoolExecutor(workers_max, thread_name_prefix="wal3")
         self._timers = _TimerThread(self.spawn)
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
@@ -193,13 +219,37 @@ class ThreadRuntime:
         """Host and process id."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
+    def check_process(self) -> None:
+        """Raise ClosedError in a forked child."""
+        if os.getpid() != self._process:
+            message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
+            raise ClosedError(message)
+
     def condition(self) -> Condition:
         """Make a lock."""
         return threading.Condition(threading.Lock())
 
     def spawn(self, task: Callable[[], None]) -> None:
-        """Run a task on the pool."""
-        self._pool.submit(task)
+        """Run a task on the pool; here and now when the pool takes no more, as at the interpreter's exit."""
+        self.check_process()
+        once = _Once(task)
+        try:
+            self._pool.submit(once.run)
+        except RuntimeError:
+            self._run_inline(once)
+
+    def _run_inline(self, once: _Once) -> None:
+        """Run a task in this thread, behind the one that asked for it: steps lead to steps, and the stack is finite."""
+        waiting: deque[_Once] | None = getattr(self._inline, "waiting", None)
+        if waiting is not None:
+            waiting.append(once)
+            return
+        self._inline.waiting = waiting = deque([once])
+        try:
+            while waiting:
+                waiting.popleft().run()
+        finally:
+            del self._inline.waiting
 
     def call_later(self, delay_s: float, task: Callable[[], None]) -> Timer:
         """Spawn a task after a delay."""

@@ -67,7 +67,7 @@ class Story:
 
     def tell(self) -> None:
         """Run it and check it; raises AssertionError where a promise was broken."""
-        LogWriter.initialize(self.world.objects, "a")
+        LogWriter.initialize(self.world.objects, "a", runtime=SimProcess(self.simulation, "setup"))
         operator = SimProcess(self.simulation, "operator")
         self.simulation.run(self.simulation.spawn(operator, "main", lambda: self._main(operator)))
 

@@ -108,12 +108,16 @@ class Simulation:
 class SimCondition:
     """A lock of one process, with waiting."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self._simulation = process.simulation
         self._held = False
         self._notified = 0
 
     def __enter__(self) -> bool:
+        if self._process.dead:
+            # A dropped task is being collected: it must not go on in its handlers.
+            raise GreenletExit
         if self._simulation._current is not None:
             if self._simulation.random.random() < 0.2:
                 self._simulation.pause()
@@ -179,8 +183,11 @@ class SimProcess:
     def process_name(self) -> str:
         return self.name
 
+    def check_process(self) -> None:
+        """Simulated processes do not fork."""
+
     def condition(self) -> SimCondition:
-        return SimCondition(self.simulation)
+        return SimCondition(self)
 
     def spawn(self, task: Callable[[], None]) -> None:
         if not self.dead:

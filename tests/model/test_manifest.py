@@ -23,7 +23,7 @@ FIXTURE_SAFE = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 
 def rolled(manifest: Manifest, count: int) -> tuple[Manifest, Snapshot, SnapshotPointer]:
-    snapshot = Snapshot(manifest.fragments[:count])
+    snapshot = Snapshot(manifest.fragments[:count], manifest.fence)
     pointer = snapshot.pointer_to(snapshot.to_bytes())
     return manifest.apply_snapshot(pointer, snapshot.pointers), snapshot, pointer
 
@@ -110,7 +110,7 @@ def test_snapshot_of_a_run_that_changed_is_refused(held: Manifest) -> None:
 
 def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Manifest) -> None:
     """The field's snapshots collided: equal setsums, different fragments inside."""
-    plain = Snapshot(held.fragments)
+    plain = Snapshot(held.fragments, 0)
     merged = Snapshot(
         (
             replace(
@@ -122,13 +122,21 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
                 num_records=6,
             ),
             *held.fragments[2:],
-        )
+        ),
+        0,
     )
 
     first, second = plain.pointer_to(plain.to_bytes()), merged.pointer_to(merged.to_bytes())
 
     assert first.setsum == second.setsum
     assert first.path != second.path
+
+
+def test_snapshot_made_behind_another_fence_has_another_name(held: Manifest) -> None:
+    """INV-7: an upload condemned behind the fence is never taken for a later one's own."""
+    before, after = Snapshot(held.fragments, 0), Snapshot(held.fragments, 1)
+
+    assert before.pointer_to(before.to_bytes()).path != after.pointer_to(after.to_bytes()).path
 
 
 def test_nothing_is_appended_after_the_seal(held: Manifest, entry: Epoch) -> None:
@@ -242,7 +250,7 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     manifest, snapshot, pointer = rolled(held, 2)
     sealed = manifest.apply_seal(Seal(reason="r", sealed_by="s", timestamp_us=9, successor="t"))
     cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1)
-    deep = Snapshot((pointer,))
+    deep = Snapshot((pointer,), 3)
 
     golden("manifest.json", sealed.to_bytes())
     golden("snapshot.json", snapshot.to_bytes())

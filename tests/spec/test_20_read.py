@@ -163,6 +163,7 @@ def test_tail_of_a_large_log_is_read_without_its_snapshots(filled: MemoryStore) 
 
 
 def test_append_and_read_never_list(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
     store = CountingStore(memory_store)
 
     fill(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,10 +87,11 @@ def test_unreadable_manifest_is_a_report_and_not_a_crash(filled: MemoryStore) ->
 def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStore) -> None:
     store = FaultyStore(filled)
     collected: list[str] = []
+    first = threading.Lock()
 
     def collect(kind: str, path: str) -> None:
         """Prune the newest fragment but one's predecessors in the manifest, as it is asked for."""
-        if kind == "read" and "/log/" in path and not collected:
+        if kind == "read" and "/log/" in path and first.acquire(blocking=False):
             manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
             base = manifests.load()
             gone, kept = base.manifest.pointers[:-1], base.manifest.fragments[-1]

@@ -10,14 +10,15 @@ import click
 from wal3_core.cli.failures import EXIT_UNSOUND
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, open_named
+from wal3_core.errors import LogError
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.scrub import Problem, ScrubReport
 from wal3_core.log.scrub import scrub as scrub_log
 from wal3_core.storage.doctor import examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.scrub import ScrubReport
     from wal3_core.storage.doctor import DoctorReport
     from wal3_core.storage.object_store import ObjectStore
 
@@ -63,8 +64,26 @@ def scrub(context: click.Context, logs: tuple[str, ...], every: bool, as_json: b
 def _scrubbed(store: ObjectStore, logs: tuple[str, ...]) -> Iterator[ScrubReport]:
     for number, log in enumerate(logs, start=1):
         with progress(f"scrub {log} ({number} of {len(logs)})", None) as advance:
-            report = scrub_log(store, log, progress=advance)
+            try:
+                report = scrub_log(store, log, progress=advance)
+            except LogError as error:
+                if len(logs) == 1:
+                    raise
+                # One log that can not be looked at must not hide what is wrong with the others.
+                report = _unread(log, error)
         yield report
+
+
+def _unread(log: str, error: LogError) -> ScrubReport:
+    return ScrubReport(
+        log=log,
+        setsum="",
+        num_records=0,
+        num_bytes=0,
+        num_fragments=0,
+        num_snapshots=0,
+        problems=(Problem("", f"not read to its end: {error}"),),
+    )
 
 
 def _show_scrubs(reports: list[ScrubReport]) -> None:

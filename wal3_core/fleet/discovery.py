@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.model.paths import RESERVED_PARTS
+from wal3_core.model.paths import is_name_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +19,10 @@ def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
 
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:
     names = [found.removeprefix(folder).removesuffix("/") for found in store.list_folders(folder)]
-    if folder and "manifest" in names:
+    # Fragments without a manifest are a log, too: one that wants help.
+    if folder and not {"manifest", "log"}.isdisjoint(names):
         yield folder.removesuffix("/")
     for name in names:
-        if name not in RESERVED_PARTS:
+        # A folder that could not be part of a log's name is somebody else's.
+        if is_name_part(name):
             yield from _below(store, f"{folder}{name}/")

@@ -73,9 +73,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The manifest is another one now; every CAS of ours is settled, and this one tells how."""
+    """The manifest is another one now; every CAS of ours is settled, and this one tells how.
+
+    ``ambiguous``: one of them went unanswered, so it may have been what moved the manifest.
+    """
 
     base: Installed
+    ambiguous: bool
 
 
 CommitResult = Committed | Displaced | SealedOut | Failed | Lost
@@ -102,15 +106,19 @@ class Committer:
 
     def commit(self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it."""
+        ambiguous = False
         for _ in range(self._options.rebases_max):
             verdict = judge(base.manifest, incarnation, fragments)
             if verdict is not None:
-                return _final(verdict, base)
+                return _final(verdict, base, ambiguous=ambiguous)
             result = self._commit_onto(base, incarnation, fragments)
             if not isinstance(result, _Moved):
                 return result
             # At once: what was just loaded grows stale in a pause.
-            base = result.base
+            base, ambiguous = result.base, ambiguous or result.ambiguous
+        last = judge(base.manifest, incarnation, fragments)
+        if last is not None:
+            return _final(last, base, ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over")
 
     def _commit_onto(
@@ -126,7 +134,7 @@ class Committer:
             if isinstance(outcome, Unknown):
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
-                return _Moved(current)
+                return _Moved(current, ambiguous=bool(unresolved))
             if _hopeless(current) and not unresolved:
                 return Failed(str(current))
         return Lost(unresolved) if unresolved else Failed(cause)
@@ -190,13 +198,16 @@ def judge(
     return None
 
 
-def _final(verdict: Durability | str, base: Installed) -> Final:
+def _final(verdict: Durability | str, base: Installed, *, ambiguous: bool) -> Final:
     match verdict:
         case Durability.DURABLE:
             return Committed(base)
         case Durability.NOT_DURABLE:
             return SealedOut(base)
-        case Durability.UNKNOWN:
+        case Durability.UNKNOWN if ambiguous:
             return Lost("the epoch has left the manifest's table")
+        case Durability.UNKNOWN:
+            # No CAS of ours can have been applied: each was answered, and refused.
+            return Displaced(base, "other writers took over, so many that the epoch has left the table")
         case cause:
             return Displaced(base, cause)

@@ -14,6 +14,7 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
+    ClosedError,
     ContentionError,
     LogError,
     NotDurableError,
@@ -63,7 +64,7 @@ class Flight:
     seq_no: FragmentSeqNo
     incarnation: Incarnation
     pointer: FragmentPointer | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class Pipeline:
@@ -83,6 +84,7 @@ class Pipeline:
         self._uploading = 0
         self._committing = False
         self._recovering = False
+        self._closed = False
         self._hurried = 0
         self._bytes_held = 0
         self._commit_s = 0.0
@@ -99,10 +101,14 @@ class Pipeline:
 
     def submit(self, entry: Entry) -> None:
         """Queue an append; blocks while too many bytes wait to become durable."""
-        size = entry.columns.num_bytes
+        self._runtime.check_process()
+        size = entry.bytes_held
         with self._lock:
             while self._bytes_held and self._bytes_held + size > self._options.bytes_held_max:
                 self._lock.wait()
+            if self._closed:
+                message = f"log {self._store.url}: expected an open writer, found it closed"
+                raise ClosedError(message)
             if self._base is not None and self._base.manifest.seal is not None:
                 raise self._sealed(self._base)
             self._bytes_held += size
@@ -110,8 +116,16 @@ class Pipeline:
             actions = self._steps()
         _run(actions)
 
+    def close(self) -> None:
+        """Take no more appends, and block until those queued have their outcome."""
+        self._runtime.check_process()
+        with self._lock:
+            self._closed = True
+        self.flush()
+
     def flush(self) -> None:
         """Block until everything queued so far has its outcome, without waiting for fuller batches."""
+        self._runtime.check_process()
         with self._lock:
             self._hurried += 1
             waited_for = [entry.future for flight in self._flights for entry in flight.entries]
@@ -131,7 +145,8 @@ class Pipeline:
     def _steps(self) -> list[Callable[[], None]]:
         """Take every step the state allows; return what is to run without the lock."""
         actions: list[Callable[[], None]] = []
-        self._drop_failed_head(actions)
+        outcomes: list[Callable[[], None]] = []
+        self._drop_failed_head(outcomes)
         if self._base is None and self._queue and not self._flights and not self._recovering:
             self._recovering = True
             actions.append(self._spawning(self._recover))
@@ -142,7 +157,7 @@ class Pipeline:
         if not self._committing and self._flights and self._flights[0].pointer is not None:
             self._committing = True
             actions.append(self._spawning(self._commit))
-        return actions
+        return actions + outcomes
 
     def _spawning(self, task: Callable[[], None]) -> Callable[[], None]:
         return lambda: self._runtime.spawn(task)
@@ -170,9 +185,13 @@ class Pipeline:
         """Come back when the first batch is due; not needed when a step under way will end before."""
         if not self._queue or self._base is None:
             return
+        # What is due already waits for a step under way to end; where there is none, it may have become due just now.
         wait_s = self._wait_s()
+        if wait_s <= 0 and (self._flights or self._uploading):
+            return
+        wait_s = max(wait_s, 0.0)
         due_s = self._runtime.monotonic_s() + wait_s
-        if wait_s <= 0 or (self._timer is not None and self._timer_due_s <= due_s):
+        if self._timer is not None and self._timer_due_s <= due_s:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -221,7 +240,7 @@ class Pipeline:
     def _upload(self, flight: Flight) -> None:
         try:
             flight.pointer = self._write_fragment(flight)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             flight.error = error
         with self._lock:
             self._uploading -= 1
@@ -262,15 +281,17 @@ class Pipeline:
         began_s = self._runtime.monotonic_s()
         try:
             result = self._committer.commit(base, ready[0].incarnation, pointers)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             result = Lost(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
         with self._lock:
             self._committing = False
             self._commit_s += _COMMIT_WEIGHT * (took_s - self._commit_s) if self._commit_s else took_s
-            actions = self._settle(result, ready)
-            actions += self._steps()
-        _run(actions)
+            outcomes = self._settle(result, ready)
+            steps = self._steps()
+        # Steps first: an outcome's callbacks are the callers' code, and may take their time.
+        _run(steps)
+        _run(outcomes)
         if isinstance(result, Committed):
             self._runtime.publish(self._store.url)
             self._snapshotter.committed(result.base.manifest)
@@ -279,21 +300,22 @@ class Pipeline:
         """Load the manifest anew after its state was lost track of."""
         try:
             base: Installed | None = self._manifests.load()
-            failure: Exception | None = None
-        except Exception as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            failure: BaseException | None = None
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             base, failure = None, error
         with self._lock:
             self._recovering = False
-            actions: list[Callable[[], None]] = []
+            outcomes: list[Callable[[], None]] = []
             if base is None:
                 cause = NotDurableError(f"log {self._store.url}: {failure}")
-                self._give_up(self._queue.take_all(), cause, failure, actions)
+                self._give_up(self._queue.take_all(), cause, failure, outcomes)
             else:
                 self._reincarnate(base)
                 if base.manifest.seal is not None:
-                    self._give_up(self._queue.take_all(), self._sealed(base), None, actions)
-            actions += self._steps()
-        _run(actions)
+                    self._give_up(self._queue.take_all(), self._sealed(base), None, outcomes)
+            steps = self._steps()
+        _run(steps)
+        _run(outcomes)
 
     # ------------------------------------------------------------------ outcomes, under the lock
 
@@ -366,7 +388,7 @@ class Pipeline:
         self._release(entries)
 
     def _release(self, entries: Iterable[Entry]) -> None:
-        self._bytes_held -= sum(entry.columns.num_bytes for entry in entries)
+        self._bytes_held -= sum(entry.bytes_held for entry in entries)
         self._lock.notify_all()
 
     def _sealed(self, base: Installed) -> SealedError:

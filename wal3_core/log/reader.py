@@ -68,8 +68,10 @@ class LogReader:
 
     def manifest(self) -> Manifest:
         """Return the newest manifest: one GET, cheap when nothing has changed."""
-        self._known = self._manifests.load(self._known)
-        return self._known.manifest
+        # Another thread may set what is known to an older one meanwhile: this one's answer is its own.
+        known = self._manifests.load(self._known)
+        self._known = known
+        return known.manifest
 
     def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
         """Return a snapshot of the manifest's tree, checked."""
@@ -114,12 +116,14 @@ class LogReader:
 
     def _fetch(self, pointer: FragmentPointer) -> Fragment:
         what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
-        data = self._store.read(pointer.path)
+        # One byte more tells a longer file without fetching all of it.
+        data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
             message = f"{what}: expected a file, found none"
             raise FragmentMissingError(message, path=pointer.path)
         if len(data) != pointer.num_bytes:
-            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}"
+            more = " or more" if len(data) > pointer.num_bytes else ""
+            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}{more}"
             raise CorruptError(message)
         return parquet.decode(
             data,
@@ -128,11 +132,12 @@ class LogReader:
             verify=self._options.verify,
         )
 
-    def fragments(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[Fragment]:
-        """Fetch the fragments that hold a range, whole and in order, a few ahead of the caller.
+    def fragments(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[tuple[Fragment, ReadStart]]:
+        """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with where to read it from.
 
         A missing one is looked up in a fresh manifest: collected, then GarbageCollectedError;
-        replaced, then the replacement is read; named still, then it is lost: CorruptError.
+        replaced, then the replacement is read, from where the caller had come to; named still, then
+        it is lost: CorruptError.
         """
         yield from self._fragments(self.manifest(), start, limits)
 
@@ -143,8 +148,8 @@ class LogReader:
         end = manifest.next.position.offset
         limits = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
         left = limits.records
-        for fragment in self._fragments(manifest, start, limits):
-            for batch in trim(fragment.table, start, limits).to_batches():
+        for fragment, begin in self._fragments(manifest, start, limits):
+            for batch in trim(fragment.table, begin, limits).to_batches():
                 taken = batch if left is None else batch.slice(0, left)
                 if len(taken):
                     yield taken
@@ -175,14 +180,15 @@ class LogReader:
             version = self._runtime.await_topic(topic, version, pause_s if left_s is None else min(pause_s, left_s))
             pause_s = min(pause_s * 2, self._options.poll_s_max)
 
-    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[Fragment]:
+    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[tuple[Fragment, ReadStart]]:
         missing, reloads = "", 0
         count = max(1, self._options.prefetch_fragments)
         while reloads <= self._options.reloads_max:
             try:
                 for fragment in ahead(self._runtime, self.fetch, self._plan(manifest, start, limits), count=count):
-                    yield fragment
+                    yield fragment, start
                     start, reloads = fragment.pointer.limit.offset, 0
+                    limits = limits.without(fragment.pointer.num_bytes)
             except FragmentMissingError as error:
                 if error.path == missing:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,10 +39,14 @@ def _offset(start: ReadStart) -> int | None:
     match start:
         case LogPosition(offset, _):
             return offset
-        case int():
-            return start
-        case _:
+        case None | AtTime():
             return None
+    try:
+        # Whatever stands for an integer, numpy's and Arrow's included.
+        return operator.index(start)
+    except TypeError:
+        message = f"read: expected to start at an offset, a position or a time, found {start!r}"
+        raise InvalidRequestError(message) from None
 
 
 def select(

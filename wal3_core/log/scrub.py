@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, LogError, MissingError
+from wal3_core.errors import CorruptError, LogError, LogNotFoundError, MissingError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, cursor_name
+from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, MANIFEST, cursor_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -114,10 +115,8 @@ def scrub(
     runtime = runtime or shared_runtime()
     reader = LogReader(store, log, options=options or ReaderOptions(), runtime=runtime)
     tally = _Tally()
-    try:
-        manifest = reader.manifest()
-    except CorruptError as error:
-        tally.blame(MANIFEST, error)
+    manifest = _load_manifest(reader, log_store(store, log), tally)
+    if manifest is None:
         return _report(log, EMPTY, tally)
 
     def examine(pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
@@ -140,6 +139,20 @@ def scrub(
         _check_balance(manifest, tally)
     tally.problems += cursor_problems(store, log, runtime, manifest)
     return _report(log, manifest.setsum, tally)
+
+
+def _load_manifest(reader: LogReader, inside: ObjectStore, tally: _Tally) -> Manifest | None:
+    try:
+        return reader.manifest()
+    except CorruptError as error:
+        tally.blame(MANIFEST, error)
+    except LogNotFoundError:
+        remains = next(iter(inside.list_objects(FRAGMENT_FOLDER)), None)
+        if remains is None:
+            raise
+        message = f"manifest: expected one beside {remains.path}, found none: restore it"
+        tally.problems.append(Problem(MANIFEST, message))
+    return None
 
 
 def _report(log: str, setsum: Setsum, tally: _Tally) -> ScrubReport:
@@ -198,14 +211,18 @@ def _check_balance(manifest: Manifest, tally: _Tally) -> None:
 
 
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
-    """Name every cursor that can not be read, or points below what the log holds."""
-    cursors, first = CursorStore(store, log, runtime=runtime), manifest.first.position.offset
+    """Name every cursor that can not be read, or points outside what the log holds."""
+    cursors = CursorStore(store, log, runtime=runtime)
+    first, limit = manifest.first.position.offset, manifest.next.position.offset
     for meta in log_store(store, log).list_objects(CURSOR_FOLDER):
         try:
             witness = cursors.load(cursor_name(meta.path))
         except CorruptError as error:
             yield Problem(meta.path, str(error))
             continue
-        if witness is not None and witness.cursor.position.offset < first:
-            found = witness.cursor.position.offset
-            yield Problem(meta.path, f"cursor: expected an offset from {first}, found {found}")
+        found = None if witness is None else witness.cursor.position.offset
+        if found is not None and found > limit:
+            # It may have been moved after the manifest was read, onto what was appended since.
+            limit = ManifestStore(log_store(store, log), runtime).load().manifest.next.position.offset
+        if found is not None and not first <= found <= limit:
+            yield Problem(meta.path, f"cursor: expected an offset from {first} to {limit}, found {found}")

@@ -70,7 +70,7 @@ class Snapshotter:
     def _write(self, roll: Roll, fence: int) -> None:
         ready = None
         try:
-            snapshot = build_snapshot(roll, self._snapshots.load)
+            snapshot = build_snapshot(roll, fence, self._snapshots.load)
             ready = _Ready(roll, self._snapshots.write(snapshot, self._options.retry), fence)
         except LogError:
             # Rolling only keeps the manifest small: the next commit tries again, and scrub tells of damage.

@@ -6,7 +6,7 @@ import contextlib
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.errors import ClosedError, LogExistsError, LogNotFoundError, UnavailableError
+from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.batch import Entry, check_records
 from wal3_core.log.pipeline import Pipeline
 from wal3_core.model.manifest import Manifest
@@ -16,14 +16,12 @@ from wal3_core.options import WriterOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.retry import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
     from wal3_core.model.position import LogPosition
-    from wal3_core.storage.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -39,7 +37,6 @@ class LogWriter:
         self._pipeline = pipeline
         self._runtime = runtime
         self._options = options
-        self._closed = False
 
     @classmethod
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
@@ -62,7 +59,7 @@ class LogWriter:
         """Open a log for appending: one GET. LogNotFoundError when it was never initialized."""
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
         inside = log_store(store, check_log_name(log))
-        base = _load(ManifestStore(inside, runtime), runtime, options)
+        base = ManifestStore(inside, runtime).load()
         return cls(Pipeline(inside, base, runtime, options), runtime, options)
 
     @classmethod
@@ -107,9 +104,6 @@ class LogWriter:
     def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
         """Queue records that stay together; the future has what ``append_many`` returns or raises."""
         columns = check_records(records, self._options)
-        if self._closed:
-            message = "append: expected an open writer, found it closed"
-            raise ClosedError(message)
         future: Future[LogPosition] = Future()
         # Marked as running, so that it can not be cancelled: the records may be on their way already.
         future.set_running_or_notify_cancel()
@@ -122,8 +116,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Take no more appends, and block until those submitted have their outcome."""
-        self._closed = True
-        self._pipeline.flush()
+        self._pipeline.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,13 +125,3 @@ class LogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _load(manifests: ManifestStore, runtime: Runtime, options: WriterOptions) -> Installed:
-    for attempt in attempts(options.retry, runtime):
-        try:
-            return manifests.load()
-        except UnavailableError:
-            if attempt == options.retry.attempts_max:
-                raise
-    raise AssertionError(options)

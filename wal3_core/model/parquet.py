@@ -33,6 +33,7 @@ Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 FORMAT_VERSION = "1"
 # A fragment with more keys than this carries no index: its readers read the fragment itself.
 KEY_INDEX_KEYS_MAX = 16_384
+KEY_INDEX_KEY_BYTES_MAX = 2**20
 _COLUMN_TYPES = {
     "offset": (pa.uint64(),),
     "timestamp_us": (pa.uint64(),),
@@ -131,7 +132,8 @@ def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
 def _key_index(keys: pa.Array, offsets: Offsets) -> dict[str, str]:
     """Index key -> count, first offset, last offset, as JSON rows of base64 keys, in order of appearance."""
     encoded = keys.dictionary_encode()
-    if len(encoded.dictionary) > KEY_INDEX_KEYS_MAX:
+    # Every reader of the file loads its footer, and refuses one that is too large.
+    if len(encoded.dictionary) > KEY_INDEX_KEYS_MAX or encoded.dictionary.nbytes > KEY_INDEX_KEY_BYTES_MAX:
         return {}
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     present = np.flatnonzero(codes >= 0)

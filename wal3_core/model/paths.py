@@ -54,6 +54,11 @@ def check_log_name(name: str) -> str:
     return name
 
 
+def is_name_part(text: str) -> bool:
+    """Tell whether a log's name may have this part."""
+    return _PART.fullmatch(text) is not None and text not in RESERVED_PARTS
+
+
 def check_cursor_name(name: str) -> str:
     """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
     if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
+from wal3_core.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
@@ -47,6 +49,12 @@ class AtTime:
     """Start reading at the first record whose timestamp is ``timestamp_us`` or later."""
 
     timestamp_us: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        if not 0 <= self.timestamp_us <= U64_MAX:
+            message = f"time: expected microseconds within u64, found {self.timestamp_us}"
+            raise InvalidRequestError(message)
 
 
 # Where a read starts: an offset, a position (its offset counts), a time, or None for the log's first record.

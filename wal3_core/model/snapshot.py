@@ -125,9 +125,14 @@ def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run of pointers of one kind: fragments (depth 1) or snapshots of depth 1 (depth 2)."""
+    """A run of pointers of one kind: fragments (depth 1) or snapshots of depth 1 (depth 2).
+
+    ``fence`` is the manifest's when the upload began. It makes the name another one once the fence
+    has moved, so that an upload condemned behind it is never taken for a later one's own.
+    """
 
     pointers: tuple[Pointer, ...]
+    fence: int
 
     @property
     def depth(self) -> int:
@@ -139,6 +144,7 @@ class Snapshot:
         return strict_json.dump(
             {
                 "format_version": FORMAT_VERSION,
+                "fence": self.fence,
                 "depth": self.depth,
                 "pointers": [pointer.to_json() for pointer in self.pointers],
             }
@@ -170,9 +176,9 @@ class Snapshot:
             raise CorruptError(message)
         fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
-        depth = fields.integer("depth")
+        fence, depth = fields.integer("fence"), fields.integer("depth")
         reader = FragmentPointer.from_json if depth == 1 else SnapshotPointer.from_json
-        snapshot = cls(tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)))
+        snapshot = cls(tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)), fence)
         fields.finish()
         snapshot.check(what)
         if depth != pointer.depth or snapshot.pointer_to(data) != pointer:

@@ -66,7 +66,7 @@ def _roll_snapshots(manifest: Manifest, options: SnapshotOptions) -> Roll | None
     return Roll(run)
 
 
-def build_snapshot(roll: Roll, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
+def build_snapshot(roll: Roll, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
     """Make the snapshot for a roll; a snapshot of depth 2 in it is loaded and extended."""
     pointers: list[Pointer] = []
     for pointer in roll.replaced:
@@ -74,4 +74,4 @@ def build_snapshot(roll: Roll, load: Callable[[SnapshotPointer], Snapshot]) -> S
             pointers += load(pointer).pointers
         else:
             pointers.append(pointer)
-    return Snapshot(tuple(pointers))
+    return Snapshot(tuple(pointers), fence)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.reader import LogReader
     from wal3_core.model.parquet import Fragment
+    from wal3_core.model.position import ReadStart
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,11 +31,11 @@ class Run:
     num_bytes: int
 
 
-def fragments(reader: LogReader, run: Run) -> Iterator[Fragment]:
+def fragments(reader: LogReader, run: Run) -> Iterator[tuple[Fragment, ReadStart]]:
     """Fetch the fragments that hold a run's records, in order; CorruptError unless they reach its limit."""
     reached = run.start
-    for fragment in reader.fragments(run.start, Limits(offset=run.limit)):
-        yield fragment
+    for fragment, begin in reader.fragments(run.start, Limits(offset=run.limit)):
+        yield fragment, begin
         reached = fragment.pointer.limit.offset
     if reached < run.limit:
         message = (

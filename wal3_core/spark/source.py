@@ -131,8 +131,8 @@ class LogSourceReader(DataSourceReader):
         reader = LogReader(store, run.log, options=ReaderOptions(verify=self._request.verify), runtime=runtime)
         times = self._bounds.timestamps_us
         until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
-        for fragment in fragments(reader, run):
-            table = trim(fragment.table, run.start, until)
+        for fragment, begin in fragments(reader, run):
+            table = trim(fragment.table, begin, until)
             if times.start:
                 table = trim(table, AtTime(times.start), UNLIMITED)
             yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)

@@ -7,12 +7,14 @@ Source: docs/protocol.md, "Cursors".
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, UnavailableError
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
+from wal3_core.model.position import U64_MAX
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
@@ -99,6 +101,9 @@ class CursorStore:
         if not 1 <= position.offset <= limit.offset:
             message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {position.offset}"
             raise InvalidRequestError(message)
+        if not 0 <= position.timestamp_us <= U64_MAX:
+            message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
+            raise InvalidRequestError(message)
 
     def _put(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
         path, data = cursor_path(name), cursor.to_bytes()
@@ -126,10 +131,11 @@ class CursorStore:
         position = saved.cursor.position
         if position.offset >= first.offset:
             return
-        if before is None:
-            self._store.delete(cursor_path(name))
-        else:
-            restored = self._cursor(before.cursor.position, generation=saved.cursor.generation + 1)
-            self._put(name, restored, saved)
+        # By CAS: whoever moved the cursor on meanwhile keeps it.
+        back = first if before is None else before.cursor.position
+        with contextlib.suppress(CursorConflictError):
+            self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)
+            if before is None:
+                self._store.delete(cursor_path(name))
         message = f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset}"
         raise GarbageCollectedError(message)

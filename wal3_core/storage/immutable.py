@@ -27,19 +27,18 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
         if isinstance(outcome, Unknown):
             cause = outcome.cause
         # Refused may also be a conflict that left nothing there: only the object itself tells.
-        found = _size(store, path)
-        if found == len(data):
+        found = _read(store, path)
+        if found == data:
             return
         if found is not None:
-            message = f"{store.url}/{path}: expected {len(data)} bytes of our own, found {found}"
+            message = f"{store.url}/{path}: expected {len(data)} bytes of our own, found {len(found)} others"
             raise UnavailableError(message)
     message = f"{store.url}/{path}: not written in {retry.attempts_max} tries: {cause}"
     raise UnavailableError(message)
 
 
-def _size(store: ObjectStore, path: str) -> int | None:
+def _read(store: ObjectStore, path: str) -> bytes | None:
     try:
-        meta = store.head(path)
+        return store.read(path)
     except UnavailableError:
         return None
-    return None if meta is None else meta.size

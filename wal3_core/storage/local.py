@@ -51,11 +51,23 @@ class LocalStore:
         self._staging = self._root / _OWN_FOLDER / "staging"
         self._locks = self._root / _OWN_FOLDER / "locks"
         self._swept = False
+        # Folders whose own entry is on disk, and folders with an entry that may not be.
+        self._durable: set[Path] = set()
+        self._unsynced: set[Path] = set()
 
     @property
     def url(self) -> str:
         """The directory as a file URL."""
         return self._root.as_uri()
+
+    def _prepare(self) -> None:
+        try:
+            if not self._swept or not self._staging.is_dir():
+                self._durable.clear()
+                self._sweep_staging()
+                self._swept = True
+        except OSError as error:
+            raise self._unavailable(error) from error
 
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove what writers killed a day ago or more left in them."""
@@ -70,6 +82,7 @@ class LocalStore:
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
+        self._sync_again(self._file(path).parent)
         try:
             with self._file(path).open("rb") as file:
                 file.seek(start)
@@ -95,6 +108,7 @@ class LocalStore:
             try:
                 os.link(staged, target)
             except FileExistsError:
+                self._sync_again(target.parent)
                 return Refused()
             except OSError as error:
                 raise self._unavailable(error) from error
@@ -115,6 +129,7 @@ class LocalStore:
 
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
+        self._sync_again(self._file(path).parent)
         try:
             found = self._file(path).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -141,12 +156,12 @@ class LocalStore:
     def delete(self, path: str) -> None:
         """Remove an object."""
         target = self._file(path)
-        try:
-            target.unlink(missing_ok=True)
-        except NotADirectoryError:
+        if self.head(path) is None:
             return
-        except OSError as error:
-            raise self._unavailable(error) from error
+        self._prepare()
+        # A replace that has compared versions must not write over what is created after this.
+        with self._locked(path):
+            target.unlink(missing_ok=True)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -168,9 +183,7 @@ class LocalStore:
         staged = None
         try:
             try:
-                if not self._swept:
-                    self._sweep_staging()
-                    self._swept = True
+                self._prepare()
                 handle, name = tempfile.mkstemp(dir=self._staging)
                 staged = Path(name)
                 with os.fdopen(handle, "wb") as file:
@@ -183,20 +196,33 @@ class LocalStore:
             yield staged
         finally:
             if staged is not None:
-                staged.unlink(missing_ok=True)
+                # What stays behind is swept a day later.
+                with contextlib.suppress(OSError):
+                    staged.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder durable: each new one's parent is synced, or a crash could lose what it holds."""
-        missing = []
+        """Make a folder durable, or a crash could lose what it holds.
+
+        One that is there already may have been made by a process that died before it synced.
+        """
+        lineage = [folder, *folder.parents]
         try:
-            while not folder.is_dir():
-                missing.append(folder)
-                folder = folder.parent
-            for folder in reversed(missing):
-                folder.mkdir(exist_ok=True)
-                _sync_folder(folder.parent)
+            for each in reversed(lineage[: lineage.index(self._root) + 1]):
+                if each not in self._durable or not each.is_dir():
+                    each.mkdir(parents=True, exist_ok=True)
+                    _sync_folder(each.parent)
+                    self._durable.add(each)
         except OSError as error:
             raise self._unavailable(error) from error
+
+    def _sync_again(self, folder: Path) -> None:
+        """See to it that nothing is read which a crash could still take back."""
+        if folder in self._unsynced:
+            try:
+                _sync_folder(folder)
+            except OSError as error:
+                raise self._unavailable(error) from error
+            self._unsynced.discard(folder)
 
     @contextlib.contextmanager
     def _locked(self, path: str) -> Iterator[None]:
@@ -206,7 +232,11 @@ class LocalStore:
             # Opened anew each time: flock excludes open files, so threads exclude each other too.
             with (self._locks / f"{number:03d}").open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                yield
+                try:
+                    yield
+                finally:
+                    # Closing would not do where a child was forked meanwhile: it has the file open, too.
+                    fcntl.flock(file, fcntl.LOCK_UN)
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -214,6 +244,7 @@ class LocalStore:
         try:
             _sync_folder(folder)
         except OSError as error:
+            self._unsynced.add(folder)
             return Unknown(str(error))
         return Done(_etag(data))
 

@@ -6,9 +6,16 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogExistsError, LogNotFoundError, UnavailableError, UnsuitableStoreError
-from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import MANIFEST
+from wal3_core.errors import (
+    CorruptError,
+    LogExistsError,
+    LogNotFoundError,
+    StoreDeniedError,
+    UnavailableError,
+    UnsuitableStoreError,
+)
+from wal3_core.model.manifest import BYTES_MAX, POINTERS_MAX, Manifest
+from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
 from wal3_core.options import RetryOptions
 from wal3_core.storage.object_store import Done, Etag, NotModified, Refused, Unknown, Versioned
 from wal3_core.storage.retry import attempts
@@ -59,7 +66,12 @@ class ManifestStore:
         """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload."""
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=self._runtime.process_name())
         changed.check()
-        outcome = self._store.replace(MANIFEST, changed.to_bytes(), witness.etag)
+        data = changed.to_bytes()
+        if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
+            # Installed, it could never be loaded again.
+            message = f"{self.what}: expected less than {BYTES_MAX} bytes: let snapshots be written (see snapshot/)"
+            raise StoreDeniedError(message)
+        outcome = self._store.replace(MANIFEST, data, witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
 
     def initialize(self, initial: Manifest) -> Installed:
@@ -68,6 +80,7 @@ class ManifestStore:
         A store that would let a second create, or a swap with a stale version, pass is refused with
         UnsuitableStoreError: a log on it would lose appends. Both probes write the same bytes again.
         """
+        self._refuse_over_remains()
         created = self._create(initial)
         data = initial.to_bytes()
         stale = _stale(created.etag)
@@ -80,6 +93,13 @@ class ManifestStore:
             )
             raise UnsuitableStoreError(message)
         return created
+
+    def _refuse_over_remains(self) -> None:
+        """Begin no log where fragments lie without a manifest: that one was lost, and they are its records."""
+        remains = next(iter(self._store.list_objects(FRAGMENT_FOLDER)), None)
+        if remains is not None and self._store.head(MANIFEST) is None:
+            message = f"log {self._store.url}: expected {MANIFEST} beside {remains.path}, found none: restore it"
+            raise CorruptError(message)
 
     def _create(self, initial: Manifest) -> Installed:
         data = initial.to_bytes()

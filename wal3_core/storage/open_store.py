@@ -13,7 +13,7 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.local import LocalStore
 from wal3_core.storage.memory import MemoryStore
@@ -104,8 +104,17 @@ def _s3_clients(bucket: str, options: Mapping[str, str], session: boto3.session.
     config: S3Config = {"region": region}
     client_options: ClientConfig = {**TIMEOUTS}
     if endpoint is not None:
+        if not endpoint.startswith(("http://", "https://")):
+            message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"
+            raise InvalidRequestError(message)
         config["endpoint"] = endpoint
         client_options["allow_http"] = endpoint.startswith("http://")
+    if session.get_credentials() is None:
+        message = (
+            f"store s3://{bucket}: expected AWS credentials, found none: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
+            f" AWS_SECRET_ACCESS_KEY"
+        )
+        raise StoreDeniedError(message)
     credentials = Boto3CredentialProvider(session)
 
     def client(*, conditional: bool) -> S3Store:

@@ -7,6 +7,7 @@ the protocol knows what a repeated PUT means; reads and lists through one that d
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import obstore
 from obstore import exceptions
 
-from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 _US_PER_S = 1_000_000
 _LIST_CHUNK = 1000
 
-NEVER_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
+NEVER_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=20)}
 RETRY_READS: RetryConfig = {
-    "max_retries": 6,
-    "retry_timeout": timedelta(seconds=60),
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=20),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=5)}
+TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=5)}
 
 # Certainly not applied, and no use in trying again: a person has to change something.
 _DENIED = (
@@ -89,7 +90,8 @@ class RemoteStore:
         with self._translated(path):
             try:
                 return bytes(obstore.get(self._clients.reading, self._key(path), options=options).bytes())
-            except (exceptions.NotFoundError, FileNotFoundError):
+            except (exceptions.NotFoundError, FileNotFoundError) as error:
+                self._check_bucket(path, error)
                 return None
 
     def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
@@ -103,7 +105,8 @@ class RemoteStore:
                 return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
             except exceptions.NotModifiedError:
                 return NotModified()
-            except (exceptions.NotFoundError, FileNotFoundError):
+            except (exceptions.NotFoundError, FileNotFoundError) as error:
+                self._check_bucket(path, error)
                 return None
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
@@ -167,7 +170,13 @@ class RemoteStore:
             except (exceptions.NotFoundError, FileNotFoundError):
                 return
 
+    def _check_bucket(self, path: str, error: Exception) -> None:
+        """Tell a missing object from a missing bucket, which is no log's fault."""
+        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+            raise self._unavailable(path, error) from error
+
     def _key(self, path: str) -> str:
+        _check_process()
         return self._folder + check_path(path)
 
     def _meta(self, found: StoredMeta) -> ObjectMeta:
@@ -194,6 +203,18 @@ class RemoteStore:
         return kind(f"store {self.url}: {path}: {_first_line(error)}")
 
 
+_first_process: list[int] = []
+
+
+def _check_process() -> None:
+    """Refuse to work in a fork of a process that has used obstore: its threads stayed there, and a call would hang."""
+    if not _first_process:
+        _first_process.append(os.getpid())
+    elif _first_process[0] != os.getpid():
+        message = "object store: expected the process that used it first, found a fork: start processes by spawn"
+        raise ClosedError(message)
+
+
 def _version(etag: Etag) -> UpdateVersion:
     e_tag, version = json.loads(etag)
     named: UpdateVersion = {}
@@ -205,4 +226,6 @@ def _version(etag: Etag) -> UpdateVersion:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
+    # What follows is how the client was set up.
+    text = str(error).split("Debug source:")[0]
+    return f"{type(error).__name__}: {' '.join(text.split())[:400]}"
