@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,6 +21,7 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    Message,
     ReaderOptions,
     WriterOptions,
 )
@@ -232,6 +234,45 @@ def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(fille
         found.append(record.body)
 
     assert found == ALL
+
+
+def test_read_does_not_repeat_what_it_delivered_of_a_fragment_that_was_merged(filled: MemoryStore) -> None:
+    """The merged fragment begins with records the caller has had."""
+    found = []
+    options = ReaderOptions(prefetch_fragments=1)
+
+    for record in LogReader.open(filled, "a", options=options).records(len(ALL) - 2 * EACH + 1):
+        if not found:
+            merge_last_two(filled)
+        found.append(record.body)
+
+    assert found == ALL[-2 * EACH :]
+
+
+@pytest.mark.parametrize("start", ["9", 1.5, b"9"])
+def test_start_that_is_no_place_is_refused_and_an_integer_of_any_kind_is_one(
+    filled: MemoryStore, start: object
+) -> None:
+    with pytest.raises(InvalidRequestError, match="expected to start"):
+        read(filled, start)
+    assert read(filled, np.int64(9)) == ALL[8:]
+
+
+@pytest.mark.parametrize("wrong", [{"records": -1}, {"timestamp_us": 2**64}, {"offset": -5}])
+def test_limit_that_is_no_amount_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequestError, match="limit"):
+        Limits(**wrong)
+    with pytest.raises(InvalidRequestError, match="time"):
+        AtTime(-1)
+
+
+@pytest.mark.parametrize("keys", [[b"k" * 13_000_000], [b"%d" % n + b"k" * 1_000_000 for n in range(20)]])
+def test_whatever_an_append_accepts_a_read_returns(memory_store: MemoryStore, keys: list[bytes]) -> None:
+    """Keys of many bytes made an index that no reader would load."""
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([Message(b"x", key) for key in keys])
+
+    assert [record.key for record in LogReader.open(memory_store, "a").records()] == keys
 
 
 def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_snapshot(filled: MemoryStore) -> None:

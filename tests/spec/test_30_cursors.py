@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +13,18 @@ from wal3_core import (
     CorruptError,
     CursorConflictError,
     CursorStore,
+    GarbageCollectedError,
     InvalidRequestError,
     LogPosition,
     LogWriter,
     UnavailableError,
 )
+from wal3_core.model.manifest import Place
+from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.storage.memory import MemoryStore
@@ -151,6 +158,56 @@ def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> N
 
     with pytest.raises(CorruptError, match="notes.txt"):
         CursorStore(memory_store, "a").list()
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_cursor_that_comes_too_late_is_withdrawn_but_never_another_s(
+    memory_store: MemoryStore, *, moved_on: bool
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        for _ in range(5):
+            writer.append(b"x")
+    store = FaultyStore(memory_store)
+    cursors, others = CursorStore(store, "a"), CursorStore(memory_store, "a")
+
+    def prune(kind: str, path: str) -> None:
+        """Collect the first three records just before the cursor is written."""
+        if kind == "create" and "cursor/" in path:
+            store.before = move if moved_on else (lambda _kind, _path: None)
+            manifests = ManifestStore(log_store(memory_store, "a"), shared_runtime())
+            base = manifests.load()
+            gone, kept = base.manifest.fragments[:3], base.manifest.fragments[3:]
+            pruned = replace(
+                base.manifest,
+                fragments=kept,
+                pruned=sum_setsums(gone),
+                first=Place(kept[0].first_seq_no, kept[0].start),
+                num_bytes=sum(pointer.num_bytes for pointer in kept),
+                num_records=2,
+            )
+            assert isinstance(manifests.install(pruned, base), Installed)
+
+    def move(kind: str, path: str) -> None:
+        """Somebody else moves the new cursor on before it can be withdrawn."""
+        if kind == "get" and "MANIFEST" in path:
+            store.before = lambda _kind, _path: None
+            witness = others.load("reader")
+            assert witness is not None
+            others.save("reader", LogPosition(5, 0), witness)
+
+    store.before = prune
+    with pytest.raises(GarbageCollectedError, match="from 4, found 2"):
+        cursors.init("reader", LogPosition(2, 0))
+
+    left = others.load("reader")
+    assert (None if left is None else left.cursor.position.offset) == (5 if moved_on else None)
+
+
+def test_cursor_with_an_impossible_time_is_refused(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+
+    with pytest.raises(InvalidRequestError, match="timestamp"):
+        CursorStore(memory_store, "a").init("reader", LogPosition(1, -1))
 
 
 def test_cursor_on_a_log_that_does_not_exist_is_refused(memory_store: MemoryStore) -> None:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import FaultyStore, damage
-from wal3_core import CursorStore, Limits, LogNotFoundError, LogPosition, LogReader, LogWriter, WriterOptions, scrub
+from wal3_core import (
+    CorruptError,
+    CursorStore,
+    Limits,
+    LogNotFoundError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    WriterOptions,
+    list_logs,
+    scrub,
+)
+from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Place
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
@@ -116,6 +128,27 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
 
     assert len(collected) == 29
     assert report.problems == ()
+
+
+def test_lost_manifest_is_damage_and_never_a_new_log(filled: MemoryStore) -> None:
+    filled.delete("a/manifest/MANIFEST.json")
+
+    report = scrub(filled, "a")
+
+    assert [problem.path for problem in report.problems] == ["manifest/MANIFEST.json"]
+    assert list(list_logs(filled)) == ["a"]
+    for make in (LogWriter.initialize, LogWriter.open_or_initialize):
+        with pytest.raises(CorruptError, match="restore it"):
+            make(filled, "a")
+
+
+def test_cursor_beyond_the_end_is_a_problem(filled: MemoryStore) -> None:
+    cursor = Cursor(position=LogPosition(999, 0), epoch_us=0, writer="w", generation=1)
+    filled.create("a/cursor/lost.json", cursor.to_bytes())
+
+    report = scrub(filled, "a")
+
+    assert [problem.path for problem in report.problems] == ["cursor/lost.json"]
 
 
 def test_scrub_of_no_log_is_an_error(memory_store: MemoryStore) -> None:

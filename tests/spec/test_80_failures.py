@@ -20,7 +20,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
@@ -282,6 +282,60 @@ def test_failing_snapshots_never_fail_an_append(faulty: FaultyStore) -> None:
     assert held == 20
     assert len(manifest.fragments) < 20
     assert bodies(faulty.inner) == [b"%d" % index for index in range(40)]
+
+
+def test_idle_writer_that_many_others_came_after_is_displaced_and_not_in_doubt(memory_store: MemoryStore) -> None:
+    """Its epoch had left the table, and its plainly refused record was called unknown."""
+    LogWriter.initialize(memory_store, "a")
+    with LogWriter.open(memory_store, "a") as idle:
+        idle.append(b"first")
+        for index in range(20):
+            with LogWriter.open(memory_store, "a") as other:
+                other.append(b"%d" % index)
+        assert idle.append(b"last").offset == 22
+    with (
+        LogWriter.open(memory_store, "a", options=WriterOptions(reseals_max=0)) as fenced,
+        LogWriter.open(memory_store, "a") as other,
+    ):
+        fenced.append(b"x")
+        other.append(b"y")
+        with pytest.raises(ContentionError):
+            fenced.append(b"z")
+
+
+def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(faulty: FaultyStore) -> None:
+    manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
+
+    def touch(kind: str, path: str) -> None:
+        if kind == "get" and "MANIFEST" in path and faulty.fired["applied-unknown"]:
+            faulty.before = lambda _kind, _path: None
+            base = manifests.load()
+            manifests.install(base.manifest, base)
+
+    with LogWriter.open(faulty, "a", options=WriterOptions(retry=QUICK, rebases_max=1)) as writer:
+        faulty.fail("replace", "MANIFEST", "applied-unknown")
+        faulty.before = touch
+        assert writer.append(b"x").offset == 1
+
+    assert bodies(faulty.inner) == [b"x"]
+
+
+def test_append_that_became_due_between_two_looks_at_the_clock_is_not_forgotten(memory_store: MemoryStore) -> None:
+    class JumpyRuntime(ThreadRuntime):
+        """Time passes between any two looks: what is not due at the first may be at the second."""
+
+        now_s = 0.0
+
+        def monotonic_s(self) -> float:
+            JumpyRuntime.now_s += 0.004
+            return JumpyRuntime.now_s
+
+    LogWriter.initialize(memory_store, "a")
+    with JumpyRuntime() as runtime, LogWriter.open(memory_store, "a", runtime=runtime) as writer:
+        for index in range(60):
+            with LogWriter.open(memory_store, "a") as other:
+                other.append(b"other")
+            assert writer.submit(b"%d" % index).result(20).offset > 0
 
 
 def test_displaced_writer_is_told_when_new_places_are_not_wanted(memory_store: MemoryStore) -> None:
