@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -301,6 +302,50 @@ def test_idle_writer_that_many_others_came_after_is_displaced_and_not_in_doubt(m
         other.append(b"y")
         with pytest.raises(ContentionError):
             fenced.append(b"z")
+
+
+@pytest.mark.parametrize("fault", ["applied-unknown", "unknown"])
+def test_unanswered_commit_is_in_doubt_once_its_epoch_has_left_the_table(faulty: FaultyStore, fault: Fault) -> None:
+    """INV-4: nothing tells any more whether it was applied, so nothing else may be said."""
+
+    def many_others(kind: str, path: str) -> None:
+        if kind == "get" and "MANIFEST" in path and faulty.fired[fault]:
+            faulty.before = lambda _kind, _path: None
+            for index in range(17):
+                with LogWriter.open(faulty.inner, "a") as other:
+                    other.append(b"%d" % index)
+
+    with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
+        faulty.fail("replace", "MANIFEST", fault)
+        faulty.before = many_others
+        with pytest.raises(UnknownDurabilityError, match="left the manifest's table"):
+            writer.append(b"doubtful")
+
+    assert (b"doubtful" in bodies(faulty.inner)) == (fault == "applied-unknown")
+
+
+def test_appends_behind_a_lost_commit_are_told_that_they_are_not_in_the_log(faulty: FaultyStore) -> None:
+    options = WriterOptions(retry=QUICK, batch_bytes_max=1, uploads_max=4)
+    uploads: list[str] = []
+
+    def hold_first_commit(kind: str, path: str) -> None:
+        """The first commit waits until more fragments are uploaded behind it."""
+        if kind == "create" and "/log/" in path:
+            uploads.append(path)
+        until = time.monotonic() + 10
+        while kind == "replace" and len(uploads) < 4 and time.monotonic() < until:
+            time.sleep(0.001)
+
+    faulty.before = hold_first_commit
+    with LogWriter.open(faulty, "a", options=options) as writer:
+        faulty.fail("replace", "MANIFEST", "unknown", times=3)
+        futures = [writer.submit(b"%d" % index) for index in range(8)]
+        outcomes = [future.exception(20) for future in futures]
+
+    told = [type(outcome) for outcome in outcomes]
+    assert told[0] is UnknownDurabilityError
+    assert NotDurableError in told
+    assert bodies(faulty.inner) == [b"%d" % index for index, outcome in enumerate(outcomes) if outcome is None]
 
 
 def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(faulty: FaultyStore) -> None:
