@@ -43,11 +43,11 @@ class Process:
 
     url: str
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, stdout: int | BufferedWriter = subprocess.PIPE) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [PROGRAM, "--store", self.url, *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": ""},
         )

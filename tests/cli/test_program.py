@@ -90,6 +90,19 @@ def test_reader_that_stops_early_is_no_error(wal3_process: Process) -> None:
     assert (process.returncode, complaint) == (0, b"")
 
 
+def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None:
+    wal3_process("append", "--create", "--raw", "events", stdin=b"a line\n" * 20_000)
+
+    with Path("/dev/full").open("wb") as full:
+        process = wal3_process.start("cat", "events", stdout=full)
+        _, complaint = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert complaint.startswith(b"Error: ")
+    assert b"No space left" in complaint
+    assert b"Traceback" not in complaint
+
+
 def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n")
 

@@ -8,7 +8,7 @@ import click
 
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.errors import InvalidRequestError
+from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
@@ -138,16 +138,18 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     store = session.store()
     LogReader.open(store, log)
     cursors = CursorStore(store, log)
-    witness = cursors.load(name)
-    if witness is None:
-        raise _no_cursor(log, name)
-    offset = witness.cursor.position.offset
+    try:
+        witness = cursors.load(name)
+    except CorruptError:
+        where = "at an offset that can not be read"
+    else:
+        if witness is None:
+            raise _no_cursor(log, name)
+        where = f"at offset {witness.cursor.position.offset}"
     if not yes:
-        click.confirm(
-            f"Delete {name} at offset {offset} of {log}, and what it pins with the next collection?", abort=True
-        )
+        click.confirm(f"Delete {name} {where} of {log}, and what it pins with the next collection?", abort=True)
     cursors.delete(name)
-    click.echo(f"deleted {name} at {offset}")
+    click.echo(f"deleted {name} {where}")
 
 
 def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> LogPosition:

@@ -100,4 +100,9 @@ def quiet_pipe() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes once more on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
+
+
+def drop_output() -> None:
+    """Send what is still to be written to standard output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,10 +8,11 @@ import click
 
 from wal3_core.cli.appending import append, init
 from wal3_core.cli.cursors import cursor
-from wal3_core.cli.failures import EXIT_INTERRUPTED, failure
+from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
 from wal3_core.cli.git import ingest_git
 from wal3_core.cli.inspecting import inspect
 from wal3_core.cli.listing import ls
+from wal3_core.cli.output import drop_output
 from wal3_core.cli.reading import cat, tail
 from wal3_core.cli.session import Session
 from wal3_core.cli.verifying import doctor, scrub
@@ -27,6 +28,12 @@ class Program(click.Group):
             return super().invoke(ctx)
         except LogError as error:
             raise failure(error) from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # Standard output is full, say; the interpreter would try once more on its way out.
+            drop_output()
+            raise Failure(str(error)) from error
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
