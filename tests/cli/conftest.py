@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 
 import pytest
