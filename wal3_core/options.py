@@ -105,8 +105,9 @@ class Limits:
         """Refuse what is no amount."""
         for name in ("offset", "timestamp_us", "records", "num_bytes", "fragments"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 2**64:
-                message = f"limit {name}: expected a number within u64, found {value}"
+            # 2**64 itself is the exclusive limit of everything.
+            if value is not None and not 0 <= value <= 2**64:
+                message = f"limit {name}: expected a number from 0 to 2**64, found {value}"
                 raise InvalidRequestError(message)
 
     def without(self, num_bytes: int) -> Limits:

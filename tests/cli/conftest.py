@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from io import BufferedWriter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
 
 from wal3_core.cli.program import cli
+
+if TYPE_CHECKING:
+    from io import BufferedWriter
 
 PROGRAM = Path(sys.executable).parent / "wal3"
 

@@ -96,6 +96,10 @@ def test_read_ends_after_so_many_records(filled: MemoryStore, count: int) -> Non
     assert read(filled, 10, Limits(records=count)) == ALL[9 : 9 + count]
 
 
+def test_limit_beyond_every_record_ends_nothing(filled: MemoryStore) -> None:
+    assert read(filled, None, Limits(offset=2**64, timestamp_us=2**64)) == ALL
+
+
 def test_read_ends_after_so_many_fragments_or_bytes(filled: MemoryStore) -> None:
     assert read(filled, None, Limits(fragments=3)) == ALL[: 3 * EACH]
     assert read(filled, None, Limits(num_bytes=1)) == ALL[:EACH]
@@ -258,7 +262,7 @@ def test_start_that_is_no_place_is_refused_and_an_integer_of_any_kind_is_one(
     assert read(filled, np.int64(9)) == ALL[8:]
 
 
-@pytest.mark.parametrize("wrong", [{"records": -1}, {"timestamp_us": 2**64}, {"offset": -5}])
+@pytest.mark.parametrize("wrong", [{"records": -1}, {"timestamp_us": 2**64 + 1}, {"offset": -5}])
 def test_limit_that_is_no_amount_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match="limit"):
         Limits(**wrong)

@@ -9,7 +9,7 @@ import numpy as np
 
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.position import AtTime, LogPosition, ReadStart
+from wal3_core.model.position import U64_MAX, AtTime, LogPosition, ReadStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -114,8 +114,8 @@ def trim(table: pa.Table, start: ReadStart, limits: Limits) -> pa.Table:
         low = int(np.searchsorted(offsets, np.uint64(offset)))
     elif isinstance(start, AtTime):
         low = int(np.searchsorted(timestamps_us, np.uint64(start.timestamp_us)))
-    if limits.offset is not None:
+    if limits.offset is not None and limits.offset <= U64_MAX:
         high = min(high, int(np.searchsorted(offsets, np.uint64(limits.offset))))
-    if limits.timestamp_us is not None:
+    if limits.timestamp_us is not None and limits.timestamp_us <= U64_MAX:
         high = min(high, int(np.searchsorted(timestamps_us, np.uint64(limits.timestamp_us))))
     return table.slice(low, max(0, high - low))
