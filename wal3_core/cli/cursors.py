@@ -145,7 +145,7 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     else:
         if witness is None:
             raise _no_cursor(log, name)
-        where = f"at offset {witness.cursor.position.offset}"
+        where = f"at {witness.cursor.position.offset}"
     if not yes:
         click.confirm(f"Delete {name} {where} of {log}, and what it pins with the next collection?", abort=True)
     cursors.delete(name)
