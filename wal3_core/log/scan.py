@@ -9,7 +9,8 @@ import numpy as np
 
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.position import U64_MAX, AtTime, LogPosition, ReadStart
+from wal3_core.model.position import AtTime, LogPosition, ReadStart
+from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

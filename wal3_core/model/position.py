@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
 from wal3_core.errors import InvalidRequestError
+from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
@@ -14,9 +15,6 @@ FragmentSeqNo = NewType("FragmentSeqNo", int)
 
 FIRST_SEQ_NO = FragmentSeqNo(1)
 FIRST_OFFSET = 1
-U64_MAX = 2**64 - 1
-# Offset 2**64-1 is never given out: keyed records hash it as a marker (see model/record.py).
-OFFSET_LIMIT = U64_MAX
 
 
 @dataclass(frozen=True, slots=True, order=True)

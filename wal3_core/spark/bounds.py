@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from wal3_core.model.position import U64_MAX
+from wal3_core.model.strict_json import U64_MAX
 from wal3_core.spark.columns import NEVER_NULL
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
-from wal3_core.options import Limits, ReaderOptions
+from wal3_core.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from wal3_core.log.reader import LogReader
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.position import ReadStart
-
-A = TypeVar("A")
-B = TypeVar("B")
-
-_RELOADS_MAX = ReaderOptions().reloads_max
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.paths import check_log_name
-from wal3_core.model.position import U64_MAX
+from wal3_core.model.strict_json import U64_MAX
 from wal3_core.spark.bounds import Bounds, Span
 from wal3_core.spark.columns import spark_schema
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, UnavailableError
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
-from wal3_core.model.position import U64_MAX
+from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
