@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim bench history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim crashes mutants canary power bench history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,19 @@ SEEDS ?= 2000
 FIRST ?= 0
 sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
+
+crashes: setup ## Every store call of every scenario with every fault, and every crash after an ambiguous one
+	$(BIN)/python -m tests.faults.crashes --pairs
+
+mutants: setup ## How many simulated worlds each deliberate defect takes to be found
+	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000
+
+canary: setup ## A campaign that must fail: it succeeds when the defect is found
+	@! $(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --mutant "an unanswered CAS is taken for failed" \
+	  || { echo "The canary lives: $(SEEDS) simulated worlds did not find a defect that loses track of records."; exit 1; }
+
+power: setup ## Power cuts at every step of the local store
+	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power
 
 bench: setup ## The figures, each beside its peer or limit
 	PYTHONPATH=. $(BIN)/python benchmarks/bench.py

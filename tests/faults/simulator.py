@@ -2,7 +2,8 @@
 
 Tasks are greenlets; one runs at a time and gives way at every store call, lock, wait and sleep.
 Time is virtual: it moves to the next deadline when nothing can run. A process is a Runtime of its
-own; killing it drops its tasks where they stand.
+own, with a clock and randomness of its own; killing it drops its tasks where they stand, freezing it
+stops them for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEPS_MAX = 400_000
 START_US = 1_700_000_000_000_000
+NEVER_S = float("inf")
+# Less than this is lost in rounding, and time would stand still for who waits for it.
+TICK_S = 1e-6
 
 
 class DeadlockError(Exception):
@@ -36,23 +40,39 @@ class Task:
     ready: Callable[[], bool] | None = None
     deadline_s: float = 0.0
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or was dropped with its process."""
+        return self.body.dead or self.process.dead
+
 
 class Simulation:
     """Runs tasks until the main one ends."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.steps = 0
         self._tasks: list[Task] = []
         self._hub = getcurrent()
         self._current: Task | None = None
+        self.failure: Exception | None = None
         self._trace = hashlib.sha256()
 
     @property
     def trace(self) -> str:
         """Hash of everything that ran, in order."""
         return self._trace.hexdigest()
+
+    @property
+    def in_task(self) -> bool:
+        """Whether there is something that can give way."""
+        return self._current is not None
+
+    def dice(self, name: object) -> random.Random:
+        """Make randomness of its own for something named: what it draws shifts nobody else's draws."""
+        return random.Random(f"{self.seed}/{name}")
 
     def note(self, what: str) -> None:
         self._trace.update(f"{self.now_s:.6f} {what}\n".encode())
@@ -67,7 +87,7 @@ class Simulation:
         task = self._current
         assert task is not None, "blocked outside of a task"
         task.ready = ready
-        task.deadline_s = float("inf") if seconds is None else self.now_s + seconds
+        task.deadline_s = NEVER_S if seconds is None else self.now_s + (max(seconds, TICK_S) if seconds > 0 else 0.0)
         self._hub.switch()
 
     def pause(self, seconds: float = 0.0) -> None:
@@ -76,9 +96,16 @@ class Simulation:
     def kill(self, process: SimProcess) -> None:
         """Drop a process's tasks where they stand."""
         process.dead = True
+        self.note(f"{process.name} killed")
         self._tasks = [task for task in self._tasks if task.process is not process]
         if self._current is not None and self._current.process is process:
             raise GreenletExit
+
+    def freeze(self, process: SimProcess, seconds: float, *, clock_stops: bool) -> None:
+        """Stop a process for a while, as a suspended machine is; its monotonic clock may stop too."""
+        process.frozen_until_s = self.now_s + seconds
+        process.stopped_s += seconds if clock_stops else 0.0
+        self.note(f"{process.name} frozen")
 
     def run(self, main: Task) -> None:
         """Run until ``main`` has ended; its exception is raised here."""
@@ -91,18 +118,31 @@ class Simulation:
             self._trace.update(task.name.encode())
             task.body.switch()
             self._current = None
+            if self.failure is not None:
+                # Raised here, since the library would take it for a failing store.
+                raise self.failure
             if task.body.dead and task in self._tasks:
                 self._tasks.remove(task)
 
     def _next(self) -> Task:
         while True:
-            able = [task for task in self._tasks if task.deadline_s <= self.now_s or (task.ready and task.ready())]
+            now_s = self.now_s
+            able = [
+                task
+                for task in self._tasks
+                if (task.deadline_s <= now_s or (task.ready and task.ready())) and task.process.frozen_until_s <= now_s
+            ]
             if able:
                 return self.random.choice(able)
-            due_s = min((task.deadline_s for task in self._tasks), default=float("inf"))
-            if due_s == float("inf"):
+            due_s = min((self._due_s(task) for task in self._tasks), default=NEVER_S)
+            if due_s == NEVER_S:
                 raise DeadlockError(f"all wait for each other: {[task.name for task in self._tasks]}")
             self.now_s = due_s
+
+    def _due_s(self, task: Task) -> float:
+        if task.process.frozen_until_s > self.now_s:
+            return task.process.frozen_until_s
+        return task.deadline_s
 
 
 class SimCondition:
@@ -118,7 +158,7 @@ class SimCondition:
         if self._process.dead:
             # A dropped task is being collected: it must not go on in its handlers.
             raise GreenletExit
-        if self._simulation._current is not None:
+        if self._simulation.in_task:
             if self._simulation.random.random() < 0.2:
                 self._simulation.pause()
             while self._held:
@@ -161,24 +201,30 @@ class SimProcess:
     offset_us: int = 0
     drift: float = 0.0
     dead: bool = False
+    frozen_until_s: float = 0.0
+    stopped_s: float = 0.0
     topics: dict[str, int] = field(default_factory=dict)
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = self.simulation.dice(self.name)
 
     def now_us(self) -> int:
-        if self.simulation.random.random() < 0.01:
-            self.offset_us -= self.simulation.random.randrange(5_000_000)
+        if self.random.random() < 0.01:
+            self.offset_us -= self.random.randrange(5_000_000)
         return START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
 
     def monotonic_s(self) -> float:
-        return self.simulation.now_s
+        return self.simulation.now_s - self.stopped_s
 
     def sleep(self, seconds: float) -> None:
         self.simulation.pause(seconds)
 
     def token(self) -> str:
-        return f"{self.simulation.random.getrandbits(64):016x}"
+        return f"{self.random.getrandbits(64):016x}"
 
     def jitter(self) -> float:
-        return self.simulation.random.random()
+        return self.random.random()
 
     def process_name(self) -> str:
         return self.name

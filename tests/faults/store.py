@@ -1,4 +1,4 @@
-"""A store that fails as a network, a server and a disk do, drawn from the simulation's seed."""
+"""A store that fails as a network, a server and a disk do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.model.manifest import Manifest
+from tests.faults.oracle import Oracle
+from tests.faults.plans import Script
+from tests.faults.simulator import SimProcess
+from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
+from wal3_core.model.paths import MANIFEST
+from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -18,161 +22,255 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
+    log_store,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from random import Random
 
-    from tests.faults.simulator import SimProcess, Simulation
-    from wal3_core.storage.memory import MemoryStore
+    from tests.faults.plans import Kind, Plan
+    from tests.faults.simulator import Simulation
 
-MUTATION_FAULTS = ("before", "after", "late", "conflict", "denied", "slow")
-READ_FAULTS = ("unavailable", "truncated", "flipped", "slow")
+LOG = "a"
+ROOT = f"{LOG}/"
+LATE_S_MAX = 30.0
+OUTAGE_S_MAX = 15.0
+STALE_S_MAX = 20.0
+OUTAGES = ("denied", "full", "burst")
+# A list is as fresh as the store promises where safety rests on it; data folders are tried with old ones.
+STALE_FOLDERS = (f"{ROOT}log/", f"{ROOT}snapshot/")
 
 
 @dataclass
 class World:
-    """What all processes share: the objects, the faults that may happen, and what was seen."""
+    """What all processes share: the objects, what may happen to a store call, and what was seen."""
 
     simulation: Simulation
-    objects: MemoryStore
-    rates: dict[str, float] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Script)
     fired: Counter[str] = field(default_factory=Counter)
-    manifests: dict[str, Manifest] = field(default_factory=dict)
+    fired_at: dict[int, str] = field(default_factory=dict)
+    kinds: list[Kind] = field(default_factory=list)
+    outages: dict[str, float] = field(default_factory=dict)
+    objects: MemoryStore = field(default=None)  # type: ignore[assignment]
+    oracle: Oracle = field(init=False)
+    network: SimProcess = field(init=False)
+    _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
-    @classmethod
-    def swarm(cls, simulation: Simulation, objects: MemoryStore) -> World:
-        """Draw which kinds of fault this seed has at all, and how often."""
-        chosen = simulation.random
-        rates = {
-            fault: chosen.choice((0.01, 0.05, 0.2))
-            for fault in (*MUTATION_FAULTS, *(f"read-{name}" for name in READ_FAULTS))
-            if chosen.random() < 0.4
-        }
-        return cls(simulation, objects, rates)
+    def __post_init__(self) -> None:
+        self.network = SimProcess(self.simulation, "network")
+        self.objects = self.objects or MemoryStore(self.network)
+        self.oracle = Oracle(log_store(self.objects, LOG))
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return len(self.kinds)
+
+    def begin(self, plan: Plan) -> None:
+        """Count calls from here on, and let them meet the plan."""
+        self.plan, self.kinds = plan, []
 
     def heal(self) -> None:
-        self.rates = {}
+        self.plan, self.outages = Script(), {}
 
-    def draw(self, faults: tuple[str, ...]) -> str | None:
-        for fault in faults:
-            if fault in self.rates and self.simulation.random.random() < self.rates[fault]:
-                self.fired[fault] += 1
-                self.simulation.note(fault)
-                return fault
-        return None
+    def draw(self, kind: Kind, path: str) -> Call:
+        """Number a store call, and say what is to happen to it."""
+        index = len(self.kinds)
+        self.kinds.append(kind)
+        dice = self.simulation.dice(index)
+        fault = self.plan.fault(index, kind, dice)
+        self.simulation.note(f"{index} {kind} {path} {fault}")
+        if fault is not None:
+            self.fired[fault] += 1
+            self.fired_at[index] = fault
+            if fault in OUTAGES:
+                self.outages[fault] = self.simulation.now_s + dice.random() * OUTAGE_S_MAX
+        return Call(path, fault, dice)
 
-    def saw_manifest(self, path: str, data: bytes) -> None:
-        """Check what every manifest version must keep, as it is installed."""
-        manifest = Manifest.from_bytes(data)
-        before = self.manifests.get(path)
-        self.manifests[path] = manifest
-        if before is not None:
-            assert manifest.generation == before.generation + 1, "INV-5"
-            assert manifest.next.seq_no >= before.next.seq_no, "the log went backwards"
-            assert manifest.next.position >= before.next.position, "INV-2"
-            added = manifest.next.position.offset - before.next.position.offset
-            assert manifest.num_records == before.num_records + added, "records were lost"
-            assert manifest.fence >= before.fence, "INV-7"
+    def lasts(self, outage: str) -> bool:
+        return self.outages.get(outage, -1.0) >= self.simulation.now_s
+
+    def landed(self, path: str, data: bytes | None) -> None:
+        """Look at a change of the objects as it is made; ``data`` is None for a delete."""
+        self.simulation.note(f"landed {path} {None if data is None else len(data)}")
+        self._changes.append((self.simulation.now_s, path, self.objects.head(path)))
+        try:
+            if data is None:
+                self.oracle.deleted(path.removeprefix(ROOT))
+            elif path == ROOT + MANIFEST:
+                self.oracle.installed(data)
+        except (AssertionError, LogError) as error:
+            self.simulation.failure = error
+            raise
+
+    def listed(self, folder: str, seconds_ago: float) -> list[ObjectMeta]:
+        """List a folder as it was some seconds ago."""
+        asked_s = self.simulation.now_s - seconds_ago
+        found = {path: meta for at_s, path, meta in self._changes if path.startswith(folder) and at_s <= asked_s}
+        return sorted((meta for meta in found.values() if meta is not None), key=lambda meta: meta.path)
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One store call: what happens to it, and its own randomness."""
+
+    path: str
+    fault: str | None
+    dice: Random
+
+
+@dataclass
 class SimStore:
-    """The world as one process sees it."""
+    """The world as one process sees it.
 
-    url = "sim:"
+    ``ambiguous`` counts PUTs that were neither done nor refused, ``troubles`` calls that met any fault.
+    """
 
-    def __init__(self, world: World, process: SimProcess) -> None:
-        self._world = world
-        self._process = process
+    world: World
+    process: SimProcess
+    url: str = "sim:"
+    ambiguous: int = 0
+    troubles: int = 0
+    sent: dict[str, bytes] = field(default_factory=dict)
 
-    def _travel(self, *, slow: bool = False) -> None:
-        simulation = self._world.simulation
-        simulation.pause(simulation.random.random() * (5.0 if slow else 0.02))
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        kept = bytes(data)
+        return self._put(path, kept, lambda: self.world.objects.create(path, kept))
 
-    def _put(self, path: str, data: Buffer, apply: Callable[[], PutOutcome]) -> PutOutcome:
-        world, kept = self._world, bytes(data)
-        fault = world.draw(MUTATION_FAULTS)
-        self._travel(slow=fault == "slow")
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        kept = bytes(data)
+        return self._put(path, kept, lambda: self.world.objects.replace(path, kept, etag))
+
+    def _put(self, path: str, data: bytes, apply: Callable[[], PutOutcome]) -> PutOutcome:
+        self.sent[path] = data
 
         def land() -> PutOutcome:
             outcome = apply()
-            world.simulation.note(f"put {path} {type(outcome).__name__}")
-            if isinstance(outcome, Done) and path.endswith("MANIFEST.json"):
-                world.saw_manifest(path, kept)
+            if isinstance(outcome, Done):
+                self.world.landed(path, data)
             return outcome
 
-        match fault:
+        outcome = self._send(self._draw("put", path), land)
+        self.ambiguous += isinstance(outcome, Unknown)
+        return outcome
+
+    def _send(self, call: Call, land: Callable[[], PutOutcome]) -> PutOutcome:
+        self._crash(call, "crash-before")
+        self._travel(5.0 if call.fault == "slow" else 0.02)
+        if self._meets("denied") or self._meets("full"):
+            raise StoreDeniedError(f"{call.path}: expected access and space, found neither")
+        match call.fault:
+            case _ if self._meets("burst"):
+                return Unknown("503")
             case "before":
                 return Unknown("reset by peer")
             case "conflict":
                 return Refused()
-            case "denied":
-                raise StoreDeniedError(f"{path}: 403")
-            case "late":
-                world.simulation.spawn(_network(self._process), "network", lambda: self._late(land))
+            case "late" | "crash-late":
+                self._later(call, land)
+                self._crash(call, "crash-late")
                 return Unknown("timed out")
         outcome = land()
+        self._crash(call, "crash-after")
         self._travel()
-        return Unknown("reply dropped") if fault == "after" else outcome
+        return Unknown("reply dropped") if call.fault == "after" else outcome
 
-    def _late(self, land: Callable[[], PutOutcome]) -> None:
-        self._world.simulation.pause(self._world.simulation.random.random() * 30)
-        land()
+    def _draw(self, kind: Kind, path: str) -> Call:
+        call = self.world.draw(kind, path)
+        self.troubles += call.fault is not None
+        return call
 
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        kept = bytes(data)
-        return self._put(path, kept, lambda: self._world.objects.create(path, kept))
+    def _meets(self, outage: str) -> bool:
+        met = self.world.lasts(outage)
+        self.troubles += met
+        return met
 
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        kept = bytes(data)
-        return self._put(path, kept, lambda: self._world.objects.replace(path, kept, etag))
+    def _crash(self, call: Call, fault: str) -> None:
+        if call.fault == fault:
+            self.world.simulation.kill(self.process)
 
-    def _ask(self, path: str) -> str | None:
-        fault = self._world.draw(tuple(f"read-{name}" for name in READ_FAULTS))
-        self._travel(slow=fault == "read-slow")
-        if fault == "read-unavailable":
-            raise UnavailableError(f"{path}: no answer")
-        return fault
+    def _later(self, call: Call, land: Callable[[], object]) -> None:
+        """Have the network apply a request, whatever becomes of the process that sent it."""
+        delay_s = call.dice.random() * LATE_S_MAX
 
-    def _spoil(self, fault: str | None, data: bytes) -> bytes:
-        if fault == "read-truncated":
-            return data[: self._world.simulation.random.randrange(len(data) + 1)]
-        if fault == "read-flipped" and data:
-            at = self._world.simulation.random.randrange(len(data) * 8)
+        def arrive() -> None:
+            self.world.simulation.pause(delay_s)
+            land()
+
+        self.world.simulation.spawn(self.world.network, "network", arrive)
+
+    def _travel(self, seconds_max: float = 0.02) -> None:
+        simulation = self.world.simulation
+        if simulation.in_task:
+            simulation.pause(simulation.random.random() * seconds_max)
+
+    def _ask(self, kind: Kind, path: str) -> Call:
+        call = self._draw(kind, path)
+        self._crash(call, "crash-before")
+        self._travel(5.0 if call.fault == "read-slow" else 0.02)
+        if self._meets("denied"):
+            raise StoreDeniedError(f"{path}: expected access, found 403")
+        if self._meets("burst") or call.fault in {"read-unavailable", "list-unavailable", "delete-before"}:
+            raise UnavailableError(f"{path}: expected an answer, found none")
+        return call
+
+    def _spoil(self, call: Call, data: bytes) -> bytes:
+        if call.fault == "read-truncated":
+            return data[: call.dice.randrange(len(data) + 1)]
+        if call.fault == "read-flipped" and data:
+            at = call.dice.randrange(len(data) * 8)
             return bytes([*data[: at // 8], data[at // 8] ^ 1 << at % 8, *data[at // 8 + 1 :]])
         return data
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        fault = self._ask(path)
-        data = self._world.objects.read(path, start=start, length=length)
+        call = self._ask("read", path)
+        data = self.world.objects.read(path, start=start, length=length)
         self._travel()
-        return None if data is None else self._spoil(fault, data)
+        return None if data is None else self._spoil(call, data)
 
     def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
-        fault = self._ask(path)
-        found = self._world.objects.get(path, if_none_match=if_none_match)
+        call = self._ask("read", path)
+        found = self.world.objects.get(path, if_none_match=if_none_match)
         self._travel()
-        return Versioned(self._spoil(fault, found.data), found.etag) if isinstance(found, Versioned) else found
+        return Versioned(self._spoil(call, found.data), found.etag) if isinstance(found, Versioned) else found
 
     def head(self, path: str) -> ObjectMeta | None:
-        self._ask(path)
-        return self._world.objects.head(path)
+        self._ask("read", path)
+        return self.world.objects.head(path)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        self._ask(folder)
-        return iter(list(self._world.objects.list_objects(folder, start_after=start_after)))
+        call = self._ask("list", folder)
+        if call.fault == "list-stale" and folder.startswith(STALE_FOLDERS):
+            found = self.world.listed(folder, call.dice.random() * STALE_S_MAX)
+        else:
+            found = list(self.world.objects.list_objects(folder, start_after=start_after))
+        found = [meta for meta in found if meta.path > start_after]
+        failing_at = call.dice.randrange(len(found) + 1) if call.fault == "list-partial" else -1
+        for at, meta in enumerate(found):
+            if at == failing_at:
+                break
+            yield meta
+        if failing_at >= 0:
+            raise UnavailableError(f"{folder}: expected another page, found none")
 
     def list_folders(self, folder: str) -> list[str]:
-        self._ask(folder)
-        return self._world.objects.list_folders(folder)
+        self._ask("list", folder)
+        return self.world.objects.list_folders(folder)
 
     def delete(self, path: str) -> None:
-        self._ask(path)
-        self._world.objects.delete(path)
+        call = self._ask("delete", path)
 
+        def land() -> None:
+            if self.world.objects.head(path) is not None:
+                self.world.objects.delete(path)
+                self.world.landed(path, None)
 
-def _network(process: SimProcess) -> SimProcess:
-    """What is under way on the network outlives the process that sent it."""
-    from tests.faults.simulator import SimProcess  # noqa: PLC0415 - needed at run time only here
-
-    return SimProcess(process.simulation, "network")
+        if call.fault in {"delete-late", "crash-late"}:
+            self._later(call, land)
+            self._crash(call, "crash-late")
+            raise UnavailableError(f"{path}: expected an answer, found none")
+        land()
+        self._crash(call, "crash-after")
+        if call.fault == "delete-after":
+            raise UnavailableError(f"{path}: expected an answer, found none")

@@ -1,0 +1,357 @@
+"""Who takes part in a story: each is a process of its own, and is told the truth or the story fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from tests.faults.history import Append, History, Read, check_follower
+from tests.faults.linearizable import PENDING_S
+from tests.faults.store import LOG, SimStore, World
+from wal3_core import (
+    ClosedError,
+    ContentionError,
+    CorruptError,
+    LogError,
+    LogNotFoundError,
+    LogReader,
+    LogWriter,
+    Message,
+    NotDurableError,
+    ReaderOptions,
+    SealedError,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+    scrub,
+)
+from wal3_core.errors import MissingError
+from wal3_core.model.manifest import Seal
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import Limits, RetryOptions, SnapshotOptions
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from tests.faults.simulator import SimProcess, Simulation, Task
+    from wal3_core.model.snapshot import Pointer
+
+
+@dataclass
+class Stage:
+    """What the actors share."""
+
+    simulation: Simulation
+    world: World
+    history: History = field(default_factory=History)
+    processes: dict[str, SimProcess] = field(default_factory=dict)
+
+    def unexpected(self, error: LogError) -> bool:
+        """Tell whether nothing that happens in this world explains an error."""
+        if isinstance(error, MissingError):
+            return True
+        if isinstance(error, CorruptError):
+            return not self.world.plan.may_spoil
+        return isinstance(error, UnavailableError) and self.world.plan.quiet
+
+    def excuse(self, error: LogError) -> None:
+        """Go on after an error that this world explains; fail the story for one it does not."""
+        if self.unexpected(error):
+            self.simulation.failure = AssertionError(f"unexplained: {type(error).__name__}: {error}")
+            raise self.simulation.failure
+
+
+class Actor(Protocol):
+    """One process's part."""
+
+    def play(self, stage: Stage, process: SimProcess) -> None: ...
+
+
+def drawn_options(dice: Random) -> WriterOptions:
+    """Make everything tiny, so that little work meets every limit."""
+    return WriterOptions(
+        batch_bytes_max=dice.choice((1, 30, 300)),
+        batch_age_s_max=dice.choice((0.0, 0.01, 0.1)),
+        uploads_max=dice.choice((1, 3)),
+        fragments_in_flight_max=dice.choice((1, 4)),
+        bytes_held_max=dice.choice((20, 1000, 100_000)),
+        reseals_max=dice.choice((0, 2, 8)),
+        retry=RetryOptions(attempts_max=dice.choice((1, 2, 5)), pause_s_min=0.01, pause_s_max=0.5),
+        snapshots=SnapshotOptions(
+            fragments_per_snapshot=dice.choice((2, 4)),
+            fragments_kept=dice.choice((0, 2)),
+            snapshots_per_roll=2,
+            snapshot_pointers_max=4,
+            gc_interval_s=1,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Appends from several callers at once; initializes the log when it finds none."""
+
+    options: WriterOptions
+    callers: int
+    appends_max: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = SimStore(stage.world, process)
+        try:
+            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
+            return
+        tasks = [
+            stage.simulation.spawn(process, f"{process.name}:{n}", lambda n=n: self._call(stage, store, writer, n))
+            for n in range(self.callers)
+        ]
+        _join(stage.simulation, tasks)
+        writer.close()
+
+    def _call(self, stage: Stage, store: SimStore, writer: LogWriter, caller: int) -> None:
+        dice = stage.simulation.dice(f"{store.process.name}/{caller}")
+        for index in range(dice.randrange(1, self.appends_max + 1)):
+            if dice.random() < 0.3:
+                stage.simulation.pause(dice.choice((0.01, 1.0, 20.0)))
+            name = f"{store.process.name}/{caller}/{index}"
+            append_once(
+                stage, store, writer, tuple(_message(dice, f"{name}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
+            )
+
+
+def _message(dice: Random, name: str) -> Message:
+    body = name.encode() + b"." * dice.choice((0, 0, 60))
+    return dice.choice((Message(body), Message(body), Message(body, b"key"), Message(None, body)))
+
+
+def append_once(stage: Stage, store: SimStore, writer: LogWriter, records: tuple[Message, ...]) -> Append:
+    """Append, and write down what was said of it."""
+    append = Append(records, stage.simulation.now_s)
+    stage.history.appends.append(append)
+    try:
+        append.offset = writer.append_many(records).offset
+        append.outcome = "acked"
+    except ContentionError:
+        append.outcome = "contended"
+    except SealedError:
+        append.outcome = "sealed"
+    except NotDurableError:
+        append.outcome = "refused"
+    except UnknownDurabilityError:
+        append.outcome = "unknown"
+    except ClosedError:
+        append.outcome = "closed"
+    if (append.outcome == "refused" and not store.troubles) or (append.outcome == "unknown" and not store.ambiguous):
+        stage.simulation.failure = AssertionError(f"nothing explains {append}")
+    append.ended_s = stage.simulation.now_s
+    stage.simulation.note(f"{append.records[0]} {append.outcome} {append.offset}")
+    return append
+
+
+@dataclass(frozen=True, slots=True)
+class TailReader:
+    """Follows the log from its first record on."""
+
+    options: ReaderOptions
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store, seen = SimStore(stage.world, process), Read(0.0, 1)
+        stage.history.reads.append(seen)
+        for _ in range(4):
+            try:
+                reader = LogReader.open(store, LOG, options=self.options, runtime=process)
+                found = []
+                for record in reader.follow(1 + len(seen.records), idle_s=5.0):
+                    found.append(record)
+                    seen.records.append(Message(record.body, record.key))
+                    check_follower(found[-2:])
+            except LogNotFoundError:
+                stage.simulation.pause(1.0)
+            except LogError as error:
+                stage.excuse(error)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReader:
+    """Reads stretches of the log, again and again, from anywhere."""
+
+    options: ReaderOptions
+    passes: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/starts")
+        reader: LogReader | None = None
+        for _ in range(self.passes):
+            stage.simulation.pause(dice.random() * 4)
+            try:
+                reader = reader or LogReader.open(store, LOG, options=self.options, runtime=process)
+                self._read(stage, reader, dice)
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+
+    def _read(self, stage: Stage, reader: LogReader, dice: Random) -> None:
+        count = dice.choice((None, None, 3))
+        first = reader.manifest().first.position.offset
+        start = dice.randrange(first, reader.manifest().next.position.offset + 1)
+        read = Read(stage.simulation.now_s, start)
+        stage.history.reads.append(read)
+        for record in reader.records(start, Limits(records=count)):
+            assert record.offset == start + len(read.records), "a gap"
+            read.records.append(Message(record.body, record.key))
+        read.finished = count is None
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubber:
+    """Reads everything back in the middle of it all, and finds nothing wrong."""
+
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * 10)
+            try:
+                report = scrub(SimStore(stage.world, process), LOG, runtime=process)
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+                continue
+            if not report.sound and not stage.world.plan.may_spoil:
+                stage.simulation.failure = AssertionError(f"scrub: {report.problems}")
+
+
+@dataclass(frozen=True, slots=True)
+class Maintainer:
+    """Changes the manifest again and again without touching the log: writers have to follow."""
+
+    changes: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        manifests = ManifestStore(log_store(SimStore(stage.world, process), LOG), process)
+        for _ in range(self.changes):
+            stage.simulation.pause(process.random.random())
+            try:
+                base = manifests.load()
+                manifests.install(base.manifest, base)
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealer:
+    """Closes the log for good, at some moment."""
+
+    after_s: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        stage.simulation.pause(self.after_s)
+        manifests = ManifestStore(log_store(SimStore(stage.world, process), LOG), process)
+        began_s = stage.simulation.now_s
+        for _ in range(8):
+            try:
+                base = manifests.load()
+                if base.manifest.seal is not None:
+                    break
+                stage.history.sealed_between_s = (began_s, PENDING_S)
+                seal = Seal(reason="the end", sealed_by=process.name, timestamp_us=0)
+                if isinstance(manifests.install(base.manifest.apply_seal(seal), base), Installed):
+                    break
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+        else:
+            return
+        stage.history.sealed_between_s = (began_s, stage.simulation.now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """Deletes what nothing refers to, behind a moved fence: the order the protocol asks of a collector."""
+
+    rounds: int
+    pause_s_max: float
+    delete_s_max: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * self.pause_s_max)
+            try:
+                sweep(SimStore(stage.world, process), process, delete_s_max=self.delete_s_max)
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+
+
+def sweep(store: SimStore, process: SimProcess, *, delete_s_max: float = 0.0) -> int:
+    """Sweep once, not too fast; return how many objects were deleted."""
+    inside = log_store(store, LOG)
+    manifests = ManifestStore(inside, process)
+    base = manifests.load()
+    reader = LogReader(store, LOG, options=ReaderOptions(), runtime=process)
+    listed = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
+    condemned = listed - referenced(reader, base.manifest.pointers)
+    fenced = manifests.install(replace(base.manifest, fence=base.manifest.fence + 1), base)
+    if not isinstance(fenced, Installed):
+        return 0
+    left = sorted(condemned - referenced(reader, reader.manifest().pointers))
+    for path in left:
+        process.sleep(process.jitter() * delete_s_max)
+        inside.delete(path)
+        store.world.fired["swept"] += 1
+    return len(left)
+
+
+def referenced(reader: LogReader, pointers: Sequence[Pointer]) -> set[str]:
+    """Name every object that pointers lead to."""
+    paths: set[str] = set()
+    for pointer in pointers:
+        paths.add(pointer.path)
+        if isinstance(pointer, SnapshotPointer):
+            paths |= referenced(reader, reader.load_snapshot(pointer).pointers)
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class Reaper:
+    """Kills a process, and may start another like it on what is in the store."""
+
+    victim: str
+    after_s: float
+    successor: Actor | None
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        stage.simulation.pause(self.after_s)
+        stage.simulation.kill(stage.processes[self.victim])
+        stage.world.fired["killed"] += 1
+        if self.successor is not None:
+            self.successor.play(stage, process)
+
+
+@dataclass(frozen=True, slots=True)
+class Freezer:
+    """Suspends a process for longer than collection waits, clocks stopped or not."""
+
+    victim: str
+    after_s: float
+    for_s: float
+    clock_stops: bool
+
+    def play(self, stage: Stage, process: SimProcess) -> None:  # noqa: ARG002
+        stage.simulation.pause(self.after_s)
+        stage.simulation.freeze(stage.processes[self.victim], self.for_s, clock_stops=self.clock_stops)
+        stage.world.fired["frozen"] += 1
+
+
+def _join(simulation: Simulation, tasks: Sequence[Task]) -> None:
+    simulation.block(lambda: all(task.over for task in tasks), None)

@@ -1,0 +1,124 @@
+"""What callers were told, and whether all of it can be true together."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tests.faults.linearizable import PENDING_S, Operation, linearizable
+from wal3_core import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wal3_core import Record
+
+
+@dataclass(slots=True)
+class Append:
+    """Records appended together, what the caller was told of them, and when (virtual seconds)."""
+
+    records: tuple[Message, ...]
+    began_s: float
+    ended_s: float = PENDING_S
+    offset: int | None = None
+    # acked, contended, sealed, refused, unknown, closed; pending: the process was killed before it heard.
+    outcome: str = "pending"
+
+
+@dataclass(slots=True)
+class Read:
+    """One pass over the log: where it began and what it found."""
+
+    began_s: float
+    start: int
+    records: list[Message] = field(default_factory=list)
+    finished: bool = False
+
+
+@dataclass
+class History:
+    """Everything that callers saw of one log."""
+
+    appends: list[Append] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    cursors: dict[str, list[Operation]] = field(default_factory=dict)
+    sealed_between_s: tuple[float, float] | None = None
+
+    def check(self, found: Sequence[Record]) -> None:
+        """Compare with what the log holds in the end; AssertionError where a promise was broken."""
+        held = [Message(record.body, record.key) for record in found]
+        places = self._check_appends(held)
+        self._check_order(places)
+        self._check_reads(held)
+        self._check_seal()
+        for name, operations in self.cursors.items():
+            told = [f"{op.began_s:.3f}-{op.ended_s:.3f} {op.what}" for op in operations]
+            assert linearizable(operations, None), f"cursor {name} is not linearizable: {told}"
+
+    def _check_appends(self, held: Sequence[Message]) -> list[tuple[Append, int]]:
+        """Give each append that is in the log with its offset."""
+        counts = Counter(held)
+        doubled = [message for message, count in counts.items() if count > 1]
+        assert not doubled, f"doubled: {doubled}"
+        offsets = {message: offset for offset, message in enumerate(held, start=1)}
+        places = []
+        for append in self.appends:
+            present = [message in offsets for message in append.records]
+            assert all(present) or not any(present), f"torn: {append}"
+            if append.outcome == "acked":
+                assert append.offset is not None
+                assert all(present), f"lost: {append}"
+            if append.outcome in {"refused", "contended", "sealed", "closed"}:
+                assert not any(present), f"it was refused, and is in the log: {append}"
+            if any(present):
+                offset = offsets[append.records[0]]
+                assert append.offset in {None, offset}, f"found at {offset}: {append}"
+                assert tuple(held[offset - 1 : offset - 1 + len(append.records)]) == append.records, f"torn: {append}"
+                places.append((append, offset))
+        known = {message for append in self.appends for message in append.records}
+        assert set(held) <= known, "the log holds what nobody appended"
+        return places
+
+    def _check_order(self, places: Sequence[tuple[Append, int]]) -> None:
+        """Positions fix the order: what was acknowledged before another began lies before it."""
+        acked = sorted((append.ended_s, offset) for append, offset in places if append.outcome == "acked")
+        ends = [ended_s for ended_s, _ in acked]
+        highest = [0]
+        for _, offset in acked:
+            highest.append(max(highest[-1], offset))
+        for append, offset in places:
+            before = highest[bisect.bisect_left(ends, append.began_s)]
+            assert before < offset, f"offset {before} was acknowledged before this one at {offset} began: {append}"
+
+    def _check_reads(self, held: Sequence[Message]) -> None:
+        acked = [append for append in self.appends if append.outcome == "acked"]
+        for read in self.reads:
+            start = read.start - 1
+            assert read.records == list(held[start : start + len(read.records)]), f"read from {read.start}: otherwise"
+            if read.finished:
+                due = [a.offset + len(a.records) for a in acked if a.offset and a.ended_s < read.began_s]
+                end = read.start + len(read.records)
+                assert end >= max(due, default=0), (
+                    f"acknowledged up to {max(due)} before the read, which ended at {end}"
+                )
+
+    def _check_seal(self) -> None:
+        if self.sealed_between_s is None:
+            return
+        began_s, ended_s = self.sealed_between_s
+        for append in self.appends:
+            if append.outcome == "acked":
+                assert append.began_s <= ended_s, f"acknowledged after the seal: {append}"
+            if append.outcome == "sealed":
+                assert append.ended_s >= began_s, f"refused before the seal: {append}"
+
+
+def check_follower(records: Sequence[Record]) -> None:
+    """A follower sees every offset, once, in order."""
+    for before, after in pairwise(records):
+        assert after.offset == before.offset + 1, f"from {before.offset} to {after.offset}"
+        assert after.timestamp_us >= before.timestamp_us, "time ran backwards"

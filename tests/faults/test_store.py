@@ -1,0 +1,78 @@
+"""The simulated store keeps the contract that real ones keep, and breaks it only as it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.plans import FAULTS, Kind, Script
+from tests.faults.simulator import SimProcess, Simulation
+from tests.faults.store import SimStore, World
+
+# The suite of every store, with the fixture below in the place of theirs.
+from tests.storage.test_object_store import *  # noqa: F403
+from wal3_core.errors import LogError
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Done, ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def sim_store(faults: dict[int, str]) -> SimStore:
+    simulation = Simulation(0)
+    # With real locks: the suite's threads are real.
+    world = World(simulation, objects=MemoryStore(shared_runtime()))
+    world.begin(Script(faults))
+    return SimStore(world, SimProcess(simulation, "p"))
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return sim_store({})
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_each_fault_happens_once_and_then_the_store_is_whole_again(kind: Kind) -> None:
+    for fault in FAULTS[kind]:
+        store = sim_store({1: fault})
+        assert isinstance(store.create("a/log/x", b"1"), Done)
+        calls: dict[Kind, Callable[[], object]] = {
+            "put": partial(store.create, "a/log/y", b"2"),
+            "read": partial(store.read, "a/log/x"),
+            "list": lambda store=store: list(store.list_objects("a/log/")),
+            "delete": partial(store.delete, "a/log/x"),
+        }
+
+        with contextlib.suppress(LogError):
+            calls[kind]()
+
+        store.world.heal()
+        assert store.world.fired == {fault: 1}
+        found = {meta.path for meta in store.list_objects("a/log/")}
+        assert found == {meta.path for meta in store.world.objects.list_objects("a/log/")}
+
+
+def test_what_a_fault_leaves_behind_is_what_its_name_says() -> None:
+    left = {}
+    for fault in ("before", "after", "conflict", "denied", "full", "burst", "slow"):
+        store = sim_store({0: fault})
+        try:
+            told: object = store.create("x", b"1")
+        except LogError as error:
+            told = error
+        left[fault] = type(told).__name__, store.world.objects.read("x")
+
+    assert left == {
+        "before": ("Unknown", None),
+        "after": ("Unknown", b"1"),
+        "conflict": ("Refused", None),
+        "denied": ("StoreDeniedError", None),
+        "full": ("StoreDeniedError", None),
+        "burst": ("Unknown", None),
+        "slow": ("Done", b"1"),
+    }

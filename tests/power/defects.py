@@ -1,0 +1,33 @@
+"""Defects of the local store that power cuts must bring to light."""
+
+from __future__ import annotations
+
+from tests.mutations import Mutation
+
+_STORE = "wal3_core.storage.local:LocalStore"
+_UPLOADED = """                    _sync(file.fileno())
+            except OSError as error:
+                raise self._unavailable(error) from error
+            yield staged
+"""
+_UPLOADED_LATE = """                    late = os.open(staged, os.O_RDONLY)
+            except OSError as error:
+                raise self._unavailable(error) from error
+            yield staged
+            _sync(late)
+            os.close(late)
+"""
+_DIRECT = "with target.open('xb') as file: file.write(data); file.flush(); _sync(file.fileno())"
+
+DEFECTS = (
+    Mutation("file not synced", f"{_STORE}._staged", "_sync(file.fileno())", "pass"),
+    Mutation("file synced before it is written", f"{_STORE}._staged", "file.flush()", "pass"),
+    Mutation("file synced after it has its name", f"{_STORE}._staged", _UPLOADED, _UPLOADED_LATE),
+    Mutation("folder not synced", f"{_STORE}._synced", "_sync_folder(folder)", "pass"),
+    Mutation("folder above synced instead", f"{_STORE}._synced", "_sync_folder(folder)", "_sync_folder(folder.parent)"),
+    Mutation("new folders not synced", f"{_STORE}._make_folder", "_sync_folder(each.parent)", "pass"),
+    Mutation("folder that is there taken for durable", f"{_STORE}._make_folder", "each not in self._durable or ", ""),
+    Mutation("written in place, not synced", f"{_STORE}.create", "os.link(staged, target)", "target.write_bytes(data)"),
+    Mutation("written in place, synced", f"{_STORE}.create", "os.link(staged, target)", _DIRECT),
+    Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),
+)

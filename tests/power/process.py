@@ -1,0 +1,123 @@
+"""Processes that take turns in one thread: a run is the same every time, and any step can be its last."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+T = TypeVar("T")
+START_US = 1_700_000_000_000_000
+STEPS_MAX = 100_000
+
+
+@dataclass(eq=False)
+class Alarm:
+    task: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        self.task = None
+
+
+@dataclass(eq=False)
+class Process:
+    """A Runtime without threads: what was spawned runs while somebody waits. ``alive`` raises once it is dead."""
+
+    name: str
+    alive: Callable[[], None] = field(default=lambda: None)
+    now_s: float = 0.0
+    _tokens: itertools.count[int] = field(default_factory=itertools.count)
+    _tasks: deque[Callable[[], None]] = field(default_factory=deque)
+    _alarms: list[tuple[float, int, Alarm]] = field(default_factory=list)
+    _steps: itertools.count[int] = field(default_factory=itertools.count)
+
+    def now_us(self) -> int:
+        return START_US + int(self.now_s * 1e6)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def token(self) -> str:
+        return f"{int.from_bytes(self.name.encode()[-4:], 'big'):08x}{next(self._tokens):08x}"
+
+    def jitter(self) -> float:
+        return 0.5
+
+    def process_name(self) -> str:
+        return self.name
+
+    def check_process(self) -> None:
+        """These processes do not fork."""
+
+    def condition(self) -> TurnCondition:
+        return TurnCondition(self)
+
+    def spawn(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
+
+    def call_later(self, delay_s: float, task: Callable[[], None]) -> Alarm:
+        alarm = Alarm(task)
+        heapq.heappush(self._alarms, (self.now_s + delay_s, next(self._steps), alarm))
+        return alarm
+
+    def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
+        assert timeout_s is None
+        while not future.done():
+            self.work()
+        return future.result(0)
+
+    def work(self) -> None:
+        """Run one task, the next that is due."""
+        self.alive()
+        assert next(self._steps) < STEPS_MAX, f"{self.name}: no end after {STEPS_MAX} steps"
+        if self._tasks:
+            self._tasks.popleft()()
+            return
+        assert self._alarms, f"{self.name}: waits for what nobody does"
+        due_s, _, alarm = heapq.heappop(self._alarms)
+        self.now_s = max(self.now_s, due_s)
+        if alarm.task is not None:
+            alarm.task()
+
+    def finish(self) -> None:
+        """Run what is left to do."""
+        while self._tasks:
+            self.work()
+
+    def publish(self, topic: str) -> None:
+        """Nobody follows here."""
+
+    def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
+        raise AssertionError(f"{topic}: nobody follows here (after {seen}, for {timeout_s} s)")
+
+
+@dataclass(eq=False)
+class TurnCondition:
+    """A lock that is always free: tasks run one after the other, each to its end."""
+
+    process: Process
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is None
+        self.process.work()
+        return True
+
+    def notify_all(self) -> None:
+        """Who waits looks again after every task."""

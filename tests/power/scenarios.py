@@ -1,0 +1,160 @@
+"""What is run on a recorded disk: whole lives, and one act that others step into or that ends half way."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tests.power.recorder import Recorder
+from tests.power.session import Session
+from wal3_core.storage.local import _OWN_FOLDER as OWN_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.power.session import User
+
+
+NEVER = 10**9
+
+
+def record(folder: Path, run: Callable[[Session], None], *, store: str = "store") -> Session:
+    """Run a scenario on an empty folder; the disk must then hold what was recorded."""
+    folder.mkdir(parents=True)
+    with Recorder(folder) as recorder:
+        session = Session(recorder, store)
+        run(session)
+    recorder.check_complete()
+    return session
+
+
+def life(session: Session) -> None:
+    """Two writers in turn, snapshots of both depths, and cursors that come, move and go."""
+    first, second = session.user("first"), session.user("second")
+    first.initialize()
+    first.append()
+    first.save_cursor()
+    first.append(4)
+    first.read()
+    first.save_cursor()
+    second.append(2)
+    second.delete_cursor()
+    second.read()
+    first.append(3)
+    second.save_cursor("d")
+    first.save_cursor()
+    first.close()
+    second.close()
+
+
+def objects(session: Session) -> None:
+    """The store's own calls, on folders that are new, shared and emptied."""
+    user = session.user("user")
+    store = user.store
+    for path in ("x/y/one", "x/y/two", "x/z/one", "top"):
+        store.create(path, path.encode() * 3)
+    user.swap("x/y/one", b"changed")
+    user.swap("x/y/one", b"changed again")
+    store.create("x/y/one", b"refused")
+    for path in ("x/y/one", "x/y/two", "x/z/one"):
+        store.delete(path)
+    store.create("x/y/one", b"back again")
+    user.swap("x/y/one", b"and changed")
+    store.delete("x/y/one")
+    store.delete("top")
+    store.create("x/y/w/v", b"below")
+
+
+def nothing(_user: User) -> None:
+    """Leave the store empty."""
+
+
+def begun(user: User) -> None:
+    """An empty log."""
+    user.initialize()
+
+
+def grown(user: User) -> None:
+    """A log that is about to roll fragments into a snapshot, and a cursor in it."""
+    user.initialize()
+    user.append(2)
+    user.save_cursor()
+    user.append(1)
+
+
+def initialize(user: User) -> None:
+    user.initialize()
+
+
+def append(user: User) -> None:
+    user.append(2)
+    user.close()
+
+
+def save_cursor(user: User) -> None:
+    user.save_cursor()
+
+
+def delete_cursor(user: User) -> None:
+    user.delete_cursor()
+    user.save_cursor()
+    user.save_cursor()
+
+
+# What a process does while others look on, and what was there before.
+ACTS: dict[str, tuple[Callable[[User], None], Callable[[User], None]]] = {
+    "initialize": (nothing, initialize),
+    "first append": (begun, append),
+    "append and snapshot": (grown, append),
+    "first cursor": (begun, save_cursor),
+    "save cursor": (grown, save_cursor),
+    "delete cursor": (grown, delete_cursor),
+}
+
+
+def step_in(user: User) -> None:
+    """Do a bit of everything."""
+    user.initialize()
+    user.read()
+    user.save_cursor()
+    user.append(2)
+    user.delete_cursor()
+    user.close()
+
+
+def joined(name: str, step: int, *, killed: bool, known: bool = False) -> Callable[[Session], None]:
+    """Let another process step in after so many steps of an act, which goes on later or never.
+
+    ``known`` when that process has worked in the store before, and so takes some of it for durable.
+    """
+    before, act = ACTS[name]
+
+    def run(session: Session) -> None:
+        before(session.user("prior"))
+        first, second = session.user("first"), session.user("second")
+        if known:
+            second.initialize()
+            second.save_cursor("own")
+            second.delete_cursor("own")
+        session.begin()
+        if killed:
+            session.kill_after_step(session.now + step)
+            with session.until_killed():
+                act(first)
+            step_in(second)
+        else:
+            session.after_step(session.now + step, lambda: step_in(second))
+            act(first)
+
+    return run
+
+
+def moments(folder: Path, name: str, *, known: bool = False) -> list[int]:
+    """Count the steps of an act up to each at which others see a change: in between they would do the same."""
+    session = record(folder, joined(name, NEVER, killed=False, known=known))
+    calls = [step.call for step in session.recorder.steps[session.first :]]
+    if os.environ.get("WAL3_POWER_EVERY_STEP"):
+        return list(range(1, len(calls) + 1))
+    seen = [not call.startswith(("sync ", "lock ")) and f"/{OWN_FOLDER}" not in call.split()[-1] for call in calls]
+    return [number for number, changed in enumerate(seen, 1) if changed]

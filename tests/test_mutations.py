@@ -1,0 +1,50 @@
+"""The mutations themselves: they take hold everywhere, leave no trace, and never miss in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutations import Mutation, StaleMutationError, applied
+from wal3_core.storage.local import LocalStore, _etag
+from wal3_core.storage.object_store import check_path
+
+ETAG = Mutation("etag of nothing", "wal3_core.storage.local:_etag", "sha256(data)", "sha256(b'')")
+
+
+def test_mutation_reaches_whoever_imported_the_function_and_is_gone_afterwards() -> None:
+    sound = _etag(b"bytes")
+
+    with applied(ETAG):
+        mutated = _etag(b"bytes")
+        assert mutated == _etag(b"others")
+
+    assert mutated != sound
+    assert _etag(b"bytes") == sound
+
+
+def test_mutation_reaches_methods_properties_and_context_managers() -> None:
+    url = Mutation("no URL", "wal3_core.storage.local:LocalStore.url", "self._root.as_uri()", "'nowhere'")
+    locked = Mutation("no lock", "wal3_core.storage.local:LocalStore._locked", "fcntl.LOCK_EX", "fcntl.LOCK_NB")
+    path = Mutation("any path", "wal3_core.storage.object_store:check_path", "return path", "return path + '?'")
+
+    with applied(url), applied(locked), applied(path):
+        assert object.__new__(LocalStore).url == "nowhere"
+        assert check_path("a") == "a?"
+
+    assert check_path("a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("mutation", "expected"),
+    [
+        (Mutation("m", "wal3_core.storage.local:_etag", "sha512", "sha256"), "once, found it 0 times"),
+        (Mutation("m", "wal3_core.storage.local:_etag", "data", "b''"), "once, found it 2 times"),
+        (Mutation("m", "wal3_core.storage.local:_etag", "hashlib.sha256", "hashlib .sha256"), "found none"),
+        (Mutation("m", "wal3_core.storage.local:_no_such", "data", "b''"), "found nothing of that name"),
+        (Mutation("m", "wal3_core.storage.local:LocalStore", "data", "b''"), "a function, found type"),
+        (Mutation("m", "wal3_core.storage.local:LocalStore._locked", "@contextlib", "@ctx"), "decorators to stay"),
+    ],
+)
+def test_mutation_that_does_not_fit_is_refused(mutation: Mutation, expected: str) -> None:
+    with pytest.raises(StaleMutationError, match=expected), applied(mutation):
+        raise AssertionError
