@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim crashes mutants canary power bench history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary power bench history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,11 @@ SEEDS ?= 2000
 FIRST ?= 0
 sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
+
+sim-coverage: setup ## Which branches of the protocol the simulated worlds take
+	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/*,wal3_core/storage/*_store.py,wal3_core/storage/immutable.py,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
+	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
+	$(BIN)/coverage report --show-missing
 
 crashes: setup ## Every store call of every scenario with every fault, and every crash after an ambiguous one
 	$(BIN)/python -m tests.faults.crashes --pairs

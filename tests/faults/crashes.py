@@ -18,15 +18,15 @@ from tests.faults.campaign import broken
 from tests.faults.cursor_mover import Hand
 from tests.faults.history import Read
 from tests.faults.plans import CRASHES, FAULTS, Script
+from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
 from tests.faults.story import Story
 from wal3_core import CursorStore, LogError, LogExistsError, LogPosition, LogReader, LogWriter, Message, WriterOptions
+from wal3_core.model.manifest import EPOCHS_MAX
 from wal3_core.options import RetryOptions, SnapshotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from tests.faults.simulator import SimProcess
 
 OPTIONS = WriterOptions(
     batch_bytes_max=1,
@@ -138,6 +138,19 @@ def _append_around(other: Actor) -> Part:
     return Part(run)
 
 
+def _append_beside_many(stage: Stage, store: SimStore, process: SimProcess) -> None:
+    """Come back to a log on which so many others have written that one's own epoch has left the table."""
+    plan = stage.world.plan
+    stage.world.heal()
+    writer = LogWriter.open(store, LOG, options=OPTIONS, runtime=process)
+    append_once(stage, store, writer, _records("before", 1))
+    for number in range(EPOCHS_MAX + 1):
+        _append(f"other{number}").play(stage, SimProcess(stage.simulation, f"other{number}"))
+    stage.world.begin(plan)
+    append_once(stage, store, writer, _records("after", 1))
+    writer.close()
+
+
 def _move_cursor(stage: Stage, store: SimStore, process: SimProcess) -> None:
     cursors = CursorStore(store, LOG, runtime=process, retry=OPTIONS.retry)
     hand = Hand(stage, store, cursors, "c")
@@ -168,6 +181,7 @@ SCENARIOS = (
     Scenario("roll-over into snapshots", ONE, {"victim": _append(*(f"roll{n}" for n in range(9)))}),
     Scenario("append after maintenance", ONE, {"victim": _append_around(Maintainer(1))}),
     Scenario("append after another writer", ONE, {"victim": _append_around(_append("other"))}),
+    Scenario("append after 17 other writers", ONE, {"victim": Part(_append_beside_many)}),
     Scenario("append after a sweep", ONE, {"victim": _append_around(Sweeper(1, 0.0, 0.0))}),
     Scenario("append after a seal", ONE, {"victim": _append_around(Sealer(0.0))}),
     Scenario("two writers at once", ONE, {"victim": _append("a", "b"), "other": _append("x", "y")}),
