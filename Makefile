@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary power bench history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz power bench history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -71,6 +71,10 @@ mutants: setup ## How many simulated worlds each deliberate defect takes to be f
 canary: setup ## A campaign that must fail: it succeeds when the defect is found
 	@! $(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --mutant "an unanswered CAS is taken for failed" \
 	  || { echo "The canary lives: $(SEEDS) simulated worlds did not find a defect that loses track of records."; exit 1; }
+
+CASES ?= 50000
+fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
+	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
 
 power: setup ## Power cuts at every step of the local store
 	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power

@@ -209,4 +209,5 @@ def damage(store: ObjectStore, path: str, at: int = -1) -> None:
     store.delete(path)
     flipped = bytearray(data)
     flipped[at] ^= 1
-    assert isinstance(store.create(path, bytes(flipped)), Done)
+    written = store.create(path, bytes(flipped))
+    assert isinstance(written, Done)

@@ -10,16 +10,20 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
+from wal3_core.model.pages import FOOTER_BYTES_MAX, check_expansion, measure, read_footer
 from wal3_core.model.paths import check_fragment_path
 from wal3_core.model.record import Record, keyed_setsum, plain_setsum
+from wal3_core.model.setsum import EMPTY
+from wal3_core.model.thrift import ITEMS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,9 +44,10 @@ _COLUMN_TYPES = {
     "key": (pa.binary(), pa.large_binary()),
     "body": (pa.binary(), pa.large_binary()),
 }
+_BINARY = frozenset({"key", "body"})
 _PLAIN, _KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
-# Neither column names nor metadata of a fragment are longer than this; a hostile footer is.
-_THRIFT_BYTES_MAX = 16 * 2**20
+# Records shown or hashed as Python objects at a time: each takes hundreds of bytes.
+_SLICE_RECORDS = 65_536
 # Making a view costs as much as copying so many bytes.
 _VIEW_BYTES_MIN = 512
 
@@ -162,7 +167,11 @@ class Fragment:
 
 def records_of(table: pa.Table | pa.RecordBatch) -> Iterator[Record]:
     """Go through the records of a table or batch with the columns offset, timestamp_us, key and body."""
-    return map(Record, *(table[name].to_pylist() for name in _KEYED))
+    return chain.from_iterable(map(Record, *(some[name].to_pylist() for name in _KEYED)) for some in _in_slices(table))
+
+
+def _in_slices(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
+    return (table.slice(at, _SLICE_RECORDS) for at in range(0, len(table), _SLICE_RECORDS))
 
 
 def decode(
@@ -170,19 +179,24 @@ def decode(
 ) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
-    Always checked: the schema, the count, and what the file says it expands to. With ``verify`` also
-    every position, the setsum, and what the file says of itself. Raises CorruptError naming the
-    fragment.
+    Always checked: the schema, the count, and what its pages expand to, before any is. With
+    ``verify`` also every position, the setsum, and what the file says of itself. Raises CorruptError
+    naming the fragment. Whatever the bytes, memory grows by no more than three times
+    ``expanded_bytes_max`` and 64 MiB; a file that says it is larger is refused before it takes any.
     """
     what = f"fragment {pointer.seq_no} ({pointer.path})"
     try:
-        table = _read(data, pointer, what, expanded_bytes_max)
+        table = _read(memoryview(data), pointer, what, expanded_bytes_max)
+    except pa.ArrowMemoryError:
+        # What is missing is this process's memory: the file may be sound.
+        raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         message = f"{what}: expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
         raise CorruptError(message) from error
     if verify:
-        _check_metadata(table, pointer, what)
+        # Positions first: the key index is made of them.
         _check_positions(table, pointer, what)
+        _check_metadata(table, pointer, what)
         found = table_setsum(table)
         if found != pointer.setsum:
             message = f"{what}: expected setsum {pointer.setsum}, found {found}"
@@ -193,27 +207,59 @@ def decode(
     return Fragment(pointer, table)
 
 
-def _read(data: bytes | memoryview, pointer: FragmentPointer, what: str, expanded_bytes_max: int) -> pa.Table:
-    file = pq.ParquetFile(
-        pa.BufferReader(data),
-        page_checksum_verification=True,
-        thrift_string_size_limit=_THRIFT_BYTES_MAX,
-        thrift_container_size_limit=_THRIFT_BYTES_MAX,
-    )
-    footer = file.metadata
+def _read(data: memoryview, pointer: FragmentPointer, what: str, expanded_bytes_max: int) -> pa.Table:
+    footer = read_footer(data)
+    _check_count(footer.num_records, pointer, what)
+    file = _open(data)
+    columns = file.schema_arrow.names
     _check_schema(file.schema_arrow, what)
-    expanded = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
-    if expanded > expanded_bytes_max:
-        message = f"{what}: expected to expand to at most {expanded_bytes_max} bytes, found {expanded}"
+    expansion = measure(data, footer, columns, what=what, expanded_bytes_max=expanded_bytes_max)
+    # As the file has them: a value that a thousand records share is held once, until it was counted.
+    shared = [columns[index] for index in sorted(expansion.dictionaries) if columns[index] in _BINARY]
+    if shared:
+        file = _open(data, shared)
+    table = file.read(use_threads=False)
+    _check_count(len(table), pointer, what)
+    table = _expand(table, expansion.num_bytes, what, expanded_bytes_max)
+    return table.combine_chunks().replace_schema_metadata(file.metadata.metadata)
+
+
+def _open(data: memoryview, shared: Sequence[str] = ()) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        pa.BufferReader(data),
+        read_dictionary=shared,
+        # Its threads would fetch what lies in memory already.
+        pre_buffer=False,
+        page_checksum_verification=True,
+        thrift_string_size_limit=FOOTER_BYTES_MAX,
+        thrift_container_size_limit=ITEMS_MAX,
+    )
+
+
+def _check_count(found: int, pointer: FragmentPointer, what: str) -> None:
+    if found != pointer.num_records:
+        message = f"{what}: expected {pointer.num_records} records, found {found}"
         raise CorruptError(message)
-    if footer.num_rows != pointer.num_records:
-        message = f"{what}: expected {pointer.num_records} records, found {footer.num_rows}"
-        raise CorruptError(message)
-    table = file.read(use_threads=False).combine_chunks()
-    if len(table) != pointer.num_records:
-        message = f"{what}: expected {pointer.num_records} records, found {len(table)}"
-        raise CorruptError(message)
-    return table.replace_schema_metadata(footer.metadata)
+
+
+def _expand(table: pa.Table, num_bytes: int, what: str, expanded_bytes_max: int) -> pa.Table:
+    """Put its values in the place of a column's dictionary, having counted what they come to."""
+    for index, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type):
+            continue
+        column = table.column(index)
+        # The decoder does not look whether an index lies within the dictionary.
+        column.validate(full=True)
+        num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)
+        check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
+        table = table.set_column(index, field.name, column.cast(field.type.value_type))
+    return table
+
+
+def _repeated_bytes(chunk: pa.DictionaryArray) -> int:
+    lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0).to_numpy().astype(np.int64)
+    uses = np.bincount(chunk.indices.drop_null().to_numpy(), minlength=len(lengths))
+    return int(np.dot(lengths, uses))
 
 
 def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
@@ -276,6 +322,10 @@ def _u64_column(table: pa.Table, name: str, what: str) -> Offsets:
 
 def table_setsum(table: pa.Table) -> Setsum:
     """Checksum a table of records with the columns offset, timestamp_us, body and perhaps key."""
+    return sum(map(_slice_setsum, _in_slices(table)), start=EMPTY)
+
+
+def _slice_setsum(table: pa.Table) -> Setsum:
     offsets, timestamps_us = table["offset"].to_pylist(), table["timestamp_us"].to_pylist()
     bodies = _slices(table["body"])
     if "key" not in table.column_names or table["key"].null_count == len(table):
@@ -289,11 +339,13 @@ def _slices(column: pa.ChunkedArray) -> list[bytes | memoryview | None]:
     for chunk in column.chunks:
         width = np.int64 if pa.types.is_large_binary(chunk.type) else np.int32
         _, offset_buffer, data = chunk.buffers()
-        offsets = np.frombuffer(offset_buffer, dtype=width)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
-        view: bytes | memoryview = memoryview(data if data is not None else b"")
+        offsets = np.frombuffer(offset_buffer, dtype=width)[chunk.offset : chunk.offset + len(chunk) + 1]
+        start, limit = int(offsets[0]), int(offsets[-1])
+        view: bytes | memoryview = memoryview(data if data is not None else b"")[start:limit]
         if len(view) < _VIEW_BYTES_MIN * len(chunk):
             view = bytes(view)
-        slices: list[bytes | memoryview | None] = [view[low:high] for low, high in pairwise(offsets)]
+        bounds = (offsets - start).tolist()
+        slices: list[bytes | memoryview | None] = [view[low:high] for low, high in pairwise(bounds)]
         if chunk.null_count:
             valid = chunk.is_valid().to_pylist()
             slices = [value if there else None for value, there in zip(slices, valid, strict=True)]

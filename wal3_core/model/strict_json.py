@@ -93,6 +93,10 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class Fields:
     """Typed access to one JSON object; each access takes its key, ``finish`` refuses what was left."""
 
@@ -112,7 +116,7 @@ class Fields:
         return self._left.pop(key)
 
     def _wrong(self, key: str, expected: str, value: JsonValue) -> CorruptError:
-        return CorruptError(f"{self.what}: field {key}: expected {expected}, found {str(value)[:80]!r}")
+        return CorruptError(f"{self.what}: field {key}: expected {expected}, found {ascii(value)[:80]}")
 
     def has(self, key: str) -> bool:
         """Tell whether an optional key is there."""
@@ -126,10 +130,10 @@ class Fields:
         return value
 
     def string(self, key: str) -> str:
-        """Take a string."""
+        """Take a string that can be shown: half of a surrogate pair is no text."""
         value = self._take(key)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a string", value)
+        if not isinstance(value, str) or (not value.isascii() and _has_surrogate(value)):
+            raise self._wrong(key, "a string of text", value)
         return value
 
     def object(self, key: str) -> Fields:

@@ -1,0 +1,66 @@
+"""The documents of a log as earlier versions wrote them, and how each is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wal3_core.model import strict_json
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import snapshot_path
+from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+
+if TYPE_CHECKING:
+    from wal3_core.model.strict_json import JsonObject
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+NAMES = ("manifest", "cursor", "snapshot", "snapshot_of_snapshots")
+Value = Manifest | Cursor | Snapshot
+
+
+def stored(name: str) -> bytes:
+    """The document's bytes."""
+    return (GOLDEN / f"{name}.json").read_bytes()
+
+
+def content(name: str) -> JsonObject:
+    """What it says, without its checksum."""
+    document: JsonObject = json.loads(stored(name))
+    document.pop("checksum", None)
+    return document
+
+
+def sealed(name: str, opened: bytes) -> bytes:
+    """Give the text of a document's content the checksum that the document would have."""
+    if name.startswith("snapshot"):
+        return opened
+    return strict_json._with_checksum(opened[:-1])
+
+
+def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
+    """Read bytes as the document; a snapshot under its true name, or ``renamed`` to what they hash to."""
+    match name:
+        case "manifest":
+            return Manifest.from_bytes(data)
+        case "cursor":
+            return Cursor.from_bytes(data, what="cursor/golden.json")
+    pointer = pointer_of(name)
+    return Snapshot.from_bytes(data, replace(pointer, path=snapshot_path(pointer.setsum, data)) if renamed else pointer)
+
+
+def pointer_of(name: str) -> SnapshotPointer:
+    """Point to a stored snapshot."""
+    fields = strict_json.load(stored(name), what=name, bytes_max=10_000)
+    reader = FragmentPointer.from_json if fields.integer("depth") == 1 else SnapshotPointer.from_json
+    pointers = tuple(reader(each) for each in fields.objects("pointers", count_max=9))
+    return Snapshot(pointers, fields.integer("fence")).pointer_to(stored(name))
+
+
+def named(name: str) -> str:
+    """What an error about the document names it by."""
+    known = {"manifest": "manifest/MANIFEST.json", "cursor": "cursor/golden.json"}
+    return known.get(name) or f"snapshot {pointer_of(name).path}"

@@ -1,0 +1,48 @@
+"""Decodes files in a process of its own and tells of each what came of it, and how far memory rose.
+
+``python -m tests.hostile.probe FILE``, of lines ``{"path": …, "pointer": …, "limit_bytes": …}``; answers in lines.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+from tests.hostile.specimens import fragment, pointer_of
+from wal3_core.errors import CorruptError
+from wal3_core.model import parquet, strict_json
+
+# What a probe may take if the library's own bound fails: enough to see by how much.
+ADDRESS_SPACE_MAX = 12 * 2**30
+
+
+def peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def probe(path: str, pointer: strict_json.JsonObject, limit_bytes: int) -> dict[str, str | int]:
+    data, pointed = Path(path).read_bytes(), pointer_of(pointer)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    try:
+        found = parquet.decode(data, pointed, expanded_bytes_max=limit_bytes)
+    except CorruptError as error:
+        outcome: str | int = str(error)
+    else:
+        outcome = len(found.table)
+    return {"outcome": outcome, "grown_bytes": peak_bytes() - before}
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_MAX, ADDRESS_SPACE_MAX))
+    # What the libraries load and allocate on first use is not the file's doing.
+    parquet.decode(*fragment([(b"k", b"1")]), expanded_bytes_max=2**20)
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        print(json.dumps(probe(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A small file that expands to hundreds of megabytes is refused before it takes them.
+
+The bound, as ``decode`` states it: memory grows by at most three times the limit and 64 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hostile.bombs import BOMBS, SOUND
+from tests.hostile.specimens import MIB, SEQ_NO, fragment
+from wal3_core import LogReader, LogWriter, ReaderOptions, WriterOptions
+from wal3_core.errors import CorruptError
+from wal3_core.model import parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tests.hostile.bombs import Bomb
+    from wal3_core.storage.memory import MemoryStore
+
+LIMIT_BYTES = 16 * MIB
+SOUND_LIMIT_BYTES = 128 * MIB
+CONSTANT_BYTES = 64 * MIB
+
+
+Outcome = tuple[str | int, int]
+
+
+def probe(folder: Path, files: Mapping[str, Callable[[], Bomb]], limit_bytes: int) -> dict[str, Outcome]:
+    """Decode files in a process of its own; tell of each the error or the count of records, and how far memory rose."""
+    lines = []
+    for number, make in enumerate(files.values()):
+        data, pointer = make()
+        path = folder / f"{number}.parquet"
+        path.write_bytes(data)
+        lines.append(json.dumps({"path": str(path), "pointer": pointer.to_json(), "limit_bytes": limit_bytes}))
+    (folder / "files").write_text("\n".join(lines))
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.probe", str(folder / "files")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(told) == len(lines), f"exit {run.returncode} over {list(files)[len(told)]}: {run.stderr}"
+    return {name: (each["outcome"], each["grown_bytes"]) for name, each in zip(files, told, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def exploded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What came of every bomb."""
+    return probe(tmp_path_factory.mktemp("bombs"), BOMBS, LIMIT_BYTES)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bomb_is_refused_within_the_memory_bound(name: str, exploded: dict[str, Outcome]) -> None:
+    outcome, grown_bytes = exploded[name]
+
+    assert str(outcome).startswith(f"fragment {SEQ_NO} ")
+    # Not even the limit: what a file says of itself, and its dictionaries, are all that is taken up.
+    assert grown_bytes <= LIMIT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND)
+def test_large_sound_fragment_is_read_within_the_memory_bound(name: str, tmp_path: Path) -> None:
+    outcome, grown_bytes = probe(tmp_path, {name: SOUND[name]}, SOUND_LIMIT_BYTES)[name]
+
+    assert isinstance(outcome, int), outcome
+    # It is large: a bound that nothing comes near proves nothing.
+    assert SOUND_LIMIT_BYTES // 2 < grown_bytes <= 3 * SOUND_LIMIT_BYTES + CONSTANT_BYTES
+
+
+def test_value_that_many_records_share_is_counted_for_each_of_them() -> None:
+    """A dictionary holds it once; records would hold it as often as they name it."""
+    data, pointer = BOMBS["value_in_a_dictionary"]()
+
+    with pytest.raises(CorruptError, match="expand to at most 1048576000 bytes, found 10497"):
+        parquet.decode(data, pointer, expanded_bytes_max=1000 * MIB)
+
+
+def test_the_largest_fragment_a_writer_makes_is_read_with_a_reader_s_defaults(memory_store: MemoryStore) -> None:
+    options = WriterOptions()
+    short = [(b"%d" % index, None) for index in range(options.batch_records_max)]
+    data, pointer = fragment(short)
+
+    fragments = parquet.decode(data, pointer, expanded_bytes_max=ReaderOptions().fragment_expanded_bytes_max).table
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append(bytes(options.record_bytes_max))
+
+    assert len(fragments) == options.batch_records_max
+    assert [len(record.body or b"") for record in LogReader.open(memory_store, "a").records()] == [
+        options.record_bytes_max
+    ]
+
+
+def test_records_are_counted_before_they_are_there() -> None:
+    data, pointer = fragment([(None, b"")] * 1000)
+
+    assert len(parquet.decode(data, pointer, expanded_bytes_max=100_000).table) == 1000
+    with pytest.raises(CorruptError, match="expand to at most 64000 bytes"):
+        parquet.decode(data, pointer, expanded_bytes_max=64_000)

@@ -1,0 +1,278 @@
+"""Each check on stored bytes, left out on purpose, lets an attack through that is refused while it stands.
+
+So none is there in vain, and the attacks of these tests do find what they are for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from tests.hostile.bombs import BOMBS
+from tests.hostile.documents import content, load, pointer_of, sealed, stored
+from tests.hostile.forge import Forgery
+from tests.hostile.specimens import KEYED, MIB, PLAIN, fragment, table_of, written
+from tests.mutations import Mutation, applied
+from wal3_core.errors import CorruptError
+from wal3_core.model import parquet, strict_json
+from wal3_core.model.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODEL = "wal3_core.model"
+Attack = "Callable[[], object]"
+
+
+def _document(name: str, **changes: object) -> bytes:
+    return sealed(name, json.dumps({**content(name), **changes}, separators=(",", ":")).encode())
+
+
+def _decode(data: bytes, messages: list[tuple[bytes | None, bytes | None]] = PLAIN) -> object:
+    return parquet.decode(data, fragment(messages)[1], expanded_bytes_max=16 * MIB)
+
+
+def flipped_manifest() -> object:
+    return load("manifest", stored("manifest").replace(b'"generation":1', b'"generation":3'))
+
+
+def flipped_snapshot() -> object:
+    return load("snapshot", stored("snapshot").replace(b'"fence":0', b'"fence":8'))
+
+
+def duplicate_key() -> object:
+    text = strict_json.dump(content("cursor")).replace(b'"generation":', b'"generation":7,"generation":')
+    return load("cursor", sealed("cursor", text))
+
+
+def unknown_field() -> object:
+    return load("cursor", _document("cursor", more=1))
+
+
+def fraction() -> object:
+    return load("cursor", _document("cursor", epoch_us=7.5))
+
+
+def number_beyond_u64() -> object:
+    return load("cursor", _document("cursor", epoch_us=2**64))
+
+
+def truth_for_a_number() -> object:
+    return load("cursor", _document("cursor", epoch_us=True))
+
+
+def too_many_epochs() -> object:
+    entry = content("manifest")["epochs"][0]  # type: ignore[index, call-overload]
+    return load("manifest", _document("manifest", epochs=[{**entry, "epoch": epoch} for epoch in range(17)]))
+
+
+def document_beyond_its_size() -> object:
+    return load("cursor", _document("cursor", writer="w" * 70_000))
+
+
+def unbalanced_manifest() -> object:
+    return load("manifest", _document("manifest", setsum="0" * 64))
+
+
+def miscounted_manifest() -> object:
+    return load("manifest", _document("manifest", num_records=13))
+
+
+def snapshot_of_another_range() -> object:
+    pointer = replace(pointer_of("snapshot"), num_records=7)
+    return Snapshot.from_bytes(stored("snapshot"), pointer)
+
+
+def damaged_page() -> object:
+    """Where the setsum is not looked at, the page's own checksum is what is left."""
+    data = written(
+        table_of(KEYED), compression="none", use_dictionary=False, write_page_checksum=True, write_statistics=False
+    )
+    at = data.index(b"body 8")
+    damaged = data[:at] + b"Body" + data[at + 4 :]
+    pointer = fragment(KEYED)[1]
+    return parquet.decode(damaged, pointer, expanded_bytes_max=16 * MIB, verify=False)
+
+
+def other_bodies() -> object:
+    """From a writer that says nothing of its setsum."""
+    messages = [(None, bytes(reversed(body or b""))) for _, body in PLAIN]
+    return _decode(written(table_of(messages).drop(["key"])))
+
+
+def other_file() -> object:
+    """A file that says it is another."""
+    forged = Forgery.of(fragment(PLAIN)[0]).build().replace(b"0123456789abcdef", b"fedcba9876543210")
+    return _decode(forged)
+
+
+def other_count() -> object:
+    return parquet.decode(
+        fragment(PLAIN)[0], replace(fragment(PLAIN)[1], num_records=39), expanded_bytes_max=16 * MIB, verify=False
+    )
+
+
+def other_types() -> object:
+    table = table_of(PLAIN).drop(["key"])
+    signed = table.set_column(0, "offset", table["offset"].cast(pa.int64()))
+    return _decode(written(signed))
+
+
+def shared_value() -> object:
+    data, pointer = BOMBS["value_in_a_dictionary"]()
+    # Beyond two gigabytes a column can not be at all: a quarter of one is let through here.
+    return parquet.decode(data, pointer, expanded_bytes_max=256 * MIB, verify=False)
+
+
+def large_page() -> object:
+    messages = [(None, bytes(2 * MIB))]
+    data, pointer = fragment(messages)
+    return parquet.decode(data, pointer, expanded_bytes_max=MIB)
+
+
+def repeated_values() -> object:
+    options = {"use_dictionary": False, "column_encoding": {"key": "PLAIN", "body": "DELTA_BYTE_ARRAY"}}
+    return _decode(written(table_of(KEYED), **options), KEYED)
+
+
+def endless_list() -> object:
+    """Row groups beyond those a fragment has; an honest file with as many, so that only the count tells."""
+    messages = PLAIN + PLAIN
+    return _decode(written(table_of(messages).drop(["key"]), row_group_size=1), messages)
+
+
+def many_pages() -> object:
+    messages: list[tuple[bytes | None, bytes | None]] = [(None, b"")] * 20_000
+    options = {"use_dictionary": False, "data_page_size": 1, "write_batch_size": 1, "compression": "none"}
+    return _decode(written(table_of(messages).drop(["key"]), **options), messages)
+
+
+LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
+    (
+        Mutation("checksum", f"{MODEL}.strict_json:load_checksummed", "_with_checksum(opened) != data", "False"),
+        flipped_manifest,
+    ),
+    (
+        Mutation("duplicates", f"{MODEL}.strict_json:_object_of_pairs", "len(document) != len(pairs)", "False"),
+        duplicate_key,
+    ),
+    (Mutation("unknown fields", f"{MODEL}.strict_json:Fields.finish", "if self._left:", "if False:"), unknown_field),
+    (
+        Mutation("fractions", f"{MODEL}.strict_json:load", "parse_float=_refuse_number", "parse_float=lambda _: 7"),
+        fraction,
+    ),
+    (
+        Mutation(
+            "u64",
+            f"{MODEL}.strict_json:_integer",
+            "len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX",
+            "False",
+        ),
+        number_beyond_u64,
+    ),
+    (Mutation("bools", f"{MODEL}.strict_json:Fields.integer", "isinstance(value, bool) or", ""), truth_for_a_number),
+    (
+        Mutation("document's size", f"{MODEL}.strict_json:load", "len(data) > bytes_max", "False"),
+        document_beyond_its_size,
+    ),
+    (Mutation("balance", f"{MODEL}.manifest:Manifest.check", "balance != self.setsum", "False"), unbalanced_manifest),
+    (
+        Mutation("counts", f"{MODEL}.manifest:Manifest.check", "held != (self.num_bytes, self.num_records)", "False"),
+        miscounted_manifest,
+    ),
+    (
+        Mutation(
+            "snapshot's pointer",
+            f"{MODEL}.snapshot:Snapshot.from_bytes",
+            "depth != pointer.depth or snapshot.pointer_to(data) != pointer",
+            "False",
+        ),
+        snapshot_of_another_range,
+    ),
+    (
+        Mutation(
+            "page checksum",
+            f"{MODEL}.parquet:_open",
+            "page_checksum_verification=True",
+            "page_checksum_verification=False",
+        ),
+        damaged_page,
+    ),
+    (Mutation("setsum", f"{MODEL}.parquet:decode", "found != pointer.setsum", "False"), other_bodies),
+    (
+        Mutation(
+            "file's own words",
+            f"{MODEL}.parquet:_check_metadata",
+            "found is not None and found != value.encode()",
+            "False",
+        ),
+        other_file,
+    ),
+    (Mutation("count", f"{MODEL}.parquet:_check_count", "found != pointer.num_records", "False"), other_count),
+    (Mutation("schema", f"{MODEL}.parquet:_check_schema", "if not fitting:", "if False:"), other_types),
+    (
+        Mutation(
+            "shared values",
+            f"{MODEL}.parquet:_expand",
+            "num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)",
+            "pass",
+        ),
+        shared_value,
+    ),
+    (Mutation("expansion", f"{MODEL}.pages:check_expansion", "num_bytes > expanded_bytes_max", "False"), large_page),
+    (Mutation("encodings", f"{MODEL}.pages:_page", "encoding not in _ENCODINGS", "False"), repeated_values),
+    (Mutation("pages", f"{MODEL}.pages:measure", "num_pages > PAGES_MAX", "False"), many_pages),
+]
+
+
+@pytest.mark.parametrize(("mutation", "attack"), LEFT_OUT, ids=[mutation.name for mutation, _ in LEFT_OUT])
+def test_attack_is_refused_and_comes_through_once_its_check_is_left_out(
+    mutation: Mutation, attack: Callable[[], object]
+) -> None:
+    with pytest.raises(CorruptError):
+        attack()
+    with applied(mutation):
+        attack()
+
+
+def test_two_checks_keep_a_snapshot_s_bytes_to_its_name() -> None:
+    """At once, and by what its pointer would be, path and all."""
+    told = repr(pointer_of("snapshot").path)
+    at_once = Mutation("hash", f"{MODEL}.snapshot:Snapshot.from_bytes", "!= pointer.path:", "== '':")
+    path = Mutation("pointer", f"{MODEL}.snapshot:Snapshot.pointer_to", "snapshot_path(setsum, data)", told)
+
+    for each in (at_once, path):
+        with applied(each), pytest.raises(CorruptError):
+            flipped_snapshot()
+    with applied(at_once), applied(path):
+        flipped_snapshot()
+
+
+def test_two_checks_keep_the_table_of_epochs_short() -> None:
+    """The rule on the count of the list, and the manifest's own."""
+    counted = Mutation("list", f"{MODEL}.strict_json:Fields.objects", "len(value) > count_max", "False")
+    epochs = Mutation(
+        "epochs", f"{MODEL}.manifest:Manifest._check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
+    )
+
+    for each in (counted, epochs):
+        with applied(each), pytest.raises(CorruptError):
+            too_many_epochs()
+    with applied(counted), applied(epochs):
+        too_many_epochs()
+
+
+def test_two_checks_keep_lists_in_a_footer_short() -> None:
+    """Ours, and the decoder's by the same limit."""
+    ours = Mutation("ours", f"{MODEL}.thrift:_Reader._list", "count > ITEMS_MAX", "False")
+    decoder = Mutation("decoder's", f"{MODEL}.parquet:_open", "thrift_container_size_limit=ITEMS_MAX,", "")
+
+    for each in (ours, decoder):
+        with applied(each), pytest.raises(CorruptError):
+            endless_list()
+    with applied(ours), applied(decoder):
+        endless_list()

@@ -1,0 +1,162 @@
+"""Thrift's compact protocol, as far as Parquet uses it, read more strictly than decoders read it.
+
+Whatever a decoder could take in another way (a field told twice, a number of another width) is
+refused or not seen here, so that both see one and the same. Source: Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A number (i32 and i64), a struct, a list of values, or None for what nobody here asks for.
+Value = int | list["Value"] | dict[int, "Value"] | None
+# By field number, 16 times it, plus its type: a field of another type than expected is not there.
+Struct = dict[int, Value]
+
+I32, I64, LIST, STRUCT = 5, 6, 9, 12
+_FALSE = 2
+# More than any list in a fragment has: row groups, columns, encodings. A decoder makes room for all of one at once.
+ITEMS_MAX = 64
+_DEPTH_MAX = 12
+_VARINT_BYTES_MAX = 10
+_MORE = 0x80
+
+
+def read_struct(data: memoryview, at: int) -> tuple[Struct, int]:
+    """Read the struct at a place, and return it with the place behind it; ValueError when there is none."""
+    reader = _Reader(data, at)
+    try:
+        found = reader.struct(0)
+    except IndexError:
+        reader.at = len(data) + 1
+        found = {}
+    if reader.at > len(data):
+        message = "its end within a value"
+        raise ValueError(message)
+    return found, reader.at
+
+
+def number(fields: Struct, field: int, kind: int) -> int:
+    """Return a field's number, 0 or more; ValueError when it has none."""
+    value = fields.get(field << 4 | kind)
+    if not isinstance(value, int) or value < 0:
+        message = f"no size or count in field {field}"
+        raise ValueError(message)
+    return value
+
+
+def struct(fields: Struct, field: int) -> Struct:
+    """Return the struct in a field; ValueError when there is none."""
+    value = fields.get(field << 4 | STRUCT)
+    if not isinstance(value, dict):
+        message = f"no struct in field {field}"
+        raise ValueError(message)  # noqa: TRY004 - a document's mistake, not the caller's
+    return value
+
+
+def structs(fields: Struct, field: int) -> Sequence[Struct]:
+    """Return the list of structs in a field; ValueError when there is none."""
+    value = fields.get(field << 4 | LIST)
+    if not _are_structs(value):
+        message = f"no list of structs in field {field}"
+        raise ValueError(message)
+    return value
+
+
+def _are_structs(value: Value) -> TypeGuard[list[Struct]]:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+class _Reader:
+    """A place in the bytes that moves on as they are read; IndexError at their end."""
+
+    __slots__ = ("_data", "at")
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self.at = at
+
+    def struct(self, depth: int) -> Struct:
+        """Read fields up to the stop mark."""
+        fields: Struct = {}
+        field = 0
+        while mark := self._data[self.at]:
+            self.at += 1
+            delta, kind = mark >> 4, mark & 15
+            following = field + delta if delta else self._zigzag()
+            if following <= field or depth > _DEPTH_MAX:
+                message = f"field {following} behind field {field} at depth {depth}"
+                raise ValueError(message)
+            field = following
+            fields[field << 4 | kind] = self._value(kind, depth) if kind > _FALSE else None
+        self.at += 1
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Value:
+        match kind:
+            case 5 | 6:
+                return self._checked(kind, self._zigzag())
+            case 8:
+                length = self._varint()
+                self.at += length
+                return None
+            case 12:
+                return self.struct(depth + 1)
+            case 9:
+                return self._list(depth + 1)
+        self._skip(kind)
+        return None
+
+    def _skip(self, kind: int) -> None:
+        match kind:
+            case 1 | 2 | 3:  # in a list a bool takes a byte
+                self.at += 1
+            case 4:
+                self._zigzag()
+            case 7:
+                self.at += 8
+            case _:
+                message = f"a value of type {kind}"
+                raise ValueError(message)
+
+    def _list(self, depth: int) -> Value:
+        mark = self._data[self.at]
+        self.at += 1
+        count = mark >> 4
+        if count == 15:  # noqa: PLR2004 - all four bits: the count follows
+            count = self._varint()
+        if count > ITEMS_MAX:
+            message = f"a list of {count}, where {ITEMS_MAX} are enough"
+            raise ValueError(message)
+        return [self._value(mark & 15, depth) for _ in range(count)]
+
+    @staticmethod
+    def _checked(kind: int, value: int) -> int:
+        # A decoder would take the lower half.
+        if kind == I32 and not -(2**31) <= value < 2**31:
+            message = f"{value} as a number of 32 bits"
+            raise ValueError(message)
+        return value
+
+    def _varint(self) -> int:
+        byte = self._data[self.at]
+        self.at += 1
+        if byte < _MORE:
+            return byte
+        value, shift = byte - _MORE, 7
+        while shift < 7 * _VARINT_BYTES_MAX:
+            byte = self._data[self.at]
+            self.at += 1
+            value |= (byte & (_MORE - 1)) << shift
+            if byte < _MORE:
+                return value & (2**64 - 1)
+            shift += 7
+        message = "a number without an end"
+        raise ValueError(message)
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
