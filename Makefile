@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz power bench history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -76,11 +76,17 @@ CASES ?= 50000
 fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
 	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
 
+kills: setup ## 1,000 killed writers, crowds of writers and a faulty network, with real processes and servers
+	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
+
 power: setup ## Power cuts at every step of the local store
 	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power
 
 bench: setup ## The figures, each beside its peer or limit
 	PYTHONPATH=. $(BIN)/python benchmarks/bench.py
+
+bench-maintenance: setup ## Append latency while another process changes the manifest
+	PYTHONPATH=. $(BIN)/python benchmarks/maintenance.py
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py

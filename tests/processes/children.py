@@ -1,0 +1,59 @@
+"""Processes of a test's own: quick to start, and killed when the test is done with them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+ANSWER_S_MAX = 120
+
+# Forked from a server that has the imports behind it and uses none of them: the object store's client has
+# threads once it is used, and they do not survive a fork.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pytest", "wal3_core.storage.open_store"])
+
+
+@contextlib.contextmanager
+def child(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
+    """Run ``work(connection, *arguments)`` in a process of its own, in this process's environment."""
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=_begin, args=(dict(os.environ), work, theirs, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        ours.close()
+
+
+def _begin(environment: dict[str, str], work: Callable[..., None], connection: Connection, *arguments: object) -> None:
+    os.environ.update(environment)
+    try:
+        work(connection, *arguments)
+    except BaseException:  # noqa: BLE001 - whatever it was, the process ends by it
+        # At once: a thread that goes on would hide the failure.
+        traceback.print_exc()
+        os._exit(1)
+
+
+def await_word(connection: Connection, word: str) -> object:
+    """Skip what a process says until it says ``(word, value)``; return the value."""
+    until_s = time.monotonic() + ANSWER_S_MAX
+    while connection.poll(max(0.0, until_s - time.monotonic())):
+        said, value = connection.recv()
+        if said == word:
+            return value
+    message = f"child: expected {word!r} within {ANSWER_S_MAX} s, found silence"
+    raise AssertionError(message)

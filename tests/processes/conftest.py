@@ -1,0 +1,36 @@
+"""What the tests of this folder share: journals, and a proxy in front of the S3 server that fails requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes.fault_proxy import FaultProxy, fault_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def journals(tmp_path: Path) -> Path:
+    """Where the processes of one test say what they were told."""
+    folder = tmp_path / "journals"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str) -> Iterator[FaultProxy]:
+    """A proxy that lets everything through until told otherwise."""
+    if not s3_endpoint.startswith("http://"):
+        pytest.skip("the proxy speaks plain HTTP: name a server in WAL3_TEST_S3_ENDPOINT that does too")
+    with fault_proxy(s3_endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def proxied_url(s3_url: str, proxy: FaultProxy) -> str:
+    """The empty S3 store at ``s3_url``, through the proxy."""
+    return f"{s3_url}{'&' if '?' in s3_url else '?'}endpoint={proxy.endpoint}"

@@ -1,0 +1,262 @@
+"""A proxy in front of an S3 server that fails requests as it is told: over real sockets, at run time, from a seed.
+
+What it lets through is forwarded byte for byte, the Host header included, so signatures hold.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UPSTREAM_S_MAX = 30
+DELAY_S_MAX = 0.1
+# Of a connection, not of a message.
+_HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+class Fault(StrEnum):
+    """What may become of a request."""
+
+    DROP_REQUEST = "the connection closes and the server never hears of it"
+    DROP_REPLY = "the server does it and the connection closes before the reply"
+    LATE = "the connection closes, and the request arrives later"
+    DELAY = "the request takes its time"
+    HANG = "the server does it and the reply never comes"
+    SLOW_DOWN = "503 SlowDown, not done"
+    INTERNAL = "500 InternalError, though it was done"
+    TRUNCATE = "the reply's body ends before its length is reached"
+    DENY = "403 AccessDenied"
+    FULL = "507 InsufficientStorage"
+    CONFLICT = "409 ConditionalRequestConflict, not done"
+
+
+# A hang is not among them: it takes as long as the client has patience.
+WRITE_FAULTS = tuple(fault for fault in Fault if fault not in {Fault.TRUNCATE, Fault.HANG})
+READ_FAULTS = (Fault.DROP_REQUEST, Fault.DROP_REPLY, Fault.DELAY, Fault.SLOW_DOWN, Fault.TRUNCATE, Fault.DENY)
+_UNANSWERED = {Fault.DROP_REQUEST, Fault.DROP_REPLY, Fault.LATE, Fault.HANG}
+# Not yet, in the case of what is late.
+_NOT_DONE = {Fault.DROP_REQUEST, Fault.LATE, Fault.SLOW_DOWN, Fault.DENY, Fault.FULL, Fault.CONFLICT}
+_REFUSALS = {
+    Fault.SLOW_DOWN: (503, "SlowDown"),
+    Fault.INTERNAL: (500, "InternalError"),
+    Fault.DENY: (403, "AccessDenied"),
+    Fault.FULL: (507, "InsufficientStorage"),
+    Fault.CONFLICT: (409, "ConditionalRequestConflict"),
+}
+
+
+@dataclass
+class _Rule:
+    fault: Fault
+    method: str
+    part: str
+    spared: int
+    times: float
+
+
+@dataclass
+class FaultProxy:
+    """Decides what becomes of each request; lets all of them through until told otherwise."""
+
+    upstream: str
+    endpoint: str = ""
+    requests: Counter[str] = field(default_factory=Counter)
+    fired: Counter[Fault] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rules: list[_Rule] = []
+        self._chance = random.Random(0)
+        self._rate = 0.0
+        self._decks: dict[tuple[Fault, ...], list[Fault]] = {}
+        self._healed = threading.Event()
+        self._late: list[threading.Thread] = []
+
+    def fail(self, fault: Fault, method: str, part: str = "", *, spared: int = 0, times: float = 1) -> None:
+        """Spare so many requests of a method whose path contains ``part``; let the next ``times`` meet a fault."""
+        with self._lock:
+            self._healed.clear()
+            self._rules.append(_Rule(fault, method, part, spared, times))
+
+    def mix(self, seed: int, rate: float) -> None:
+        """Let each request meet some fault with a probability of ``rate``; every kind of fault has its turn."""
+        with self._lock:
+            self._healed.clear()
+            self._chance, self._rate = random.Random(seed), rate
+
+    def heal(self) -> None:
+        """Let everything through again, and wait until what was held back has arrived."""
+        with self._lock:
+            self._rules.clear()
+            self._rate = 0.0
+            self._healed.set()
+            late, self._late = self._late, []
+        for thread in late:
+            thread.join()
+
+    def decide(self, method: str, path: str) -> tuple[Fault | None, float]:
+        """Say what becomes of a request, and with what delay if there is to be one."""
+        with self._lock:
+            self.requests[method] += 1
+            fault = self._decide(method, path)
+            if fault is not None:
+                self.fired[fault] += 1
+            return fault, self._chance.uniform(0, DELAY_S_MAX)
+
+    def _decide(self, method: str, path: str) -> Fault | None:
+        for rule in self._rules:
+            if rule.times <= 0 or rule.method != method or rule.part not in path:
+                continue
+            if rule.spared == 0:
+                rule.times -= 1
+                return rule.fault
+            rule.spared -= 1
+        return self._draw(WRITE_FAULTS if method == "PUT" else READ_FAULTS)
+
+    def _draw(self, faults: tuple[Fault, ...]) -> Fault | None:
+        if self._chance.random() >= self._rate:
+            return None
+        deck = self._decks.setdefault(faults, [])
+        if not deck:
+            deck += self._chance.sample(faults, len(faults))
+        return deck.pop()
+
+    def await_healing(self) -> None:
+        """Block until everything is let through again."""
+        self._healed.wait(UPSTREAM_S_MAX)
+
+    def send_later(self, request: _Request, delay_s: float) -> None:
+        """Send a request when nobody waits for its answer any more."""
+
+        def send() -> None:
+            time.sleep(delay_s)
+            forward(self.upstream, request)
+
+        thread = threading.Thread(target=send)
+        with self._lock:
+            self._late.append(thread)
+        thread.start()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    reason: str
+    headers: list[tuple[str, str]]
+    length: str
+    body: bytes
+
+
+def forward(upstream: str, request: _Request) -> _Reply:
+    """Pass a request on unchanged, once."""
+    connection = HTTPConnection(urlsplit(upstream).netloc, timeout=UPSTREAM_S_MAX)
+    try:
+        connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in request.headers:
+            connection.putheader(name, value)
+        connection.endheaders(request.body)
+        found = connection.getresponse()
+        body = found.read()
+        headers = [(name, value) for name, value in found.getheaders() if name.lower() not in _HOP_HEADERS]
+        return _Reply(found.status, found.reason, headers, found.getheader("Content-Length", str(len(body))), body)
+    finally:
+        connection.close()
+
+
+def refusal(fault: Fault) -> _Reply:
+    """Make the reply of a server that refuses."""
+    status, code = _REFUSALS[fault]
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{fault}</Message></Error>'
+    return _Reply(status, code, [("Content-Type", "application/xml")], str(len(text)), text.encode())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    # Headers and body are two writes; held back, the second would wait for the first one's acknowledgement.
+    disable_nagle_algorithm = True
+    proxy: FaultProxy
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = _Request(self.command, self.path, self.headers.items(), body)
+        fault, delay_s = self.proxy.decide(request.method, request.path)
+        reply = self._reply(request, fault, delay_s)
+        if reply is None:
+            self.close_connection = True
+        else:
+            self._send(reply, torn=fault is Fault.TRUNCATE)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - as the base class calls them
+
+    def _reply(self, request: _Request, fault: Fault | None, delay_s: float) -> _Reply | None:
+        """Give the client's reply, None for a connection that closes; do at the server what the fault says."""
+        if fault is Fault.DELAY:
+            time.sleep(delay_s)
+        if fault is Fault.LATE:
+            self.proxy.send_later(request, delay_s)
+        reply = None if fault in _NOT_DONE else forward(self.proxy.upstream, request)
+        if fault is Fault.HANG:
+            self.proxy.await_healing()
+        if fault in _REFUSALS:
+            return refusal(fault)
+        return None if fault in _UNANSWERED else reply
+
+    def _send(self, reply: _Reply, *, torn: bool) -> None:
+        self.send_response_only(reply.status, reply.reason)
+        for name, value in reply.headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", reply.length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body[: len(reply.body) // 2] if torn else reply.body)
+        self.close_connection = self.close_connection or torn
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
+        """Say nothing: a client that is killed in mid-request is no news."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client that is killed in mid-request is no news."""
+
+
+@contextmanager
+def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
+    """Run a proxy on a free port."""
+    proxy = FaultProxy(upstream)
+    handler = type("Handler", (_Handler,), {"proxy": proxy})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        serving.start()
+        try:
+            yield proxy
+        finally:
+            proxy.heal()
+            server.shutdown()
+            serving.join()

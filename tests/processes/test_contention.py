@@ -1,0 +1,104 @@
+"""Processes that append to one log at once, some of them stopped for a while: each is told the truth."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.processes.children import await_word, child
+from tests.processes.journal import check_promises, read_journals, summary
+from tests.processes.workers import LOG, SMALL, Follower, Job, write
+from wal3_core import LogWriter, open_store
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+    from pathlib import Path
+
+SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
+APPENDS = int(os.environ.get("WAL3_TEST_APPENDS", "64"))
+
+
+def start(stack: ExitStack, jobs: list[Job]) -> list[tuple[BaseProcess, Connection]]:
+    """Start writers, have all of them open the log, and let them go at once."""
+    running = [stack.enter_context(child(write, job)) for job in jobs]
+    for _, connection in running:
+        await_word(connection, "open")
+    for _, connection in running:
+        connection.send("go")
+    return running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("writers", "reseals"), [(2, 1000), (8, 1000), (8, 1)])
+def test_processes_that_append_at_once_all_finish_and_are_told_the_truth(
+    store_url: str, journals: Path, writers: int, reseals: int
+) -> None:
+    store = open_store(store_url)
+    LogWriter.initialize(store, LOG)
+    options = replace(SMALL, batch_records_max=64, reseals_max=reseals)
+    jobs = [
+        Job(
+            url=store_url,
+            journals=journals,
+            number=number,
+            callers=2,
+            appends=APPENDS // writers,
+            waits=True,
+            options=options,
+        )
+        for number in range(writers)
+    ]
+
+    with ExitStack() as stack, Follower(store) as follower:
+        running = start(stack, jobs)
+        began_s = time.monotonic()
+        for _, connection in running:
+            await_word(connection, "done")
+        took_s = time.monotonic() - began_s
+        read = follower.records()
+
+    attempts = read_journals(journals)
+    told = summary(attempts)
+    print(f"{writers} writers, reseals_max {reseals}: {told}, {told['acked'] / took_s:,.0f} acknowledged appends/s")
+    assert check_promises(store, LOG, attempts) == read
+    assert len(attempts) == writers * 2 * (APPENDS // writers)
+    assert set(told) <= {"acked", "refused"}
+    assert ("refused" in told) == (reseals == 1)
+
+
+@pytest.mark.slow
+def test_writer_stopped_in_mid_append_is_told_the_truth_when_it_goes_on(store_url: str, journals: Path) -> None:
+    """As long pauses of a virtual machine are: others take the log over meanwhile, and its requests are late."""
+    print(f"replay: WAL3_TEST_SEED={SEED} pytest {__file__} -k stopped_in_mid_append")
+    chance = random.Random(SEED)
+    store = open_store(store_url)
+    LogWriter.initialize(store, LOG)
+    jobs = [Job(url=store_url, journals=journals, number=number, callers=2, waits=True) for number in range(2)]
+
+    with ExitStack() as stack, Follower(store) as follower:
+        running = start(stack, jobs)
+        for _ in range(30):
+            process, _ = chance.choice(running)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(chance.uniform(0, 0.2))
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(chance.uniform(0, 0.05))
+        for process, connection in running:
+            await_word(connection, "acked")
+            process.kill()
+            process.join()
+        read = follower.records()
+
+    attempts = read_journals(journals)
+    print(f"appends: {summary(attempts)}")
+    assert check_promises(store, LOG, attempts) == read
+    assert set(summary(attempts)) <= {"acked", "untold"}
