@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+
+# Arrow counts the bytes of a column with 32 bits.
+_COLUMN_BYTES_MAX = 2**31 - 1
+_COUNT_MAX = 2**31 - 1
+_BYTES_MAX = 2**63 - 1
+_SECONDS_MAX = 10 * 365 * 24 * 60 * 60
+
+
+def _check_ranges(options: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    for name, (least, most) in ranges.items():
+        value = getattr(options, name)
+        # So written that NaN is refused, too.
+        if not least <= value <= most:
+            message = f"option {name}: expected a number from {least} to {most}, found {value}"
+            raise InvalidRequestError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +37,11 @@ class RetryOptions:
     attempts_max: int = 5
     pause_s_min: float = 0.05
     pause_s_max: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        pause_s = (0, _SECONDS_MAX)
+        _check_ranges(self, {"attempts_max": (1, _COUNT_MAX), "pause_s_min": pause_s, "pause_s_max": pause_s})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +60,20 @@ class SnapshotOptions:
     snapshot_pointers_max: int = 1024
     gc_interval_s: int = 24 * 60 * 60
     loaded_max: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check_ranges(
+            self,
+            {
+                "fragments_per_snapshot": (1, _COUNT_MAX),
+                "fragments_kept": (0, _COUNT_MAX),
+                "snapshots_per_roll": (1, _COUNT_MAX),
+                "snapshot_pointers_max": (1, _COUNT_MAX),
+                "gc_interval_s": (1, _SECONDS_MAX),
+                "loaded_max": (0, _COUNT_MAX),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +103,25 @@ class WriterOptions:
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check_ranges(
+            self,
+            {
+                "record_bytes_max": (1, _COLUMN_BYTES_MAX),
+                "batch_bytes_max": (1, _COLUMN_BYTES_MAX),
+                "batch_records_max": (1, _COUNT_MAX),
+                "batch_age_s_max": (0, _SECONDS_MAX),
+                "fragment_bytes_max": (1, _COLUMN_BYTES_MAX),
+                "uploads_max": (1, _COUNT_MAX),
+                "fragments_in_flight_max": (1, _COUNT_MAX),
+                "bytes_held_max": (1, _BYTES_MAX),
+                "reseals_max": (0, _COUNT_MAX),
+                "rebases_max": (1, _COUNT_MAX),
+                "commit_pause_s_max": (0, _SECONDS_MAX),
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
@@ -84,6 +141,20 @@ class ReaderOptions:
     poll_s_max: float = 2.0
     reloads_max: int = 8
     snapshots_loaded_max: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check_ranges(
+            self,
+            {
+                "prefetch_fragments": (0, _COUNT_MAX),
+                "fragment_expanded_bytes_max": (1, _BYTES_MAX),
+                "poll_s_min": (0, _SECONDS_MAX),
+                "poll_s_max": (0, _SECONDS_MAX),
+                "reloads_max": (1, _COUNT_MAX),
+                "snapshots_loaded_max": (0, _COUNT_MAX),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

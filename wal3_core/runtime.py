@@ -2,20 +2,30 @@
 
 A simulator passes its own Runtime and so runs the library unmodified, from a seed, in virtual
 time. Nothing else in the library touches ``time``, ``random``, ``uuid``, ``os.urandom`` or ``threading``.
+
+An interrupt (Ctrl-C, a signal's handler that raises) comes to the main thread alone, behind any call.
+What the main thread shares with others here it changes by single calls that Python does not run
+through: locks entered and left by ``with``, a ``deque``, a ``SimpleQueue``. ``threading.Condition`` is
+none of them: an interrupt inside its ``__enter__`` leaves it locked for ever.
 """
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import contextlib
 import heapq
 import itertools
 import os
 import random
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from wal3_core.errors import ClosedError
@@ -32,20 +42,13 @@ WORKERS_MAX = 32
 US_PER_S = 1_000_000
 
 
-class Condition(Protocol):
-    """A lock that can be waited on, as ``threading.Condition`` is."""
+class Lock(Protocol):
+    """A lock, to be taken by ``with`` alone: an interrupt never leaves it held."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock until notified or ``timeout`` seconds have passed."""
-        ...
-
-    def notify_all(self) -> None:
-        """Wake everyone who waits."""
-        ...
 
 
 class Timer(Protocol):
@@ -87,7 +90,7 @@ class Runtime(Protocol):
         """Raise ClosedError in a process forked from the one this runtime was made in: its workers stayed there."""
         ...
 
-    def condition(self) -> Condition:
+    def lock(self) -> Lock:
         """Make a lock."""
         ...
 
@@ -169,18 +172,111 @@ class _TimerThread:
             return None
 
 
-class _Once:
-    """A task that runs at most once, whoever gets to it first."""
+class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
+    """A Condition as a Future wants one, that is entered and left in one step."""
 
-    __slots__ = ("_lock", "_task")
+    def __init__(self) -> None:
+        self._waiters: deque[_thread.LockType] = deque()
 
-    def __init__(self, task: Callable[[], None]) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let go of the lock until notified or ``timeout`` seconds have passed; it is held again in any case."""
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            self.release()
+            return waiter.acquire(True, -1 if timeout is None else max(timeout, 0))  # noqa: FBT003 - takes no keywords
+        finally:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                # As threading.Condition does: unlike acquire, this can not be interrupted.
+                self._acquire_restore((1, _thread.get_ident()))  # type: ignore[attr-defined]
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    def notify_all(self) -> None:
+        """Wake everyone who waits."""
+        while self._waiters:
+            self._waiters.popleft().release()
+
+
+class Outcome(Future[T]):
+    """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Gate()  # type: ignore[assignment]
+
+
+class _Workers:
+    """Threads that run tasks, begun as they are needed.
+
+    Whoever spawns may be interrupted anywhere and leaves at worst a task that the next one to spawn
+    wakes somebody for, or a thread more; the counting is the workers' own.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
         self._lock = threading.Lock()
-        self._task = task
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._begun = 0
+        self._running = 0
+        self._closing = False
 
-    def run(self) -> None:
-        if self._lock.acquire(blocking=False):
-            self._task()
+    def spawn(self, task: Callable[[], None]) -> bool:
+        """Queue a task; False when nobody would run it: after the end, or where no thread can be had."""
+        with self._lock:
+            if self._closing:
+                return False
+            if len(self._tasks) + self._running >= self._begun:
+                self._begin()
+            if not self._begun:
+                return False
+            self._tasks.append(task)
+        # As many as there are workers wake them all, and each looks for tasks until there is none.
+        if self._wakes.qsize() < self._count_max:
+            self._wakes.put(None)
+        return True
+
+    def close(self) -> None:
+        """Run what is queued, and end the threads."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._wakes.put(None)
+        for _ in range(self._begun):
+            self._ended.get()
+
+    def _begin(self) -> None:
+        if self._begun < self._count_max:
+            # Where no thread can be had, those that are there do the work.
+            with contextlib.suppress(RuntimeError):
+                # threading.Thread.start waits under a Condition, where an interrupt would leave the thread stuck.
+                _thread.start_new_thread(self._work, ())
+                self._begun += 1
+
+    def _work(self) -> None:
+        while not self._closing:
+            self._wakes.get()
+            while (task := self._take()) is not None:
+                try:
+                    task()
+                except BaseException:  # noqa: BLE001 - a task tells its own callers; what is left is for a person to see
+                    sys.excepthook(*sys.exc_info())
+                with self._lock:
+                    self._running -= 1
+        # One tells the other.
+        self._wakes.put(None)
+        self._ended.put(None)
+
+    def _take(self) -> Callable[[], None] | None:
+        with self._lock:
+            if not self._tasks:
+                return None
+            self._running += 1
+            return self._tasks.popleft()
 
 
 class ThreadRuntime:
@@ -189,11 +285,13 @@ class ThreadRuntime:
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
         self._process = os.getpid()
         self._inline = threading.local()
-        self._pool = ThreadPoolExecutor(workers_max, thread_name_prefix="wal3")
+        self._workers = _Workers(workers_max)
+        atexit.register(self.close)
         self._timers = _TimerThread(self.spawn)
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
-        self._topics = threading.Condition()
-        self._versions: dict[str, int] = {}
+        self._topics_lock = threading.Lock()
+        # Of each topic the version, and what is set with the next one.
+        self._topics: dict[str, tuple[int, Outcome[None]]] = {}
 
     def now_us(self) -> int:
         """Wall clock, microseconds since the epoch."""
@@ -225,29 +323,26 @@ class ThreadRuntime:
             message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
             raise ClosedError(message)
 
-    def condition(self) -> Condition:
+    def lock(self) -> Lock:
         """Make a lock."""
-        return threading.Condition(threading.Lock())
+        return threading.Lock()
 
     def spawn(self, task: Callable[[], None]) -> None:
-        """Run a task on the pool; here and now when the pool takes no more, as at the interpreter's exit."""
+        """Run a task on the workers; here and now when there are none, as at the interpreter's exit."""
         self.check_process()
-        once = _Once(task)
-        try:
-            self._pool.submit(once.run)
-        except RuntimeError:
-            self._run_inline(once)
+        if not self._workers.spawn(task):
+            self._run_inline(task)
 
-    def _run_inline(self, once: _Once) -> None:
+    def _run_inline(self, task: Callable[[], None]) -> None:
         """Run a task in this thread, behind the one that asked for it: steps lead to steps, and the stack is finite."""
-        waiting: deque[_Once] | None = getattr(self._inline, "waiting", None)
+        waiting: deque[Callable[[], None]] | None = getattr(self._inline, "waiting", None)
         if waiting is not None:
-            waiting.append(once)
+            waiting.append(task)
             return
-        self._inline.waiting = waiting = deque([once])
+        self._inline.waiting = waiting = deque([task])
         try:
             while waiting:
-                waiting.popleft().run()
+                waiting.popleft()()
         finally:
             del self._inline.waiting
 
@@ -261,22 +356,33 @@ class ThreadRuntime:
 
     def publish(self, topic: str) -> None:
         """Wake whoever awaits the topic."""
-        with self._topics:
-            if topic in self._versions:
-                self._versions[topic] += 1
-                self._topics.notify_all()
+        with self._topics_lock:
+            # A topic exists from the first time somebody asks for it: nobody listens to the others.
+            if topic not in self._topics:
+                return
+            version, news = self._topics[topic]
+            self._topics[topic] = version + 1, Outcome()
+        news.set_result(None)
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic moves beyond ``seen``, or for ``timeout_s``."""
-        with self._topics:
-            # A topic exists from the first time somebody asks for it: nobody listens to the others.
-            self._versions.setdefault(topic, 0)
-            self._topics.wait_for(lambda: self._versions[topic] > seen, timeout_s)
-            return self._versions[topic]
+        version, news = self._topic(topic)
+        if version > seen:
+            return version
+        with contextlib.suppress(TimeoutError):
+            news.result(timeout_s)
+        return self._topic(topic)[0]
+
+    def _topic(self, topic: str) -> tuple[int, Outcome[None]]:
+        with self._topics_lock:
+            return self._topics.setdefault(topic, (0, Outcome()))
 
     def close(self) -> None:
-        """Wait for the tasks under way and end the pool's threads."""
-        self._pool.shutdown(wait=True)
+        """Wait for the tasks under way and end the workers; at the latest when the interpreter ends."""
+        atexit.unregister(self.close)
+        # A fork has inherited the call, but not the threads.
+        if os.getpid() == self._process:
+            self._workers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +405,7 @@ def ahead(runtime: Runtime, work: Callable[[A], T], items: Iterable[A], *, count
 
 
 def _later(runtime: Runtime, work: Callable[[A], T], item: A) -> Future[T]:
-    future: Future[T] = Future()
+    future: Outcome[T] = Outcome()
 
     def run() -> None:
         try:

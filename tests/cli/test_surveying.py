@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.stores import damage
 from wal3_core.log.reader import LogReader
 from wal3_core.log.writer import LogWriter
 from wal3_core.model.manifest import Seal
@@ -283,3 +284,22 @@ def test_doctor_fails_on_a_store_that_breaks_a_promise(wal3: Command, monkeypatc
     assert "FAILED" in result.stdout
     assert "NO log can live here" in result.stdout
     assert "advice: run" in result.stdout
+
+
+@pytest.mark.parametrize("command", [("cursor", "list", "events"), ("inspect", "events")])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_damaged_cursor_is_told_and_the_others_are_shown(
+    wal3: Command, command: tuple[str, ...], *, as_json: bool
+) -> None:
+    appended(wal3, "events", 1)
+    for name in ("first", "second", "third"):
+        wal3.ok("cursor", "set", "events", name, "first")
+    damage(open_store(wal3.url), "events/cursor/second.json")
+
+    result = wal3(*command, *(["--json"] if as_json else []))
+
+    assert result.exit_code == 1
+    assert "first" in result.stdout
+    assert "third" in result.stdout
+    assert "second" not in result.stdout
+    assert "1 unreadable: cursor/second.json: " in result.stderr

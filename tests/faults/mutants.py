@@ -24,14 +24,14 @@ MUTANTS = (
     Mutation(
         "an unanswered CAS is taken for failed",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause)",
-        "return Failed(cause)",
+        "return Lost(unresolved) if unresolved else Failed(cause, failure)",
+        "return Failed(cause, failure)",
     ),
     Mutation(
         "appended again after an unanswered CAS",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause)",
-        "return Displaced(base, cause)",
+        "return Lost(unresolved) if unresolved else Failed(cause, failure)",
+        "return Displaced(base, cause, contended=True)",
     ),
     Mutation(
         "a refused CAS is not looked up in the epoch table",
@@ -138,8 +138,8 @@ MUTANTS = (
     Mutation(
         "held bytes are not given back",
         PIPELINE + "_release",
-        "self._bytes_held -= sum(entry.bytes_held for entry in entries)",
-        "self._bytes_held -= 0 * sum(entry.bytes_held for entry in entries)",
+        "self._bytes_released += sum(entry.bytes_held for entry in entries)",
+        "self._bytes_released += 0 * sum(entry.bytes_held for entry in entries)",
     ),
     Mutation(
         "a timer that went off is believed to be set",

@@ -145,14 +145,13 @@ class Simulation:
         return task.deadline_s
 
 
-class SimCondition:
-    """A lock of one process, with waiting."""
+class SimLock:
+    """A lock of one process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._simulation = process.simulation
         self._held = False
-        self._notified = 0
 
     def __enter__(self) -> bool:
         if self._process.dead:
@@ -170,18 +169,6 @@ class SimCondition:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._held = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        seen = self._notified
-        self._held = False
-        self._simulation.block(lambda: self._notified > seen, timeout)
-        while self._held:
-            self._simulation.block(lambda: not self._held, None)
-        self._held = True
-        return self._notified > seen
-
-    def notify_all(self) -> None:
-        self._notified += 1
 
 
 @dataclass
@@ -232,8 +219,8 @@ class SimProcess:
     def check_process(self) -> None:
         """Simulated processes do not fork."""
 
-    def condition(self) -> SimCondition:
-        return SimCondition(self)
+    def lock(self) -> SimLock:
+        return SimLock(self)
 
     def spawn(self, task: Callable[[], None]) -> None:
         if not self.dead:

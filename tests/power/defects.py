@@ -26,7 +26,12 @@ DEFECTS = (
     Mutation("folder not synced", f"{_STORE}._synced", "_sync_folder(folder)", "pass"),
     Mutation("folder above synced instead", f"{_STORE}._synced", "_sync_folder(folder)", "_sync_folder(folder.parent)"),
     Mutation("new folders not synced", f"{_STORE}._make_folder", "_sync_folder(each.parent)", "pass"),
-    Mutation("folder that is there taken for durable", f"{_STORE}._make_folder", "each not in self._durable or ", ""),
+    Mutation(
+        "folder that is there taken for durable",
+        f"{_STORE}._make_folder",
+        "self._durable.get(each) != removals or ",
+        "",
+    ),
     Mutation("written in place, not synced", f"{_STORE}.create", "os.link(staged, target)", "target.write_bytes(data)"),
     Mutation("written in place, synced", f"{_STORE}.create", "os.link(staged, target)", _DIRECT),
     Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),

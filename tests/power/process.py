@@ -59,8 +59,8 @@ class Process:
     def check_process(self) -> None:
         """These processes do not fork."""
 
-    def condition(self) -> TurnCondition:
-        return TurnCondition(self)
+    def lock(self) -> TurnLock:
+        return TurnLock(self)
 
     def spawn(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
@@ -102,7 +102,7 @@ class Process:
 
 
 @dataclass(eq=False)
-class TurnCondition:
+class TurnLock:
     """A lock that is always free: tasks run one after the other, each to its end."""
 
     process: Process
@@ -113,11 +113,3 @@ class TurnCondition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is None
-        self.process.work()
-        return True
-
-    def notify_all(self) -> None:
-        """Who waits looks again after every task."""

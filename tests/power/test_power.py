@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from tests.power.session import Session
 
 MEMORY = Path("/dev/shm")
-# Found by this check: a process that reads, or is refused, while another one stands between a
-# link or a rename and the sync of the folder goes on from what a crash can still take back.
-NOT_YET_DURABLE = "what another process has not synced yet is read as if it could not be lost"
 
 
 @pytest.fixture
@@ -53,22 +50,15 @@ def test_what_was_acknowledged_survives_and_nothing_is_torn(disk: Path, scenario
     assert checker.disks > 30
 
 
-@pytest.mark.xfail(raises=BrokenPromiseError, reason="folders above a new store's folder are not synced")
 def test_store_survives_whose_folder_was_made_with_those_above_it(disk: Path) -> None:
     session = record(disk / "run", life, store="deep/er/store")
 
     Checker(disk / "cuts").check(session)
 
 
-def acts() -> list[object]:
-    broken = pytest.mark.xfail(raises=BrokenPromiseError, reason=NOT_YET_DURABLE)
-    holes = {"initialize", "first append", "append and snapshot"}
-    return [pytest.param(name, marks=[broken] if name in holes else []) for name in ACTS]
-
-
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "overtaken"])
-@pytest.mark.parametrize("act", acts())
+@pytest.mark.parametrize("act", ACTS)
 def test_what_others_build_on_an_act_under_way_survives(
     disk: Path, checker: Checker, act: str, *, killed: bool, known: bool
 ) -> None:

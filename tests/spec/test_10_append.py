@@ -26,12 +26,26 @@ from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.storage.memory import MemoryStore
-    from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
+    from wal3_core.storage.object_store import ObjectStore
 
 
 def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
     return [record.body for record in LogReader.open(store, log).records()]
+
+
+class GatedStore(FaultyStore):
+    """Holds every upload of a fragment until the gate is opened."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.gate = threading.Event()
+        self.before = lambda kind, path: self._hold() if kind == "create" and "/log/" in path else None
+
+    def _hold(self) -> None:
+        assert self.gate.wait(30)
 
 
 def test_appended_records_read_back_at_their_positions(store: ObjectStore) -> None:
@@ -142,18 +156,11 @@ def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore
 
 
 def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> None:
-    gate = threading.Event()
     held = []
-
-    class GatedStore(CountingStore):
-        def create(self, path: str, data: Buffer) -> PutOutcome:
-            if "/log/" in path:
-                gate.wait(30)
-            return super().create(path, data)
-
     options = WriterOptions(bytes_held_max=10 * KIB, batch_bytes_max=1 * KIB)
     LogWriter.initialize(memory_store, "a")
-    with LogWriter.open(GatedStore(memory_store), "a", options=options) as writer:
+    store = GatedStore(memory_store)
+    with LogWriter.open(store, "a", options=options) as writer:
 
         def submit_all() -> None:
             for index in range(100):
@@ -164,12 +171,69 @@ def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> 
         thread.start()
         time.sleep(0.3)
         waiting = len(held)
-        gate.set()
+        store.gate.set()
         thread.join(30)
 
     # Each takes its kibibyte and a little over two more.
     assert waiting == 3
     assert len(bodies(memory_store)) == 100
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_store: MemoryStore) -> None:
+    """Small appends fitted in again and again before a large one that had waited longer."""
+    store = GatedStore(memory_store)
+    LogWriter.initialize(memory_store, "a")
+    big, small = b"b" * 8 * KIB, b"s"
+    with LogWriter.open(store, "a", options=WriterOptions(bytes_held_max=12 * KIB)) as writer:
+        writer.submit(b"first" * 600)
+        waiting = writer._pipeline._inbox
+        wait_until(lambda: not waiting)
+        threads = []
+        for number, body in enumerate((big, small, big, small), start=1):
+            threads.append(threading.Thread(target=writer.submit, args=(body,)))
+            threads[-1].start()
+            wait_until(lambda number=number: len(waiting) == number)  # type: ignore[misc]
+        store.gate.set()
+        for thread in threads:
+            thread.join(30)
+
+    assert bodies(memory_store)[1:] == [big, small, big, small]
+
+
+def test_flush_waits_for_outcomes_that_are_just_being_told(memory_store: MemoryStore) -> None:
+    store = GatedStore(memory_store)
+    LogWriter.initialize(memory_store, "a")
+    told, go_on, flushed = threading.Event(), threading.Event(), []
+
+    def dawdle(_: object) -> None:
+        told.set()
+        go_on.wait(30)
+
+    with LogWriter.open(store, "a", options=WriterOptions(batch_age_s_max=60)) as writer:
+        writer.submit(b"first")
+        slow, behind = writer.submit(b"slow"), writer.submit(b"behind")
+        slow.add_done_callback(dawdle)
+        store.gate.set()
+        assert told.wait(30)
+
+        def flush() -> None:
+            writer.flush()
+            flushed.append(behind.done())
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        time.sleep(0.1)
+        go_on.set()
+        thread.join(30)
+
+    assert flushed == [True]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage
+from tests.stores import CountingStore, FaultyStore, damage
 from wal3_core import (
     CorruptError,
     CursorConflictError,
@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
+
+
+def collect_three(store: ObjectStore) -> None:
+    """Do to a log of five fragments of one record what a collection of the first three does."""
+    manifests = ManifestStore(log_store(store, "a"), shared_runtime())
+    base = manifests.load()
+    gone, kept = base.manifest.fragments[:3], base.manifest.fragments[3:]
+    pruned = replace(
+        base.manifest,
+        fragments=kept,
+        pruned=sum_setsums(gone),
+        first=Place(kept[0].first_seq_no, kept[0].start),
+        num_bytes=sum(pointer.num_bytes for pointer in kept),
+        num_records=2,
+    )
+    assert isinstance(manifests.install(pruned, base), Installed)
 
 
 @pytest.fixture
@@ -174,18 +190,7 @@ def test_cursor_that_comes_too_late_is_withdrawn_but_never_another_s(
         """Collect the first three records just before the cursor is written."""
         if kind == "create" and "cursor/" in path:
             store.before = move if moved_on else (lambda _kind, _path: None)
-            manifests = ManifestStore(log_store(memory_store, "a"), shared_runtime())
-            base = manifests.load()
-            gone, kept = base.manifest.fragments[:3], base.manifest.fragments[3:]
-            pruned = replace(
-                base.manifest,
-                fragments=kept,
-                pruned=sum_setsums(gone),
-                first=Place(kept[0].first_seq_no, kept[0].start),
-                num_bytes=sum(pointer.num_bytes for pointer in kept),
-                num_records=2,
-            )
-            assert isinstance(manifests.install(pruned, base), Installed)
+            collect_three(memory_store)
 
     def move(kind: str, path: str) -> None:
         """Somebody else moves the new cursor on before it can be withdrawn."""
@@ -201,6 +206,60 @@ def test_cursor_that_comes_too_late_is_withdrawn_but_never_another_s(
 
     left = others.load("reader")
     assert (None if left is None else left.cursor.position.offset) == (5 if moved_on else None)
+
+
+def test_move_onto_what_was_seen_before_costs_one_request_and_beyond_it_two(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x"] * 5)
+        store = CountingStore(memory_store)
+        cursors = CursorStore(store, "a")
+        witness = cursors.init("reader", LogPosition(1, 0))
+        writer.append_many([b"x"] * 5)
+        store.requests.clear()
+
+        for offset in (2, 3, 6):
+            witness = cursors.save("reader", LogPosition(offset, 0), witness)
+        assert store.requests == {"replace": 3}
+        witness = cursors.save("reader", LogPosition(11, 0), witness)
+        assert store.requests == {"replace": 4, "get": 1}
+        with pytest.raises(InvalidRequestError, match="from 1 to 11, found 12"):
+            cursors.save("reader", LogPosition(12, 0), witness)
+        store.requests.clear()
+
+        cursors.save("reader", LogPosition(4, 0), witness)
+        assert store.requests == {"replace": 1, "get": 1}
+
+
+def test_move_back_onto_what_was_collected_meanwhile_is_refused_though_it_was_seen_before(
+    memory_store: MemoryStore,
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        for _ in range(5):
+            writer.append(b"x")
+    cursors = CursorStore(memory_store, "a")
+    witness = cursors.init("reader", LogPosition(5, 0))
+    collect_three(memory_store)
+
+    with pytest.raises(GarbageCollectedError, match="from 4, found 2"):
+        cursors.save("reader", LogPosition(2, 0), witness)
+
+    left = cursors.load("reader")
+    assert left is not None
+    assert left.cursor.position == LogPosition(5, 0)
+
+
+def test_survey_tells_damage_beside_the_cursors_that_are_sound(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append(b"x")
+    cursors = CursorStore(memory_store, "a")
+    sound = {name: cursors.init(name, LogPosition(1, 0)) for name in ("first", "second", "third")}
+    damage(memory_store, "a/cursor/second.json")
+
+    found = dict(cursors.survey())
+
+    assert found["cursor/first.json"] == sound["first"]
+    assert isinstance(found["cursor/second.json"], CorruptError)
+    assert found["cursor/third.json"] == sound["third"]
 
 
 def test_cursor_with_an_impossible_time_is_refused(memory_store: MemoryStore) -> None:

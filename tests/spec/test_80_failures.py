@@ -106,6 +106,18 @@ def test_commit_that_never_gets_an_answer_is_unknown_and_what_follows_is_true(fa
     assert bodies(faulty.inner) == [b"1", b"2"]
 
 
+def test_moment_without_an_answer_after_a_lost_commit_costs_no_append(faulty: FaultyStore) -> None:
+    with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
+        faulty.fail("replace", "MANIFEST", "unknown", times=3)
+        with pytest.raises(UnknownDurabilityError):
+            writer.append(b"lost")
+        faulty.fail("get", "MANIFEST", "unavailable", times=2)
+        assert writer.append(b"1").offset == 1
+
+    assert faulty.fired["unavailable"] == 2
+    assert bodies(faulty.inner) == [b"1"]
+
+
 def test_commit_applied_minutes_later_is_at_most_once_and_harms_nobody(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         writer.append(b"1")
@@ -328,12 +340,17 @@ def test_appends_behind_a_lost_commit_are_told_that_they_are_not_in_the_log(faul
     options = WriterOptions(retry=QUICK, batch_bytes_max=1, uploads_max=4)
     uploads: list[str] = []
 
+    committing = threading.Event()
+
     def hold_first_commit(kind: str, path: str) -> None:
-        """The first commit waits until more fragments are uploaded behind it."""
+        """The first commit is of the first fragment, and waits until more are uploaded behind it."""
         if kind == "create" and "/log/" in path:
+            if "FragmentSeqNo=0000000000000001" not in path:
+                committing.wait(10)
             uploads.append(path)
         until = time.monotonic() + 10
         while kind == "replace" and len(uploads) < 4 and time.monotonic() < until:
+            committing.set()
             time.sleep(0.001)
 
     faulty.before = hold_first_commit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import subprocess
 import sys
@@ -174,7 +175,12 @@ def test_thread_that_can_not_be_had_delays_and_loses_nothing(
 ) -> None:
     from wal3_core.runtime import ThreadRuntime  # noqa: PLC0415 - only here is one short of threads
 
-    start, refuse = threading.Thread.start, [True]
+    start, start_new, refuse = threading.Thread.start, _thread.start_new_thread, [True]
+
+    def start_new_or_not(run: Callable[[], object], arguments: tuple[()]) -> int:
+        if refuse[0]:
+            raise RuntimeError("can't start new thread")
+        return start_new(run, arguments)
 
     def start_or_not(thread: threading.Thread) -> None:
         if refuse[0]:
@@ -183,6 +189,7 @@ def test_thread_that_can_not_be_had_delays_and_loses_nothing(
 
     LogWriter.initialize(memory_store, "a")
     with ThreadRuntime() as runtime, LogWriter.open(memory_store, "a", runtime=runtime) as writer:
+        monkeypatch.setattr(_thread, "start_new_thread", start_new_or_not)
         monkeypatch.setattr(threading.Thread, "start", start_or_not)
         futures = [writer.submit(b"%d" % index) for index in range(10)]
         refuse[0] = False

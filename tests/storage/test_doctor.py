@@ -70,6 +70,21 @@ class UnorderedStore(MemoryStore):
         return reversed(list(super().list_objects(folder, start_after=start_after)))
 
 
+class CaseFoldingStore(MemoryStore):
+    """A store to which names that differ in case are one."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime(), name="folding")
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write under the name in small letters."""
+        return super().create(path.lower(), data)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read what has the name in small letters."""
+        return super().read(path.lower(), start=start, length=length)
+
+
 class LateStore(MemoryStore):
     """A store with its clock an hour behind."""
 
@@ -131,6 +146,11 @@ def test_store_that_checks_without_a_lock_loses_racing_swaps() -> None:
 
 def test_store_that_lists_out_of_order_is_found_out() -> None:
     assert failed(UnorderedStore()) == {"a list is in order of paths"}
+
+
+def test_store_that_folds_case_is_found_out() -> None:
+    """It would make one log of two whose names differ in case."""
+    assert failed(CaseFoldingStore()) == {"names that differ in case are two objects"}
 
 
 def test_late_clock_is_told_but_breaks_no_promise() -> None:

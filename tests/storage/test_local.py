@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -86,6 +87,54 @@ def test_entry_that_could_not_be_synced_is_not_taken_for_durable(
         assert writer.append(b"3").offset == 2
 
     assert store.read("object") == b"x"
+
+
+def test_folder_that_was_removed_and_made_again_is_synced_before_it_is_relied_on(
+    local_url: str, synced: list[str]
+) -> None:
+    store, other = open_store(local_url), open_store(local_url)
+    assert isinstance(store.create("one/two/object", b"x"), Done)
+    other.delete("one/two/object")
+    (Path(urlsplit(local_url).path) / "one" / "two").mkdir(parents=True)
+    synced.clear()
+
+    assert isinstance(store.create("one/two/object", b"x"), Done)
+
+    assert (synced[0], synced[-3:]) == ("file", ["store", "one", "two"])
+
+
+def test_folder_goes_with_its_last_object_and_the_store_stays(local_url: str) -> None:
+    store, root = open_store(local_url), Path(urlsplit(local_url).path)
+    for path in ("a/one/two/object", "a/one/other", "b/object"):
+        assert isinstance(store.create(path, b"x"), Done)
+
+    store.delete("a/one/two/object")
+    assert sorted(path.name for path in root.rglob("*") if ".wal3" not in path.parts) == [
+        "a",
+        "b",
+        "object",
+        "one",
+        "other",
+    ]
+    store.delete("a/one/other")
+    store.delete("b/object")
+
+    assert [path.name for path in root.iterdir()] == [".wal3"]
+    assert isinstance(store.create("a/one/two/object", b"y"), Done)
+
+
+def test_folder_never_vanishes_under_a_create(local_url: str) -> None:
+    def create_and_delete(number: int) -> int:
+        """One store each, as processes have; they share folders, and none of their objects."""
+        store, done = open_store(local_url), 0
+        for index in range(60):
+            path = f"shared/{index % 2}/folder/{number}-{index}"
+            done += isinstance(store.create(path, b"x"), Done) and store.read(path) == b"x"
+            store.delete(path)
+        return done
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(create_and_delete, range(6))) == [60] * 6
 
 
 def test_staging_folder_that_was_cleaned_away_comes_back(local_url: str) -> None:

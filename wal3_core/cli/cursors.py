@@ -6,19 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.reader import LogReader
+from wal3_core.model.paths import cursor_name
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
 from wal3_core.storage.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
 
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 
@@ -46,6 +49,8 @@ def cursor() -> None:
 def list_cursors(session: Session, log: str, as_json: bool) -> None:
     """List the cursors of LOG; lag is how many records are at and after each.
 
+    The exit code is 1 when one of them can not be read; the others are listed all the same.
+
     \b
     Examples:
       wal3 cursor list orders
@@ -53,8 +58,10 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
-    cursors = {name: witness.cursor for name, witness in CursorStore(store, log).list().items()}
+    cursors, damage = survey_cursors(store, log)
     _show(cursors.items(), manifest, as_json=as_json)
+    if damage:
+        raise unreadable(damage)
 
 
 @cursor.command("get")
@@ -160,6 +167,23 @@ def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> L
 
 def _no_cursor(log: str, name: str) -> InvalidRequestError:
     return InvalidRequestError(f"log {log}: expected a cursor {name}, found none: `wal3 cursor list {log}` lists them")
+
+
+def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dict[str, str]]:
+    """Load what cursors can be read, by name; of the others tell by path what is wrong."""
+    cursors: dict[str, Cursor] = {}
+    damage: dict[str, str] = {}
+    for path, found in CursorStore(store, log).survey():
+        if isinstance(found, CorruptError):
+            damage[path] = str(found)
+        else:
+            cursors[cursor_name(path)] = found.cursor
+    return cursors, damage
+
+
+def unreadable(damage: Mapping[str, str]) -> Failure:
+    """End the command after what could be shown."""
+    return Failure(f"{len(damage)} unreadable: {'; '.join(f'{path}: {what}' for path, what in damage.items())}")
 
 
 def cursor_cells(name: str, found: Cursor, manifest: Manifest) -> tuple[str, ...]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 from rich.tree import Tree
 
-from wal3_core.cli.cursors import CURSOR_COLUMNS, cursor_cells, cursor_json
+from wal3_core.cli.cursors import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
 from wal3_core.cli.output import console, count, plain, print_json, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.storage.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,8 @@ _ENDS_SHOWN = 3
 def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show what LOG is made of: its manifest, snapshots, fragments, writers' epochs and cursors.
 
-    Reads the manifest, the cursors, and with --full the snapshots; never a record.
+    Reads the manifest, the cursors, and with --full the snapshots; never a record. The exit code is 1
+    when a cursor can not be read; the rest is shown all the same.
 
     \b
     Examples:
@@ -44,10 +44,16 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     store = session.store()
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
-    cursors = {name: witness.cursor for name, witness in CursorStore(store, log).list().items()}
+    cursors, damage = survey_cursors(store, log)
     if as_json:
         print_json(_document(reader, log, manifest, cursors, full=full))
-        return
+    else:
+        _show(reader, log, manifest, cursors, full=full)
+    if damage:
+        raise unreadable(damage)
+
+
+def _show(reader: LogReader, log: str, manifest: Manifest, cursors: Mapping[str, Cursor], *, full: bool) -> None:
     output = console()
     facts = table(("", ""), _facts(log, manifest))
     facts.show_header = False

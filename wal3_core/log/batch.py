@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Outcome
 
 
 # What an append and a record take besides their bytes, measured on CPython 3.11.
@@ -90,12 +91,19 @@ def join(columns: Sequence[Columns]) -> Columns:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One append: its records stay together. ``reseals`` counts the places it lost to other writers."""
+    """One append: its records stay together. ``reseals`` counts the places it lost to other writers.
+
+    ``bytes_accepted`` is what the writer had accepted of all appends when it had accepted this one;
+    ``admitted`` is set when there is room for one whose caller waits for that.
+    """
 
     columns: Columns
     future: Future[LogPosition]
     accepted_s: float
+    bytes_accepted: int = 0
+    admitted: Outcome[None] | None = None
     reseals: int = 0
+    rebases: int = 0
 
     @property
     def bytes_held(self) -> int:
@@ -116,9 +124,9 @@ class BatchQueue:
         return bool(self._entries)
 
     @property
-    def oldest_s(self) -> float:
-        """When the first one came, by the monotonic clock."""
-        return self._entries[0].accepted_s
+    def oldest(self) -> Entry:
+        """The first one."""
+        return self._entries[0]
 
     @property
     def full(self) -> bool:

@@ -44,10 +44,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved."""
+    """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved.
+
+    ``contended`` tells the first from the second, which is maintenance.
+    """
 
     base: Installed
     cause: str
+    contended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,15 @@ class Failed:
     """None of the fragments is durable, nor will be: the store refuses or does not answer."""
 
     cause: str
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """Why fragments can not be committed under their names; ``contended`` when another writer is the reason."""
+
+    cause: str
+    contended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +132,26 @@ class Committer:
         last = judge(base.manifest, incarnation, fragments)
         if last is not None:
             return _final(last, base, ambiguous=ambiguous)
-        return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over")
+        return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
 
     def _commit_onto(
         self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
     ) -> Committed | Failed | Lost | _Moved:
         """Send the CAS until it is answered, or the manifest has moved and none of ours can be applied any more."""
         unresolved = cause = ""
+        failure: BaseException | None = None
         for _ in attempts(self._options.retry, self._runtime):
             outcome, current = self._try(base, incarnation, fragments)
             if isinstance(outcome, Installed):
                 return Committed(outcome)
-            cause = _cause(outcome)
+            cause, failure = _cause(outcome), outcome if isinstance(outcome, UnavailableError) else None
             if isinstance(outcome, Unknown):
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
                 return _Moved(current, ambiguous=bool(unresolved))
-            if _hopeless(current) and not unresolved:
-                return Failed(str(current))
-        return Lost(unresolved) if unresolved else Failed(cause)
+            if isinstance(current, LogError) and _hopeless(current) and not unresolved:
+                return Failed(str(current), current)
+        return Lost(unresolved) if unresolved else Failed(cause, failure)
 
     def _try(
         self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
@@ -170,19 +184,18 @@ def _cause(outcome: Refused | Unknown | UnavailableError) -> str:
             return str(outcome)
 
 
-def _hopeless(found: Installed | LogError | None) -> bool:
+def _hopeless(found: LogError) -> bool:
     """Tell whether what was found instead of a manifest makes trying again useless."""
-    denied = isinstance(found, StoreDeniedError)
-    return denied or (isinstance(found, LogError) and not isinstance(found, UnavailableError))
+    return isinstance(found, StoreDeniedError) or not isinstance(found, UnavailableError)
 
 
 def judge(
     manifest: Manifest, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
-) -> Durability | str | None:
+) -> Durability | Displacement | None:
     """Say what a manifest means for fragments that wait for their commit.
 
     DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
-    old to tell. A text: why they can not be committed under their names. None: they can be.
+    old to tell. A Displacement: they can not be committed under their names. None: they can be.
     """
     entry, first = incarnation.entry, fragments[0]
     durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
@@ -192,13 +205,14 @@ def judge(
         return Durability.NOT_DURABLE
     following = manifest.next
     if (following.seq_no, following.position.offset) != (first.seq_no, first.start.offset):
-        return f"another writer went on from fragment {first.seq_no}"
+        return Displacement(f"another writer went on from fragment {first.seq_no}", contended=True)
     if manifest.fence != incarnation.fence:
-        return f"the fence moved from {incarnation.fence} to {manifest.fence} during the upload"
+        cause = f"the fence moved from {incarnation.fence} to {manifest.fence} during the upload"
+        return Displacement(cause, contended=False)
     return None
 
 
-def _final(verdict: Durability | str, base: Installed, *, ambiguous: bool) -> Final:
+def _final(verdict: Durability | Displacement, base: Installed, *, ambiguous: bool) -> Final:
     match verdict:
         case Durability.DURABLE:
             return Committed(base)
@@ -208,6 +222,7 @@ def _final(verdict: Durability | str, base: Installed, *, ambiguous: bool) -> Fi
             return Lost("the epoch has left the manifest's table")
         case Durability.UNKNOWN:
             # No CAS of ours can have been applied: each was answered, and refused.
-            return Displaced(base, "other writers took over, so many that the epoch has left the table")
-        case cause:
-            return Displaced(base, cause)
+            cause = "other writers took over, so many that the epoch has left the table"
+            return Displaced(base, cause, contended=True)
+        case Displacement(cause, contended):
+            return Displaced(base, cause, contended)

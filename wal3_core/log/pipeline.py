@@ -1,7 +1,9 @@
 """From queued appends to durable fragments: seal, upload (several at a time), commit (in order, one at a time).
 
-A state machine under one lock. Whoever changes its state takes the next steps: a caller that
-submits, a worker that uploaded, the timer of a batch. Nothing runs while nothing is queued.
+A state machine under one lock. Workers alone change its state and take the next steps: one that
+uploaded, one woken by the timer of a batch or by a caller. A caller, who may be interrupted anywhere,
+does no more than put its append into the inbox, by a single call, and wake a worker; one that finds
+too many bytes held waits there, first come, first served. Nothing runs while nothing is queued.
 Source: docs/protocol.md, "Append".
 """
 
@@ -38,12 +40,15 @@ from wal3_core.model.manifest import Epoch, Place
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.runtime import Outcome
 from wal3_core.storage.immutable import write_immutable
 from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
@@ -78,15 +83,20 @@ class Pipeline:
         snapshots = SnapshotStore(store, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(snapshots, runtime, options)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
-        self._lock = runtime.condition()
+        self._lock = runtime.lock()
+        self._inbox: deque[Entry] = deque()
         self._queue = BatchQueue(options)
         self._flights: deque[Flight] = deque()
         self._uploading = 0
         self._committing = False
         self._recovering = False
+        self._woken = False
         self._closed = False
-        self._hurried = 0
-        self._bytes_held = 0
+        # All in bytes since the writer was opened: taken from the inbox, with their outcome, to be cut without waiting.
+        self._bytes_admitted = 0
+        self._bytes_released = 0
+        self._bytes_hurried = 0
+        self._told: list[list[Future[LogPosition]]] = []
         self._commit_s = 0.0
         self._not_before_s = 0.0
         self._timer: Timer | None = None
@@ -102,19 +112,21 @@ class Pipeline:
     def submit(self, entry: Entry) -> None:
         """Queue an append; blocks while too many bytes wait to become durable."""
         self._runtime.check_process()
-        size = entry.bytes_held
-        with self._lock:
-            while self._bytes_held and self._bytes_held + size > self._options.bytes_held_max:
-                self._lock.wait()
-            if self._closed:
-                message = f"log {self._store.url}: expected an open writer, found it closed"
-                raise ClosedError(message)
-            if self._base is not None and self._base.manifest.seal is not None:
-                raise self._sealed(self._base)
-            self._bytes_held += size
-            self._queue.add(entry)
-            actions = self._steps()
-        _run(actions)
+        try:
+            with self._lock:
+                self._check_open()
+                held = self._bytes_accepted() - self._bytes_released
+                if held and held + entry.bytes_held > self._options.bytes_held_max:
+                    entry.admitted = Outcome()
+                entry.bytes_accepted = self._bytes_accepted() + entry.bytes_held
+                self._inbox.append(entry)
+            self._wake()
+        except BaseException:
+            # An interrupt may have come between the two, and a queued append wants somebody to drive it.
+            self._runtime.spawn(self._advance)
+            raise
+        if entry.admitted is not None:
+            self._runtime.wait(entry.admitted)
 
     def close(self) -> None:
         """Take no more appends, and block until those queued have their outcome."""
@@ -127,40 +139,77 @@ class Pipeline:
         """Block until everything queued so far has its outcome, without waiting for fuller batches."""
         self._runtime.check_process()
         with self._lock:
-            self._hurried += 1
-            waited_for = [entry.future for flight in self._flights for entry in flight.entries]
-            waited_for += self._queue.futures()
-            actions = self._steps()
-        _run(actions)
+            waited_for = list(chain.from_iterable(self._told))
+            waited_for += [entry.future for flight in self._flights for entry in flight.entries]
+            waited_for += self._queue.futures() + [entry.future for entry in self._inbox]
+            self._bytes_hurried = self._bytes_accepted()
+        if waited_for:
+            self._wake()
+        for future in waited_for:
+            with contextlib.suppress(LogError):
+                self._runtime.wait(future)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            message = f"log {self._store.url}: expected an open writer, found it closed"
+            raise ClosedError(message)
+        if self._base is not None and self._base.manifest.seal is not None:
+            raise self._sealed(self._base)
+
+    def _bytes_accepted(self) -> int:
+        return self._inbox[-1].bytes_accepted if self._inbox else self._bytes_admitted
+
+    def _wake(self) -> None:
+        """Have a worker look at the inbox; one that was asked to and has not begun yet will do."""
         try:
-            for future in waited_for:
-                with contextlib.suppress(LogError):
-                    self._runtime.wait(future)
-        finally:
-            with self._lock:
-                self._hurried -= 1
+            if not self._woken:
+                self._woken = True
+                self._runtime.spawn(self._advance)
+        except BaseException:
+            # Nobody would be woken any more if the interrupt came between the two.
+            self._runtime.spawn(self._advance)
+            raise
 
     # ------------------------------------------------------------------ steps, under the lock
 
-    def _steps(self) -> list[Callable[[], None]]:
-        """Take every step the state allows; return what is to run without the lock."""
-        actions: list[Callable[[], None]] = []
-        outcomes: list[Callable[[], None]] = []
+    def _steps(self, outcomes: list[Callable[[], None]]) -> list[Callable[[], None]]:
+        """Take every step the state allows; return the tasks that follow, and add the outcomes to be told."""
+        tasks: list[Callable[[], None]] = []
         self._drop_failed_head(outcomes)
+        self._admit(outcomes)
         if self._base is None and self._queue and not self._flights and not self._recovering:
             self._recovering = True
-            actions.append(self._spawning(self._recover))
+            tasks.append(self._recover)
         while self._may_cut():
             flight = self._seal()
-            actions.append(self._spawning(lambda flight=flight: self._upload(flight)))  # type: ignore[misc]
+            tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]
         self._set_timer()
         if not self._committing and self._flights and self._flights[0].pointer is not None:
             self._committing = True
-            actions.append(self._spawning(self._commit))
-        return actions + outcomes
+            tasks.append(self._commit)
+        return tasks
 
-    def _spawning(self, task: Callable[[], None]) -> Callable[[], None]:
-        return lambda: self._runtime.spawn(task)
+    def _go_on(self, tasks: Iterable[Callable[[], None]], outcomes: Iterable[Callable[[], None]]) -> None:
+        # Tasks first: an outcome's callbacks are the callers' code, and may take their time.
+        for task in tasks:
+            self._runtime.spawn(task)
+        for tell in outcomes:
+            tell()
+
+    def _admit(self, actions: list[Callable[[], None]]) -> None:
+        """Let in from the inbox what there is room for; all of it when the log is sealed, to be refused."""
+        sealed = self._base is not None and self._base.manifest.seal is not None
+        while self._inbox:
+            entry = self._inbox[0]
+            held = self._bytes_admitted - self._bytes_released
+            if not sealed and held and held + entry.bytes_held > self._options.bytes_held_max:
+                break
+            self._bytes_admitted = entry.bytes_accepted
+            self._queue.add(self._inbox.popleft())
+            if entry.admitted is not None:
+                actions.append(lambda admitted=entry.admitted: admitted.set_result(None))  # type: ignore[misc]
+        if sealed and self._base is not None:
+            self._give_up(self._queue.take_all(), self._sealed(self._base), None, actions)
 
     def _may_cut(self) -> bool:
         if not self._queue or self._base is None or any(flight.error for flight in self._flights):
@@ -175,11 +224,16 @@ class Pipeline:
         """Seconds until the queue's first batch is due."""
         now_s = self._runtime.monotonic_s()
         pause_s = self._not_before_s - now_s
-        if pause_s > 0 or not self._flights or self._queue.full or self._hurried:
+        if (
+            pause_s > 0
+            or not self._flights
+            or self._queue.full
+            or self._queue.oldest.bytes_accepted <= self._bytes_hurried
+        ):
             return pause_s
         # A batch waits at least as long as commits take: a slow store gets fewer and larger ones.
         age_s = max(self._options.batch_age_s_max, min(self._commit_s, self._options.commit_pause_s_max))
-        return self._queue.oldest_s + age_s - now_s
+        return self._queue.oldest.accepted_s + age_s - now_s
 
     def _set_timer(self) -> None:
         """Come back when the first batch is due; not needed when a step under way will end before."""
@@ -197,11 +251,23 @@ class Pipeline:
             self._timer.cancel()
         self._timer, self._timer_due_s = self._runtime.call_later(wait_s, self._on_timer), due_s
 
+    def _advance(self) -> None:
+        """Take the steps that somebody asked for."""
+        outcomes: list[Callable[[], None]] = []
+        with self._lock:
+            self._woken = False
+            tasks = self._steps(outcomes)
+        self._go_on(tasks[1:], outcomes)
+        # In this thread, which has nothing else to do: handing it on would only take time.
+        for task in tasks[:1]:
+            task()
+
     def _on_timer(self) -> None:
+        outcomes: list[Callable[[], None]] = []
         with self._lock:
             self._timer = None
-            actions = self._steps()
-        _run(actions)
+            tasks = self._steps(outcomes)
+        self._go_on(tasks, outcomes)
 
     def _seal(self) -> Flight:
         assert self._tail is not None
@@ -242,10 +308,11 @@ class Pipeline:
             flight.pointer = self._write_fragment(flight)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             flight.error = error
+        outcomes: list[Callable[[], None]] = []
         with self._lock:
             self._uploading -= 1
-            actions = self._steps()
-        _run(actions)
+            tasks = self._steps(outcomes)
+        self._go_on(tasks, outcomes)
 
     def _write_fragment(self, flight: Flight) -> FragmentPointer:
         columns = join([entry.columns for entry in flight.entries])
@@ -288,10 +355,8 @@ class Pipeline:
             self._committing = False
             self._commit_s += _COMMIT_WEIGHT * (took_s - self._commit_s) if self._commit_s else took_s
             outcomes = self._settle(result, ready)
-            steps = self._steps()
-        # Steps first: an outcome's callbacks are the callers' code, and may take their time.
-        _run(steps)
-        _run(outcomes)
+            tasks = self._steps(outcomes)
+        self._go_on(tasks, outcomes)
         if isinstance(result, Committed):
             self._runtime.publish(self._store.url)
             self._snapshotter.committed(result.base.manifest)
@@ -299,7 +364,7 @@ class Pipeline:
     def _recover(self) -> None:
         """Load the manifest anew after its state was lost track of."""
         try:
-            base: Installed | None = self._manifests.load()
+            base: Installed | None = until_answered(self._manifests.load, self._options.retry, self._runtime)
             failure: BaseException | None = None
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             base, failure = None, error
@@ -311,11 +376,8 @@ class Pipeline:
                 self._give_up(self._queue.take_all(), cause, failure, outcomes)
             else:
                 self._reincarnate(base)
-                if base.manifest.seal is not None:
-                    self._give_up(self._queue.take_all(), self._sealed(base), None, outcomes)
-            steps = self._steps()
-        _run(steps)
-        _run(outcomes)
+            tasks = self._steps(outcomes)
+        self._go_on(tasks, outcomes)
 
     # ------------------------------------------------------------------ outcomes, under the lock
 
@@ -327,15 +389,15 @@ class Pipeline:
                 for flight in ready:
                     self._flights.popleft()
                     self._acknowledge(flight, actions)
-            case Displaced(base, cause):
-                self._give_new_places(base, cause, actions)
+            case Displaced():
+                self._give_new_places(result, actions)
             case SealedOut(base):
                 self._reincarnate(base)
-                self._give_up(self._take_flights() + self._queue.take_all(), self._sealed(base), None, actions)
-            case Failed(cause):
+                self._give_up(self._take_flights(), self._sealed(base), None, actions)
+            case Failed(cause, failure):
                 self._base = None
                 error: LogError = NotDurableError(f"{self._what(ready[0])}: not committed: {cause}")
-                self._give_up(self._take_flights(), error, None, actions)
+                self._give_up(self._take_flights(), error, failure, actions)
             case Lost(cause):
                 self._base = None
                 error = UnknownDurabilityError(f"{self._what(ready[0])}: no telling whether it was committed: {cause}")
@@ -345,17 +407,20 @@ class Pipeline:
                 self._give_up(behind, NotDurableError(f"{self._what(ready[-1])}: {error}"), None, actions)
         return actions
 
-    def _give_new_places(self, base: Installed, cause: str, actions: list[Callable[[], None]]) -> None:
+    def _give_new_places(self, displaced: Displaced, actions: list[Callable[[], None]]) -> None:
         kept: list[Entry] = []
         for entry in self._take_flights():
-            entry.reseals += 1
-            if entry.reseals > self._options.reseals_max:
-                text = f"log {self._store.url}: records lost their place {entry.reseals} times: {cause}"
+            # Maintenance is no contention: it has a bound of its own, which nothing but a defect comes to.
+            entry.reseals += displaced.contended
+            entry.rebases += not displaced.contended
+            if entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max:
+                times = entry.reseals + entry.rebases
+                text = f"log {self._store.url}: records lost their place {times} times: {displaced.cause}"
                 self._give_up([entry], ContentionError(text), None, actions)
             else:
                 kept.append(entry)
         self._queue.put_back(kept)
-        self._reincarnate(base)
+        self._reincarnate(displaced.base)
         doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
         backoff_s = max(self._commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
         self._not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
@@ -387,9 +452,12 @@ class Pipeline:
             actions.append(lambda entry=entry, own=own: entry.future.set_exception(own))  # type: ignore[misc]
         self._release(entries)
 
-    def _release(self, entries: Iterable[Entry]) -> None:
-        self._bytes_held -= sum(entry.bytes_held for entry in entries)
-        self._lock.notify_all()
+    def _release(self, entries: Sequence[Entry]) -> None:
+        self._bytes_released += sum(entry.bytes_held for entry in entries)
+        # They have their outcomes once the lock is let go; who flushes waits for that, too.
+        self._told = [futures for futures in self._told if not futures[-1].done()]
+        if entries:
+            self._told.append([entry.future for entry in entries])
 
     def _sealed(self, base: Installed) -> SealedError:
         seal = base.manifest.seal
@@ -399,8 +467,3 @@ class Pipeline:
 
     def _what(self, flight: Flight) -> str:
         return f"log {self._store.url}: fragment {flight.seq_no}"
-
-
-def _run(actions: Iterable[Callable[[], None]]) -> None:
-    for action in actions:
-        action()

@@ -17,6 +17,7 @@ from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
+from wal3_core.storage.retry import reread_if_damaged
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
 if TYPE_CHECKING:
@@ -106,13 +107,7 @@ class LogReader:
 
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
-        try:
-            return self._fetch(pointer)
-        except FragmentMissingError:
-            raise
-        except CorruptError:
-            # Damage on the way is not damage at rest: ask once more before saying so.
-            return self._fetch(pointer)
+        return reread_if_damaged(lambda: self._fetch(pointer))
 
     def _fetch(self, pointer: FragmentPointer) -> Fragment:
         what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, LogError, LogNotFoundError, MissingError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, MANIFEST, cursor_name
+from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
@@ -212,17 +212,14 @@ def _check_balance(manifest: Manifest, tally: _Tally) -> None:
 
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
     """Name every cursor that can not be read, or points outside what the log holds."""
-    cursors = CursorStore(store, log, runtime=runtime)
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    for meta in log_store(store, log).list_objects(CURSOR_FOLDER):
-        try:
-            witness = cursors.load(cursor_name(meta.path))
-        except CorruptError as error:
-            yield Problem(meta.path, str(error))
+    for path, witness in CursorStore(store, log, runtime=runtime).survey():
+        if isinstance(witness, CorruptError):
+            yield Problem(path, str(witness))
             continue
-        found = None if witness is None else witness.cursor.position.offset
-        if found is not None and found > limit:
+        found = witness.cursor.position.offset
+        if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
             limit = ManifestStore(log_store(store, log), runtime).load().manifest.next.position.offset
-        if found is not None and not first <= found <= limit:
-            yield Problem(meta.path, f"cursor: expected an offset from {first} to {limit}, found {found}")
+        if not first <= found <= limit:
+            yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")

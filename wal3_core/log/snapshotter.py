@@ -44,7 +44,7 @@ class Snapshotter:
         self._snapshots = snapshots
         self._runtime = runtime
         self._options = options
-        self._lock = runtime.condition()
+        self._lock = runtime.lock()
         self._busy = False
         self._ready: _Ready | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.errors import LogExistsError, LogNotFoundError
@@ -13,12 +12,13 @@ from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.record import Message
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Outcome, Runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from concurrent.futures import Future
     from types import TracebackType
 
     from wal3_core.model.position import LogPosition
@@ -104,7 +104,7 @@ class LogWriter:
     def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
         """Queue records that stay together; the future has what ``append_many`` returns or raises."""
         columns = check_records(records, self._options)
-        future: Future[LogPosition] = Future()
+        future: Outcome[LogPosition] = Outcome()
         # Marked as running, so that it can not be cancelled: the records may be on their way already.
         future.set_running_or_notify_cancel()
         self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s()))

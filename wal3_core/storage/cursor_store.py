@@ -11,17 +11,26 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, UnavailableError
+from wal3_core.errors import (
+    CorruptError,
+    CursorConflictError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import Done, Etag, ObjectStore, Unknown, Versioned, log_store
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, reread_if_damaged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import LogPosition
 
 
@@ -43,6 +52,7 @@ class CursorStore:
         self._runtime = runtime or shared_runtime()
         self._retry = retry or RetryOptions()
         self._manifests = ManifestStore(self._store, self._runtime, self._retry)
+        self._known: Installed | None = None
 
     def init(self, name: str, position: LogPosition) -> Witness:
         """Create a cursor; CursorConflictError when it exists, GarbageCollectedError when the position is gone."""
@@ -53,6 +63,9 @@ class CursorStore:
 
     def load(self, name: str) -> Witness | None:
         """Load a cursor; None when there is none of that name."""
+        return reread_if_damaged(lambda: self._load(name))
+
+    def _load(self, name: str) -> Witness | None:
         path = cursor_path(name)
         found = self._store.get(path)
         if not isinstance(found, Versioned):
@@ -75,12 +88,22 @@ class CursorStore:
     def list(self) -> dict[str, Witness]:
         """Load all cursors by name; CorruptError for a file that is none."""
         found = {}
-        for meta in self._store.list_objects(CURSOR_FOLDER):
-            name = cursor_name(meta.path)
-            witness = self.load(name)
-            if witness is not None:
-                found[name] = witness
+        for path, witness in self.survey():
+            if isinstance(witness, CorruptError):
+                raise witness
+            found[cursor_name(path)] = witness
         return found
+
+    def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
+        """Go through the cursors by path; one that can not be read is an error in its place."""
+        for meta in self._store.list_objects(CURSOR_FOLDER):
+            try:
+                witness = self.load(cursor_name(meta.path))
+            except CorruptError as error:
+                yield meta.path, error
+                continue
+            if witness is not None:
+                yield meta.path, witness
 
     def delete(self, name: str) -> None:
         """Remove a cursor: what it pinned may be collected."""
@@ -97,13 +120,22 @@ class CursorStore:
 
     def _check_position(self, name: str, position: LogPosition) -> None:
         check_cursor_name(name)
-        limit = self._manifests.load().manifest.next.position
+        # The log's end never moves back: what lay before it still does.
+        known = None if self._known is None else self._known.manifest
+        if known is None or position.offset > known.next.position.offset:
+            known = self._manifest()
+        limit = known.next.position
         if not 1 <= position.offset <= limit.offset:
             message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {position.offset}"
             raise InvalidRequestError(message)
         if not 0 <= position.timestamp_us <= U64_MAX:
             message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
             raise InvalidRequestError(message)
+
+    def _manifest(self) -> Manifest:
+        known = self._manifests.load(self._known)
+        self._known = known
+        return known.manifest
 
     def _put(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
         path, data = cursor_path(name), cursor.to_bytes()
@@ -114,10 +146,10 @@ class CursorStore:
                 outcome = self._store.replace(path, data, witness.etag)
             if isinstance(outcome, Done):
                 return Witness(cursor, outcome.etag)
-            found = self._store.get(path)
-            if isinstance(found, Versioned) and found.data == data:
-                return Witness(cursor, found.etag)
-            present = found.etag if isinstance(found, Versioned) else None
+            found = self.load(name)
+            if found is not None and found.cursor == cursor:
+                return found
+            present = None if found is None else found.etag
             if present != (None if witness is None else witness.etag):
                 expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
                 message = f"cursor {self._store.url}/{path}: expected {expected}, found another version"
@@ -127,7 +159,7 @@ class CursorStore:
         raise UnavailableError(message)
 
     def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
-        first = self._manifests.load().manifest.first.position
+        first = self._manifest().first.position
         position = saved.cursor.position
         if position.offset >= first.offset:
             return

@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.runtime import Runtime, shared_runtime
@@ -120,17 +119,6 @@ def examine(
 def _clean(store: ObjectStore, folder: str) -> None:
     for meta in list(store.list_objects(folder)):
         store.delete(meta.path)
-    parts = urlsplit(store.url)
-    if parts.scheme == "file":
-        _remove_empty(Path(unquote(parts.path)) / folder)
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the directories that only a local store leaves behind; they hold no objects any more."""
-    with contextlib.suppress(OSError):
-        for below in folder.iterdir():
-            _remove_empty(below)
-        folder.rmdir()
 
 
 class _Examination:
@@ -156,6 +144,7 @@ class _Examination:
         self._progress("reading and listing")
         self._check_get()
         self._check_list()
+        self._check_case()
         self._progress("racing creates")
         self._check_racing_creates()
         if swaps:
@@ -234,6 +223,13 @@ class _Examination:
         self._note("a list is in order of paths", " ".join(paths), passed=paths == sorted(paths))
         after = [meta.path for meta in self._store.list_objects("list/", start_after=_LISTED[1])]
         self._note("a list starts after a given path", " ".join(after), passed=set(after) == set(_LISTED[2:]))
+
+    def _check_case(self) -> None:
+        """Find out whether the file system folds case, which would make one log of ``a`` and ``A``."""
+        self._created("case/name", b"small")
+        other = self._store.create("case/NAME", b"large")
+        kept = self._store.read("case/name") == b"small" and isinstance(other, Done)
+        self._note("names that differ in case are two objects", f"the second {_told(other)}", passed=kept)
 
     def _check_racing_creates(self) -> None:
         acknowledged = lost = 0

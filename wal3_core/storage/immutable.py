@@ -28,6 +28,9 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
             cause = outcome.cause
         # Refused may also be a conflict that left nothing there: only the object itself tells.
         found = _read(store, path)
+        if found is not None and found != data:
+            # What differs may have been damaged on the way.
+            found = _read(store, path)
         if found == data:
             return
         if found is not None:

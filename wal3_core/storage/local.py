@@ -5,7 +5,11 @@ its bytes, as an S3 ETag is. A file is written aside, synced, and then linked (c
 (replace) into place, so that a killed process leaves the old object or the new one; a replace holds
 a lock that the kernel frees when its holder dies. For local file systems, not for NFS.
 
-Beside the objects, ``.wal3/locks`` and ``.wal3/staging`` belong to the store.
+A folder goes with its last object, unless a create is under way: creates share a lock that removing
+folders wants for itself. What is known of folders' being on disk holds until one was removed, by
+whatever process: the lock's file grows by a byte then.
+
+Beside the objects, ``.wal3`` belongs to the store.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import (
@@ -41,6 +45,9 @@ _OWN_FOLDER = ".wal3"
 _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
+_SEEN_MAX = 4096
+# Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class LocalStore:
@@ -50,10 +57,13 @@ class LocalStore:
         self._root = root.resolve()
         self._staging = self._root / _OWN_FOLDER / "staging"
         self._locks = self._root / _OWN_FOLDER / "locks"
+        self._folders_lock = self._locks / "folders"
         self._swept = False
-        # Folders whose own entry is on disk, and folders with an entry that may not be.
-        self._durable: set[Path] = set()
+        # Folders whose own entry is on disk, as of how many removals; and folders with an entry that may not be.
+        self._durable: dict[Path, int] = {}
         self._unsynced: set[Path] = set()
+        # The newest version of each document that was seen and is on disk, by path.
+        self._seen: dict[str, Etag] = {}
 
     @property
     def url(self) -> str:
@@ -71,6 +81,7 @@ class LocalStore:
 
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove what writers killed a day ago or more left in them."""
+        self._make_root()
         self._make_folder(self._locks)
         self._make_folder(self._staging)
         with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
@@ -98,20 +109,36 @@ class LocalStore:
         if data is None:
             return None
         etag = _etag(data)
+        self._sync_seen(path, etag)
         return NotModified() if etag == if_none_match else Versioned(data, etag)
+
+    def _sync_seen(self, path: str, etag: Etag) -> None:
+        """Make a version durable before anything is built on it: who wrote it may have died before it did."""
+        if self._seen.get(path) == etag:
+            return
+        try:
+            _sync_folder(self._file(path).parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise self._unavailable(error) from error
+        if len(self._seen) >= _SEEN_MAX:
+            self._seen.clear()
+        self._seen[path] = etag
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
         target = self._file(path)
-        with self._staged(data) as staged:
-            self._make_folder(target.parent)
+        # The folder's lock is held until the object is there: then the folder stays.
+        with self._staged(data) as staged, self._flocked(self._folders_lock, fcntl.LOCK_SH) as folders:
+            self._make_folder(target.parent, os.fstat(folders.fileno()).st_size)
             try:
                 os.link(staged, target)
             except FileExistsError:
-                self._sync_again(target.parent)
+                # Whoever made it may have died before it was on disk, and the refused one builds on it.
+                _sync_folder(target.parent)
                 return Refused()
-            except OSError as error:
-                raise self._unavailable(error) from error
         return self._synced(target.parent, data)
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
@@ -162,6 +189,22 @@ class LocalStore:
         # A replace that has compared versions must not write over what is created after this.
         with self._locked(path):
             target.unlink(missing_ok=True)
+            self._remove_empty_above(target)
+
+    def _remove_empty_above(self, target: Path) -> None:
+        """Remove the folders that are empty now; they stay while somebody creates something, wherever that is."""
+        with contextlib.suppress(OSError), self._folders_lock.open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                for folder in target.parents[: len(target.relative_to(self._root).parts) - 1]:
+                    if any(folder.iterdir()):
+                        return
+                    # Told before it is done: this process may die in between.
+                    lock.write(b".")
+                    lock.flush()
+                    folder.rmdir()
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -200,26 +243,38 @@ class LocalStore:
                 with contextlib.suppress(OSError):
                     staged.unlink(missing_ok=True)
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path, removals: int = 0) -> None:
         """Make a folder durable, or a crash could lose what it holds.
 
         One that is there already may have been made by a process that died before it synced.
         """
         lineage = [folder, *folder.parents]
-        try:
-            for each in reversed(lineage[: lineage.index(self._root) + 1]):
-                if each not in self._durable or not each.is_dir():
-                    each.mkdir(parents=True, exist_ok=True)
-                    _sync_folder(each.parent)
-                    self._durable.add(each)
-        except OSError as error:
-            raise self._unavailable(error) from error
+        for each in reversed(lineage[: lineage.index(self._root)]):
+            if self._durable.get(each) != removals or not each.is_dir():
+                each.mkdir(exist_ok=True)
+                _sync_folder(each.parent)
+                self._durable[each] = removals
+
+    def _make_root(self) -> None:
+        """Make the store's folder and those above it durable, one after the other."""
+        for each in reversed([self._root, *self._root.parents[:-1]]):
+            there = each.is_dir()
+            each.mkdir(exist_ok=True)
+            try:
+                _sync_folder(each.parent)
+            except PermissionError:
+                # Folders above may be closed to us; those were made by others, long ago.
+                if not there:
+                    raise
 
     def _sync_again(self, folder: Path) -> None:
         """See to it that nothing is read which a crash could still take back."""
         if folder in self._unsynced:
             try:
                 _sync_folder(folder)
+            except FileNotFoundError:
+                # It went with the last of what it held: there is nothing to sync.
+                pass
             except OSError as error:
                 raise self._unavailable(error) from error
             self._unsynced.discard(folder)
@@ -228,12 +283,17 @@ class LocalStore:
     def _locked(self, path: str) -> Iterator[None]:
         """Exclude every other replace of the path, in this process and others, until done or dead."""
         number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % _LOCK_FILES
+        with self._flocked(self._locks / f"{number:03d}", fcntl.LOCK_EX):
+            yield
+
+    @contextlib.contextmanager
+    def _flocked(self, path: Path, kind: int) -> Iterator[BinaryIO]:
         try:
             # Opened anew each time: flock excludes open files, so threads exclude each other too.
-            with (self._locks / f"{number:03d}").open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with path.open("ab") as file:
+                fcntl.flock(file, kind)
                 try:
-                    yield
+                    yield file
                 finally:
                     # Closing would not do where a child was forked meanwhile: it has the file open, too.
                     fcntl.flock(file, fcntl.LOCK_UN)
@@ -243,6 +303,9 @@ class LocalStore:
     def _synced(self, folder: Path, data: Buffer) -> PutOutcome:
         try:
             _sync_folder(folder)
+        except FileNotFoundError:
+            # What was just written was deleted, and its folder with it: there is nothing to sync.
+            return Done(_etag(data))
         except OSError as error:
             self._unsynced.add(folder)
             return Unknown(str(error))

@@ -18,7 +18,7 @@ from wal3_core.model.manifest import BYTES_MAX, POINTERS_MAX, Manifest
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
 from wal3_core.options import RetryOptions
 from wal3_core.storage.object_store import Done, Etag, NotModified, Refused, Unknown, Versioned
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, reread_if_damaged
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
@@ -51,6 +51,9 @@ class ManifestStore:
 
     def load(self, known: Installed | None = None) -> Installed:
         """Load the manifest; ``known`` is returned as it is while the store still has that version."""
+        return reread_if_damaged(lambda: self._load(known))
+
+    def _load(self, known: Installed | None) -> Installed:
         found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag)
         match found:
             case None:
@@ -111,7 +114,10 @@ class ManifestStore:
             unknown = unknown or isinstance(outcome, Unknown)
             found = self._store.get(MANIFEST)
             if isinstance(found, Versioned):
-                if unknown and found.data == data:
+                if unknown and found.data != data:
+                    # What differs may have been damaged on the way.
+                    found = self._store.get(MANIFEST)
+                if unknown and isinstance(found, Versioned) and found.data == data:
                     return Installed(initial, found.etag)
                 message = f"log {self._store.url}: expected no log there, found {MANIFEST}"
                 raise LogExistsError(message)

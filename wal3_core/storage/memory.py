@@ -37,7 +37,7 @@ class MemoryStore:
     def __init__(self, runtime: Runtime, *, name: str = "") -> None:
         self.url = f"memory:{name}"
         self._runtime = runtime
-        self._lock = runtime.condition()
+        self._lock = runtime.lock()
         self._objects: dict[str, _Stored] = {}
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -57,6 +58,8 @@ _DENIED = (
     exceptions.UnknownConfigurationKeyError,
     exceptions.InvalidPathError,
 )
+# A list that is refused, or finds no bucket, has no exception of its own, only these words.
+_DENIED_LIST = re.compile("status code: (401|403|404) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +202,11 @@ class RemoteStore:
     def _unavailable(self, path: str, error: Exception) -> UnavailableError:
         # A missing bucket is "not found" on a PUT.
         denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
-        kind = StoreDeniedError if denied else UnavailableError
+        kind = StoreDeniedError if denied or _DENIED_LIST.search(str(error)) else UnavailableError
         return kind(f"store {self.url}: {path}: {_first_line(error)}")
 
 
+_SHOWN_MAX = 600
 _first_process: list[int] = []
 
 
@@ -227,5 +231,7 @@ def _version(etag: Etag) -> UpdateVersion:
 
 def _first_line(error: Exception) -> str:
     # What follows is how the client was set up.
-    text = str(error).split("Debug source:")[0]
-    return f"{type(error).__name__}: {' '.join(text.split())[:400]}"
+    text = " ".join(str(error).split("Debug source:")[0].split())
+    # A client names the path first, perhaps twice, and the server's answer last.
+    shown = text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX // 2]} … {text[-_SHOWN_MAX // 2 :]}"
+    return f"{type(error).__name__}: {shown}"

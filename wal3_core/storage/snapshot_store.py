@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import MissingError
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.storage.immutable import write_immutable
+from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
     from wal3_core.options import RetryOptions
@@ -26,7 +27,7 @@ class SnapshotStore:
         self._store = store
         self._runtime = runtime
         self._loaded_max = loaded_max
-        self._lock = runtime.condition()
+        self._lock = runtime.lock()
         self._loaded: OrderedDict[str, Snapshot] = OrderedDict()
 
     def load(self, pointer: SnapshotPointer) -> Snapshot:
@@ -36,13 +37,16 @@ class SnapshotStore:
             if known is not None:
                 self._loaded.move_to_end(pointer.path)
                 return known
+        snapshot = reread_if_damaged(lambda: self._read(pointer))
+        self._keep(pointer.path, snapshot)
+        return snapshot
+
+    def _read(self, pointer: SnapshotPointer) -> Snapshot:
         data = self._store.read(pointer.path)
         if data is None:
             message = f"snapshot {pointer.path}: expected in {self._store.url}, found none"
             raise SnapshotMissingError(message, path=pointer.path)
-        snapshot = Snapshot.from_bytes(data, pointer)
-        self._keep(pointer.path, snapshot)
-        return snapshot
+        return Snapshot.from_bytes(data, pointer)
 
     def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
         """Make the snapshot durable and return the pointer to it."""

@@ -1,0 +1,163 @@
+"""A program: interrupts a call in the main thread at every place where Python would, one after another.
+
+When a function begins, when one written in C has returned, and after a jump back, CPython looks whether
+a signal came; there and nowhere else Ctrl-C raises. The trace raises at the instruction that follows, so
+places where that has another handler are left out. Prints how many places there were.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core.runtime import ThreadRuntime
+from wal3_core.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import CodeType, FrameType
+
+    from wal3_core import LogPosition
+    from wal3_core.storage.object_store import Buffer, PutOutcome
+
+CHECKED = {"RESUME", "PRECALL", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+PLACES_MAX = 5000
+ANSWER_S_MAX = 30
+
+
+def handler(code: CodeType, offset: int) -> int | None:
+    """Where an exception raised at an instruction goes in its function."""
+    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the n-th place."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self._before: dict[FrameType, tuple[str, int]] = {}
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Callable[..., object]:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" and frame.f_back in self._before and frame.f_code.co_name != "__init__":
+            # A function written in Python returns to its caller without a look; a class is called through C.
+            del self._before[frame.f_back]
+        if event == "opcode":
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            before, at = self._before.get(frame, ("", 0))
+            self._before[frame] = name, frame.f_lasti
+            checked = before in CHECKED or before.startswith("POP_JUMP_BACKWARD")
+            # Of the two instructions that make a call, either may be the one that does.
+            if checked and name != "CALL" and handler(frame.f_code, at) == handler(frame.f_code, frame.f_lasti):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+        return self.trace
+
+    def interrupts(self, action: Callable[[], object]) -> bool:
+        """Whether the action was interrupted; False when it has fewer places."""
+        sys.settrace(self.trace)
+        try:
+            action()
+        except KeyboardInterrupt:
+            return True
+        except RuntimeError as error:
+            # What waited for a lock to come back was interrupted while it had none.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+
+def answered(action: Callable[[], object]) -> None:
+    """Do something in another thread, which must not hang."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S_MAX)
+    assert not thread.is_alive(), "hung"
+
+
+class HeldStore(MemoryStore):
+    """Holds uploads of fragments back for a moment, once told to."""
+
+    gate: threading.Event | None = None
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        if self.gate is not None and "/log/" in path:
+            self.gate.wait(ANSWER_S_MAX)
+        return super().create(path, data)
+
+    def hold(self) -> None:
+        self.gate = threading.Event()
+        threading.Timer(0.02, self.gate.set).start()
+
+
+def append_and_wait(writer: LogWriter) -> None:
+    writer.append(b"interrupted")
+
+
+def append_behind_others(writer: LogWriter) -> None:
+    futures = [writer.submit(b"x" * 40) for _ in range(3)]
+    writer.append(b"interrupted")
+    futures[-1].result()
+
+
+def append_and_follow(writer: LogWriter, reader: LogReader) -> None:
+    writer.append(b"interrupted")
+    for _ in reader.follow(idle_s=0.001):
+        pass
+
+
+def survives(kind: str, number: int) -> bool:
+    """Interrupt a call at its n-th place, and check that all goes on; False when there is no such place."""
+    # A writer and workers of its own for each: the first call of all has the most to do.
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = HeldStore(runtime)
+        options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
+        writer = LogWriter.open_or_initialize(store, "a", runtime=runtime, options=options)
+        reader = LogReader.open(store, "a", runtime=runtime)
+        settled: list[Future[LogPosition]] = []
+        calls: dict[str, Callable[[], object]] = {
+            "append": lambda: append_and_wait(writer),
+            "held": lambda: append_behind_others(writer),
+            "flush": writer.flush,
+            "follow": lambda: append_and_follow(writer, reader),
+        }
+        if kind == "flush":
+            store.hold()
+            settled.append(writer.submit(b"interrupted"))
+            # Only then is the flush the one to wake a worker.
+            while writer._pipeline._woken:
+                time.sleep(0.0001)
+        interrupted = Interrupter(number).interrupts(calls[kind])
+        for future in settled:
+            future.result(ANSWER_S_MAX)
+        acknowledged: list[int] = []
+        answered(lambda: acknowledged.append(writer.append(b"other").offset))
+        answered(lambda: list(reader.records()))
+        answered(writer.close)
+        bodies = [record.body for record in reader.records()]
+        assert [bodies[offset - 1] for offset in acknowledged] == [b"other"], f"{kind} {number}: {bodies}"
+        assert bodies.count(b"interrupted") <= 1
+        assert interrupted or bodies.count(b"interrupted") == 1
+    return interrupted
+
+
+def main(kind: str, every: int) -> None:
+    for number in range(1, PLACES_MAX, every):
+        if not survives(kind, number):
+            print(number - 1)
+            return
+    raise AssertionError("expected an end")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,49 @@
+"""Options that make no sense are refused where they are made, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import InvalidRequestError, ReaderOptions, WriterOptions
+from wal3_core.options import GIB, RetryOptions, SnapshotOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (RetryOptions, "attempts_max", 0),
+        (RetryOptions, "pause_s_min", -0.1),
+        (RetryOptions, "pause_s_max", float("nan")),
+        (SnapshotOptions, "fragments_per_snapshot", 0),
+        (SnapshotOptions, "fragments_kept", -1),
+        (SnapshotOptions, "snapshots_per_roll", 0),
+        (SnapshotOptions, "gc_interval_s", 0),
+        (WriterOptions, "batch_bytes_max", 0),
+        (WriterOptions, "batch_bytes_max", 2 * GIB),
+        (WriterOptions, "fragment_bytes_max", 2 * GIB),
+        (WriterOptions, "record_bytes_max", 2 * GIB),
+        (WriterOptions, "batch_records_max", 0),
+        (WriterOptions, "batch_age_s_max", float("inf")),
+        (WriterOptions, "uploads_max", 0),
+        (WriterOptions, "fragments_in_flight_max", -3),
+        (WriterOptions, "bytes_held_max", 0),
+        (WriterOptions, "rebases_max", 0),
+        (ReaderOptions, "reloads_max", 0),
+        (ReaderOptions, "fragment_expanded_bytes_max", 0),
+        (ReaderOptions, "poll_s_min", -1),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused_by_name(kind: Callable[..., object], name: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"option {name}: expected a number from .* to .*, found {value}"):
+        kind(**{name: value})
+
+
+def test_options_at_their_limits_are_taken() -> None:
+    WriterOptions(batch_bytes_max=2 * GIB - 1, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
+    ReaderOptions(prefetch_fragments=0, snapshots_loaded_max=0)
+    RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)

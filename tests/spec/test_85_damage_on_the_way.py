@@ -1,0 +1,154 @@
+"""Damage on the way is not damage at rest: what arrives damaged is asked for once more before anything is concluded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import CountingStore, FaultyStore
+from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
+from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.storage.object_store import Etag, NotModified, Versioned
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+
+QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
+OPTIONS = WriterOptions(retry=QUICK)
+
+
+@dataclass
+class GarblingStore(FaultyStore):
+    """Flips a bit in the next ``times`` answers whose path contains ``part``."""
+
+    part: str = ""
+    times: int = 0
+
+    def garble(self, part: str, times: int = 1) -> None:
+        self.part, self.times = part, times
+
+    def _garbled(self, path: str, data: bytes) -> bytes:
+        if self.times == 0 or self.part not in path:
+            return data
+        self.times -= 1
+        return bytes([*data[:-2], data[-2] ^ 1, data[-1]])
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        data = super().read(path, start=start, length=length)
+        return None if data is None else self._garbled(path, data)
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        found = super().get(path, if_none_match=if_none_match)
+        return Versioned(self._garbled(path, found.data), found.etag) if isinstance(found, Versioned) else found
+
+
+@pytest.fixture
+def garbling(memory_store: MemoryStore) -> GarblingStore:
+    """A log of two fragments behind a store that damages what it is told to."""
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append(b"1")
+        writer.append(b"2")
+    return GarblingStore(memory_store)
+
+
+def bodies(store: FaultyStore) -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store.inner, "a").records()]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_manifest_damaged_on_the_way_is_read_again_once(garbling: GarblingStore, times: int) -> None:
+    counting = CountingStore(garbling)
+    garbling.garble("MANIFEST", times)
+
+    if times == 1:
+        assert LogReader.open(counting, "a").manifest().num_records == 2
+        assert counting.requests == {"get": 3}
+    else:
+        with pytest.raises(CorruptError, match="MANIFEST"):
+            LogReader.open(counting, "a")
+        assert counting.requests == {"get": 2}
+
+
+def test_sound_manifest_is_read_once(garbling: GarblingStore) -> None:
+    counting = CountingStore(garbling)
+
+    LogWriter.open(counting, "a").close()
+
+    assert counting.requests == {"get": 1}
+
+
+def test_commit_is_settled_by_the_second_look_at_the_manifest(garbling: GarblingStore) -> None:
+    with LogWriter.open(garbling, "a", options=WriterOptions(retry=RetryOptions(attempts_max=1))) as writer:
+        garbling.fail("replace", "MANIFEST", "applied-unknown")
+        garbling.garble("MANIFEST")
+        assert writer.append(b"3").offset == 3
+
+    assert garbling.times == 0
+    assert bodies(garbling) == [b"1", b"2", b"3"]
+
+
+def test_own_upload_is_recognised_by_the_second_look(garbling: GarblingStore) -> None:
+    with LogWriter.open(garbling, "a", options=OPTIONS) as writer:
+        garbling.fail("create", "/log/", "applied-unknown")
+        garbling.garble("/log/")
+        assert writer.append(b"3").offset == 3
+
+    assert garbling.times == 0
+    assert bodies(garbling) == [b"1", b"2", b"3"]
+
+
+def test_own_initialization_is_recognised_by_the_second_look(memory_store: MemoryStore) -> None:
+    garbling = GarblingStore(memory_store)
+    garbling.fail("create", "MANIFEST", "applied-unknown")
+    garbling.garble("MANIFEST")
+
+    LogWriter.initialize(garbling, "a")
+
+    assert garbling.times == 0
+    assert bodies(garbling) == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_snapshot_damaged_on_the_way_is_read_again_once(memory_store: MemoryStore, times: int) -> None:
+    tree = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2)
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=tree)) as writer:
+        for index in range(20):
+            writer.append(b"%d" % index)
+    garbling = GarblingStore(memory_store)
+    reader = LogReader.open(garbling, "a")
+    assert reader.manifest().snapshots
+    garbling.garble("snapshot/", times)
+
+    if times == 1:
+        assert len(list(reader.records())) == 20
+    else:
+        with pytest.raises(CorruptError, match="snapshot"):
+            list(reader.records())
+    assert garbling.times == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_cursor_damaged_on_the_way_is_read_again_once(garbling: GarblingStore, times: int) -> None:
+    cursors = CursorStore(garbling, "a", retry=QUICK)
+    witness = cursors.init("reader", LogPosition(2, 0))
+    garbling.garble("cursor/", times)
+
+    if times == 1:
+        assert cursors.load("reader") == witness
+    else:
+        with pytest.raises(CorruptError, match="cursor/reader"):
+            cursors.load("reader")
+
+
+def test_own_move_of_a_cursor_is_recognised_by_the_second_look(garbling: GarblingStore) -> None:
+    cursors = CursorStore(garbling, "a", retry=QUICK)
+    witness = cursors.init("reader", LogPosition(1, 0))
+    garbling.fail("replace", "cursor/", "applied-unknown")
+    garbling.garble("cursor/")
+
+    moved = cursors.save("reader", LogPosition(2, 0), witness)
+
+    assert garbling.times == 0
+    assert cursors.load("reader") == moved
