@@ -127,8 +127,9 @@ class WriterOptions:
 class ReaderOptions:
     """Limits of one log's reader.
 
-    ``prefetch_fragments`` are fetched ahead of the caller; a fragment that says it expands beyond
-    ``fragment_expanded_bytes_max`` is refused; a follower asks for news after ``poll_s_min`` seconds,
+    ``prefetch_fragments`` are fetched ahead of the caller; a fragment that expands beyond
+    ``fragment_expanded_bytes_max`` is refused, and whatever its bytes are takes at most three times
+    that and 64 MiB of memory; a follower asks for news after ``poll_s_min`` seconds,
     and ever more slowly, up to ``poll_s_max``, while there is none. ``verify`` checks setsums and
     positions; turn it off only where something else does. ``reloads_max`` bounds how often a read
     starts over because maintenance replaced what it was about to fetch.
