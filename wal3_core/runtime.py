@@ -153,6 +153,10 @@ class _TimerThread:
             except RuntimeError:
                 # No thread to be had: a worker waits instead.
                 self._spawn(self._run)
+            except BaseException:
+                with self._condition:
+                    self._running = False
+                raise
         return alarm
 
     def _run(self) -> None:
@@ -214,8 +218,9 @@ class _Workers:
     wakes somebody for, or a thread more; the counting is the workers' own.
     """
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, run: Callable[[Callable[[], None]], None]) -> None:
         self._count_max = count_max
+        self._run = run
         self._lock = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -258,13 +263,17 @@ class _Workers:
                 self._begun += 1
 
     def _work(self) -> None:
-        while not self._closing:
+        last = False
+        while not last:
             self._wakes.get()
+            # Before looking for tasks: none is queued any more once this is set.
+            last = self._closing
             while (task := self._take()) is not None:
                 try:
-                    task()
+                    self._run(task)
                 except BaseException:  # noqa: BLE001 - a task tells its own callers; what is left is for a person to see
-                    sys.excepthook(*sys.exc_info())
+                    with contextlib.suppress(BaseException):
+                        sys.excepthook(*sys.exc_info())
                 with self._lock:
                     self._running -= 1
         # One tells the other.
@@ -285,7 +294,7 @@ class ThreadRuntime:
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
         self._process = os.getpid()
         self._inline = threading.local()
-        self._workers = _Workers(workers_max)
+        self._workers = _Workers(workers_max, self._run_here)
         atexit.register(self.close)
         self._timers = _TimerThread(self.spawn)
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
@@ -331,20 +340,24 @@ class ThreadRuntime:
         """Run a task on the workers; here and now when there are none, as at the interpreter's exit."""
         self.check_process()
         if not self._workers.spawn(task):
-            self._run_inline(task)
+            self._run_here(task)
 
-    def _run_inline(self, task: Callable[[], None]) -> None:
-        """Run a task in this thread, behind the one that asked for it: steps lead to steps, and the stack is finite."""
+    def _run_here(self, task: Callable[[], None]) -> None:
+        """Run a task in this thread, behind the one that asked for it: that one may hold a lock this one wants."""
         waiting: deque[Callable[[], None]] | None = getattr(self._inline, "waiting", None)
         if waiting is not None:
             waiting.append(task)
             return
         self._inline.waiting = waiting = deque([task])
-        try:
-            while waiting:
+        first: BaseException | None = None
+        while waiting:
+            try:
                 waiting.popleft()()
-        finally:
-            del self._inline.waiting
+            except BaseException as error:  # noqa: BLE001 - the others are other callers', who wait for them
+                first = first or error
+        del self._inline.waiting
+        if first is not None:
+            raise first
 
     def call_later(self, delay_s: float, task: Callable[[], None]) -> Timer:
         """Spawn a task after a delay."""
@@ -429,5 +442,11 @@ def shared_runtime() -> ThreadRuntime:
         return _shared[0]
 
 
-# A forked child has none of its parent's threads: it must not inherit a pool that believes it has.
-os.register_at_fork(after_in_child=_shared.clear)
+def _begin_anew() -> None:
+    """In a forked child: none of the parent's threads is there, nor who may have held the lock."""
+    global _shared_lock  # noqa: PLW0603 - nothing else runs in a child that was just forked
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -177,6 +178,20 @@ def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> 
     # Each takes its kibibyte and a little over two more.
     assert waiting == 3
     assert len(bodies(memory_store)) == 100
+
+
+def test_callback_that_raises_keeps_nobody_else_from_the_outcome(memory_store: MemoryStore) -> None:
+    """What only ends a thread ended the telling of outcomes, and those behind waited for ever."""
+    store = GatedStore(memory_store)
+    LogWriter.initialize(memory_store, "a")
+    writer = LogWriter.open(store, "a")
+
+    futures = [writer.submit(b"%d" % number) for number in range(3)]
+    futures[0].add_done_callback(lambda _: sys.exit("a caller's"))
+    store.gate.set()
+
+    assert [future.result(30).offset for future in futures] == [1, 2, 3]
+    writer.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -121,6 +121,9 @@ class Pipeline:
                 entry.bytes_accepted = self._bytes_accepted() + entry.bytes_held
                 self._inbox.append(entry)
             self._wake()
+        except LogError:
+            # Not taken: there is nothing to drive.
+            raise
         except BaseException:
             # An interrupt may have come between the two, and a queued append wants somebody to drive it.
             self._runtime.spawn(self._advance)
@@ -193,8 +196,14 @@ class Pipeline:
         # Tasks first: an outcome's callbacks are the callers' code, and may take their time.
         for task in tasks:
             self._runtime.spawn(task)
+        first: BaseException | None = None
         for tell in outcomes:
-            tell()
+            try:
+                tell()
+            except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+                first = first or error
+        if first is not None:
+            raise first
 
     def _admit(self, actions: list[Callable[[], None]]) -> None:
         """Let in from the inbox what there is room for; all of it when the log is sealed, to be refused."""
@@ -257,9 +266,10 @@ class Pipeline:
         with self._lock:
             self._woken = False
             tasks = self._steps(outcomes)
-        self._go_on(tasks[1:], outcomes)
-        # In this thread, which has nothing else to do: handing it on would only take time.
-        for task in tasks[:1]:
+        # In this thread, which has nothing else to do if there is nobody to tell: handing it on would only take time.
+        here = [] if outcomes else tasks[:1]
+        self._go_on(tasks[len(here) :], outcomes)
+        for task in here:
             task()
 
     def _on_timer(self) -> None:
@@ -356,10 +366,10 @@ class Pipeline:
             self._commit_s += _COMMIT_WEIGHT * (took_s - self._commit_s) if self._commit_s else took_s
             outcomes = self._settle(result, ready)
             tasks = self._steps(outcomes)
-        self._go_on(tasks, outcomes)
         if isinstance(result, Committed):
             self._runtime.publish(self._store.url)
             self._snapshotter.committed(result.base.manifest)
+        self._go_on(tasks, outcomes)
 
     def _recover(self) -> None:
         """Load the manifest anew after its state was lost track of."""

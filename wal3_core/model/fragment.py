@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 
+# Far more than any writer's options allow; a read asks for as many bytes.
+BYTES_MAX = 2**32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentPointer:
     """Names a fragment, its range and its checksum.
@@ -79,9 +83,9 @@ class FragmentPointer:
         """Refuse a range that runs backwards or can not hold its records."""
         width = self.limit.offset - self.start.offset
         backwards = self.limit.timestamp_us < self.start.timestamp_us or self.first_seq_no > self.seq_no
-        if backwards or width <= 0 or self.num_records > width:
+        if backwards or width <= 0 or self.num_records > width or self.num_bytes > BYTES_MAX:
             message = (
-                f"fragment {self.seq_no}: expected a range that holds its {self.num_records} records,"
-                f" found {self.start} to {self.limit}"
+                f"fragment {self.seq_no}: expected a range that holds its {self.num_records} records in at most"
+                f" {BYTES_MAX} bytes, found {self.start} to {self.limit} in {self.num_bytes}"
             )
             raise CorruptError(message)

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.thrift import I32, I64, Struct, number, read_struct, struct, structs
+from wal3_core.model.thrift import (
+    BINARY,
+    I32,
+    I64,
+    STRUCT,
+    Layout,
+    Struct,
+    number,
+    read_struct,
+    struct,
+    structs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +45,15 @@ _ENCODINGS = frozenset({0, 2, 8})
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 # Where a page's header keeps what its type adds, and where in that the encoding is.
 _PARTS = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_V2: (8, 4)}
+_HEADER_BYTES_MAX = 64 * 2**10
+# Every list that the format's footer has.
+_COLUMN_METADATA = Layout(
+    lists={2: I32, 3: BINARY, 8: STRUCT, 13: STRUCT},
+    below={16: Layout(lists={2: I64, 3: I64}), 17: Layout(lists={2: I32})},
+)
+_COLUMN_KEY = Layout(below={2: Layout(lists={1: BINARY})})
+_ROW_GROUP = Layout(lists={1: STRUCT, 4: STRUCT}, below={1: Layout(below={3: _COLUMN_METADATA, 8: _COLUMN_KEY})})
+_FOOTER = Layout(lists={2: STRUCT, 4: STRUCT, 5: STRUCT, 7: STRUCT}, below={4: _ROW_GROUP})
 _MAGIC = b"PAR1"
 _ENDING_BYTES = 4 + len(_MAGIC)
 
@@ -81,7 +101,7 @@ def read_footer(data: memoryview) -> Footer:
     if len(data) < _ENDING_BYTES or data[-len(_MAGIC) :] != _MAGIC or start < 0 or len(data) - start > FOOTER_BYTES_MAX:
         message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
         raise ValueError(message)
-    fields, limit = read_struct(data[:-_ENDING_BYTES], start)
+    fields, limit = read_struct(data[:-_ENDING_BYTES], start, _FOOTER)
     groups = structs(fields, 4)
     num_records = number(fields, 3, I64)
     if limit != len(data) - _ENDING_BYTES or num_records != sum(number(group, 3, I64) for group in groups):
@@ -154,10 +174,13 @@ def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
     at = chunk.start
     while at < chunk.limit:
         try:
-            page = _page(data[: chunk.limit], at, leading=at == chunk.start)
+            page = _page(data[: min(chunk.limit, at + _HEADER_BYTES_MAX)], at, leading=at == chunk.start)
         except ValueError as error:
             message = f"{what}: column {chunk.column}: expected a page at byte {at}, found {error}"
             raise CorruptError(message) from error
+        if page.limit > min(chunk.limit, len(data)):
+            message = f"{what}: column {chunk.column}: expected a page, found one that ends at byte {page.limit}"
+            raise CorruptError(message)
         at = page.limit
         yield page
 
@@ -166,7 +189,7 @@ def _page(data: memoryview, at: int, *, leading: bool) -> _Page:
     fields, following = read_struct(data, at)
     limit = following + number(fields, 3, I32)
     kind = number(fields, 1, I32)
-    if kind not in _PARTS or (kind == _DICTIONARY_PAGE and not leading) or limit > len(data):
+    if kind not in _PARTS or (kind == _DICTIONARY_PAGE and not leading):
         message = f"one of type {kind} that ends at byte {limit}"
         raise ValueError(message)
     field, encoding_field = _PARTS[kind]

@@ -41,6 +41,7 @@ def _with_checksum(opened: bytes) -> bytes:
 
 def load_checksummed(data: bytes, *, what: str, bytes_max: int) -> Fields:
     """Decode a document that carries its checksum; CorruptError names ``what`` when anything is off."""
+    _check_size(data, what=what, bytes_max=bytes_max)
     opened = data[:-_TAIL_BYTES]
     if len(data) <= _TAIL_BYTES or _with_checksum(opened) != data:
         message = f"{what}: expected a JSON document ending in its own checksum, found {_shown(data)}"
@@ -50,9 +51,7 @@ def load_checksummed(data: bytes, *, what: str, bytes_max: int) -> Fields:
 
 def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
     """Decode one JSON object; CorruptError names ``what`` when it is anything else."""
-    if len(data) > bytes_max:
-        message = f"{what}: expected at most {bytes_max} bytes, found {len(data)}"
-        raise CorruptError(message)
+    _check_size(data, what=what, bytes_max=bytes_max)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -65,6 +64,12 @@ def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
         message = f"{what}: expected JSON, found {_shown(data)} ({error})"
         raise CorruptError(message) from error
     return Fields(value, what)
+
+
+def _check_size(data: bytes, *, what: str, bytes_max: int) -> None:
+    if len(data) > bytes_max:
+        message = f"{what}: expected at most {bytes_max} bytes, found {len(data)}"
+        raise CorruptError(message)
 
 
 def _shown(data: bytes) -> str:
@@ -93,8 +98,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Fields:
@@ -132,7 +141,7 @@ class Fields:
     def string(self, key: str) -> str:
         """Take a string that can be shown: half of a surrogate pair is no text."""
         value = self._take(key)
-        if not isinstance(value, str) or (not value.isascii() and _has_surrogate(value)):
+        if not isinstance(value, str) or not _is_text(value):
             raise self._wrong(key, "a string of text", value)
         return value
 

@@ -1,23 +1,28 @@
 """Thrift's compact protocol, as far as Parquet uses it, read more strictly than decoders read it.
 
-Whatever a decoder could take in another way (a field told twice, a number of another width) is
-refused or not seen here, so that both see one and the same. Source: Thrift's compact protocol.
+Whatever a decoder could take in another way (a field told twice, also by a number that overflows, a
+number of another width, a list of other items than the format has there) is refused or not seen
+here, so that both see one and the same. Source: Thrift's compact protocol.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # A number (i32 and i64), a struct, a list of values, or None for what nobody here asks for.
 Value = int | list["Value"] | dict[int, "Value"] | None
 # By field number, 16 times it, plus its type: a field of another type than expected is not there.
 Struct = dict[int, Value]
 
-I32, I64, LIST, STRUCT = 5, 6, 9, 12
-_FALSE = 2
+I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
+# A decoder takes the lower half of a larger one for a field's number.
+_FIELD_MAX = 2**15 - 1
+# More than any footer of ours has; each takes a hundred bytes here.
+_VALUES_MAX = 100_000
 # More than any list in a fragment has: row groups, columns, encodings. A decoder makes room for all of one at once.
 ITEMS_MAX = 64
 _DEPTH_MAX = 12
@@ -25,11 +30,25 @@ _VARINT_BYTES_MAX = 10
 _MORE = 0x80
 
 
-def read_struct(data: memoryview, at: int) -> tuple[Struct, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which of a struct's fields are lists, of what; and what is below its structs and lists of structs.
+
+    A decoder reads a known list's items as what the format says, whatever the file says they are.
+    """
+
+    lists: Mapping[int, int] = field(default_factory=dict)
+    below: Mapping[int, Layout] = field(default_factory=dict)
+
+
+PLAIN = Layout()
+
+
+def read_struct(data: memoryview, at: int, layout: Layout = PLAIN) -> tuple[Struct, int]:
     """Read the struct at a place, and return it with the place behind it; ValueError when there is none."""
     reader = _Reader(data, at)
     try:
-        found = reader.struct(0)
+        found = reader.struct(0, layout)
     except IndexError:
         reader.at = len(data) + 1
         found = {}
@@ -73,30 +92,41 @@ def _are_structs(value: Value) -> TypeGuard[list[Struct]]:
 class _Reader:
     """A place in the bytes that moves on as they are read; IndexError at their end."""
 
-    __slots__ = ("_data", "at")
+    __slots__ = ("_data", "_values", "at")
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
+        self._values = 0
         self.at = at
 
-    def struct(self, depth: int) -> Struct:
+    def struct(self, depth: int, layout: Layout) -> Struct:
         """Read fields up to the stop mark."""
         fields: Struct = {}
-        field = 0
+        last = 0
         while mark := self._data[self.at]:
             self.at += 1
             delta, kind = mark >> 4, mark & 15
-            following = field + delta if delta else self._zigzag()
-            if following <= field or depth > _DEPTH_MAX:
-                message = f"field {following} behind field {field} at depth {depth}"
+            following = last + delta if delta else self._zigzag()
+            if not last < following <= _FIELD_MAX or depth > _DEPTH_MAX:
+                message = f"field {following} behind field {last} at depth {depth}"
                 raise ValueError(message)
-            field = following
-            fields[field << 4 | kind] = self._value(kind, depth) if kind > _FALSE else None
+            last = following
+            below = layout.below.get(last, PLAIN)
+            if kind == LIST:
+                fields[last << 4 | kind] = self._list(depth, layout.lists.get(last), below)
+            else:
+                fields[last << 4 | kind] = self._value(kind, depth, below)
         self.at += 1
         return fields
 
-    def _value(self, kind: int, depth: int) -> Value:
+    def _value(self, kind: int, depth: int, below: Layout) -> Value:
+        self._values += 1
+        if self._values > _VALUES_MAX:
+            message = f"more than {_VALUES_MAX} values"
+            raise ValueError(message)
         match kind:
+            case 1 | 2:  # of a field, its type is its value
+                return None
             case 5 | 6:
                 return self._checked(kind, self._zigzag())
             case 8:
@@ -104,15 +134,13 @@ class _Reader:
                 self.at += length
                 return None
             case 12:
-                return self.struct(depth + 1)
-            case 9:
-                return self._list(depth + 1)
+                return self.struct(depth + 1, below)
         self._skip(kind)
         return None
 
     def _skip(self, kind: int) -> None:
         match kind:
-            case 1 | 2 | 3:  # in a list a bool takes a byte
+            case 3:
                 self.at += 1
             case 4:
                 self._zigzag()
@@ -122,16 +150,16 @@ class _Reader:
                 message = f"a value of type {kind}"
                 raise ValueError(message)
 
-    def _list(self, depth: int) -> Value:
+    def _list(self, depth: int, kind: int | None, below: Layout) -> Value:
         mark = self._data[self.at]
         self.at += 1
         count = mark >> 4
         if count == 15:  # noqa: PLR2004 - all four bits: the count follows
             count = self._varint()
-        if count > ITEMS_MAX:
-            message = f"a list of {count}, where {ITEMS_MAX} are enough"
+        if count > ITEMS_MAX or mark & 15 != kind:
+            message = f"a list of {count} of type {mark & 15}, where {ITEMS_MAX} of type {kind} may be"
             raise ValueError(message)
-        return [self._value(mark & 15, depth) for _ in range(count)]
+        return [self._value(kind, depth, below) for _ in range(count)]
 
     @staticmethod
     def _checked(kind: int, value: int) -> int:

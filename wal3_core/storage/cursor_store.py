@@ -1,7 +1,7 @@
 """Cursors on storage: created once, moved by CAS with a witness.
 
 Whoever creates a cursor, or moves one back, writes it first and looks at the manifest afterwards: a
-log that no longer holds the position means that it came too late, and the cursor is withdrawn.
+log that no longer holds the position means that it came too late, and the cursor is put back.
 Source: docs/protocol.md, "Cursors".
 """
 
@@ -55,7 +55,10 @@ class CursorStore:
         self._known: Installed | None = None
 
     def init(self, name: str, position: LogPosition) -> Witness:
-        """Create a cursor; CursorConflictError when it exists, GarbageCollectedError when the position is gone."""
+        """Create a cursor; CursorConflictError when it exists.
+
+        GarbageCollectedError when the position is gone: the cursor then lies at the log's first place.
+        """
         self._check_position(name, position)
         witness = self._put(name, self._cursor(position, generation=1), None)
         self._check_still_held(name, witness, None)
@@ -163,11 +166,13 @@ class CursorStore:
         position = saved.cursor.position
         if position.offset >= first.offset:
             return
-        # By CAS: whoever moved the cursor on meanwhile keeps it.
+        # By CAS: whoever moved the cursor on meanwhile keeps it. And no delete, which knows no versions: a new cursor
+        # stays at the log's first place, for somebody may have come to rely on it.
         back = first if before is None else before.cursor.position
         with contextlib.suppress(CursorConflictError):
             self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)
-            if before is None:
-                self._store.delete(cursor_path(name))
-        message = f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset}"
+        message = (
+            f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset};"
+            f" it lies at {back.offset} now: load it and go on from there, or delete it"
+        )
         raise GarbageCollectedError(message)

@@ -45,9 +45,9 @@ _OWN_FOLDER = ".wal3"
 _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
-_SEEN_MAX = 4096
+_SEEN_MAX = 100_000
 # Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
 
 
 class LocalStore:
@@ -72,7 +72,7 @@ class LocalStore:
 
     def _prepare(self) -> None:
         try:
-            if not self._swept or not self._staging.is_dir():
+            if not self._swept or not self._staging.is_dir() or not self._locks.is_dir():
                 self._durable.clear()
                 self._sweep_staging()
                 self._swept = True
@@ -123,8 +123,13 @@ class LocalStore:
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise self._unavailable(error) from error
-        if len(self._seen) >= _SEEN_MAX:
-            self._seen.clear()
+        self._note_seen(path, etag)
+
+    def _note_seen(self, path: str, etag: Etag) -> None:
+        while len(self._seen) >= _SEEN_MAX and path not in self._seen:
+            # Another thread may be as quick.
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):
+                self._seen.pop(next(iter(self._seen)))
         self._seen[path] = etag
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
@@ -152,7 +157,10 @@ class LocalStore:
                 staged.rename(target)
             except OSError as error:
                 raise self._unavailable(error) from error
-            return self._synced(target.parent, data)
+            outcome = self._synced(target.parent, data)
+        if isinstance(outcome, Done):
+            self._note_seen(path, outcome.etag)
+        return outcome
 
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
@@ -197,8 +205,9 @@ class LocalStore:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 for folder in target.parents[: len(target.relative_to(self._root).parts) - 1]:
-                    if any(folder.iterdir()):
-                        return
+                    with os.scandir(folder) as found:
+                        if next(found, None) is not None:
+                            return
                     # Told before it is done: this process may die in between.
                     lock.write(b".")
                     lock.flush()
@@ -259,11 +268,12 @@ class LocalStore:
         """Make the store's folder and those above it durable, one after the other."""
         for each in reversed([self._root, *self._root.parents[:-1]]):
             there = each.is_dir()
-            each.mkdir(exist_ok=True)
+            if not there:
+                each.mkdir(exist_ok=True)
             try:
                 _sync_folder(each.parent)
-            except PermissionError:
-                # Folders above may be closed to us; those were made by others, long ago.
+            except OSError:
+                # Folders above may be closed to us, or can not be synced; those were made by others, long ago.
                 if not there:
                     raise
 

@@ -44,4 +44,6 @@ def reread_if_damaged(load: Callable[[], T]) -> T:
     except MissingError:
         raise
     except CorruptError:
-        return load()
+        # Behind the block: in it, what was read would be kept in memory by the error while it is read again.
+        pass
+    return load()
