@@ -62,8 +62,8 @@ sim-coverage: setup ## Which branches of the protocol the simulated worlds take
 	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
 	$(BIN)/coverage report --show-missing
 
-crashes: setup ## Every store call of every scenario with every fault, and every crash after an ambiguous one
-	$(BIN)/python -m tests.faults.crashes --pairs
+crashes: setup ## Every store call of every scenario with every fault; PAIRS=1 adds a second one after an ambiguous one
+	$(BIN)/python -m tests.faults.crashes $(if $(PAIRS),--pairs)
 
 mutants: setup ## How many simulated worlds each deliberate defect takes to be found
 	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000
