@@ -176,7 +176,7 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
     ),
     (Mutation("bools", f"{MODEL}.strict_json:Fields.integer", "isinstance(value, bool) or", ""), truth_for_a_number),
     (
-        Mutation("document's size", f"{MODEL}.strict_json:load", "len(data) > bytes_max", "False"),
+        Mutation("document's size", f"{MODEL}.strict_json:_check_size", "len(data) > bytes_max", "False"),
         document_beyond_its_size,
     ),
     (Mutation("balance", f"{MODEL}.manifest:Manifest.check", "balance != self.setsum", "False"), unbalanced_manifest),
