@@ -63,14 +63,13 @@ sim-coverage: setup ## Which branches of the protocol the simulated worlds take
 	$(BIN)/coverage report --show-missing
 
 crashes: setup ## Every store call of every scenario with every fault; PAIRS=1 adds a second one after an ambiguous one
-	$(BIN)/python -m tests.faults.crashes $(if $(PAIRS),--pairs)
+	$(BIN)/python -m tests.faults.crashes $(if $(filter 1,$(PAIRS)),--pairs)
 
 mutants: setup ## How many simulated worlds each deliberate defect takes to be found
 	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000
 
-canary: setup ## A campaign that must fail: it succeeds when the defect is found
-	@! $(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --mutant "an unanswered CAS is taken for failed" \
-	  || { echo "The canary lives: $(SEEDS) simulated worlds did not find a defect that loses track of records."; exit 1; }
+canary: setup ## A campaign that must fail: it succeeds when the defect it carries is found
+	$(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --canary --mutant "an unanswered CAS is taken for failed"
 
 CASES ?= 50000
 fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0

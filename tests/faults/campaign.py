@@ -139,13 +139,15 @@ def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool])
 def _show_failure(seed: int, how: str, mutant: str | None) -> None:
     print(how)
     extra = "" if mutant is None else f" --mutant {mutant!r}"
-    print(f"seed {seed} failed; replay it with: python -m tests.faults.campaign --first {seed} --seeds 1{extra}")
+    print(
+        f"seed {seed} failed; replay it with: {sys.executable} -m tests.faults.campaign --first {seed} --seeds 1{extra}"
+    )
     story = Story(seed)
     broken(story)
     fired = story.stage.world.fired_at
     if broken(Story(seed, plan=Script(fired))) is not None:
         kept = shrink(seed, fired, lambda candidate: broken(candidate) is not None)
-        print(f"of its {len(fired)} faults these suffice (store call: fault): {kept}")
+        print(f"of its {len(fired)} faults these suffice (store call: fault): {kept or 'none at all'}")
 
 
 def _progress(seeds: int) -> Callable[[Tally], None]:
@@ -175,6 +177,15 @@ def sensitivity(seeds: range) -> int:
     return missed
 
 
+def _canary(tally: Tally) -> int:
+    if tally.failed is None:
+        print(f"the canary lives: {tally.seeds} seeds did not find the defect")
+        return 1
+    seed, how = tally.failed
+    print(f"the canary died, as it must, of seed {seed}: {how.strip().splitlines()[-1][:200]}")
+    return 0
+
+
 def _mutant(name: str) -> Mutation:
     found = [mutant for mutant in MUTANTS if mutant.name == name]
     if not found:
@@ -186,9 +197,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--mutant", help="put this defect into the library first: the campaign must fail")
     parser.add_argument("--sensitivity", action="store_true", help="how many seeds each defect takes to be found")
+    parser.add_argument("--canary", action="store_true", help="succeed only when a promise is found broken")
     parser.add_argument("--report", type=Path, help="write the figures to this file as JSON")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
@@ -201,6 +213,8 @@ def main() -> None:
         processes = 1 if given.mutant or given.seeds <= CHUNK else given.processes
         began_s = time.monotonic()
         tally = run(seeds, processes=processes, progress=_progress(given.seeds))
+        if given.canary:
+            sys.exit(_canary(tally))
         if tally.failed is not None:
             _show_failure(*tally.failed, given.mutant)
             sys.exit(1)

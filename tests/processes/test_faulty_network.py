@@ -157,7 +157,7 @@ def test_two_processes_and_a_reader_get_over_a_mix_of_faults(
     store = open_store(proxied_url)
     fill(store, 0)
 
-    with ExitStack() as stack, Follower(store) as follower:
+    with Follower(store) as follower, ExitStack() as stack:
         jobs = [
             Job(url=proxied_url, journals=journals, number=number, callers=2, appends=30, waits=True)
             for number in (1, 2)
