@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.processes.children import child
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import Done, ObjectStore, PutOutcome, Unknown, Versioned
 from wal3_core.storage.open_store import open_store
@@ -27,7 +27,6 @@ from wal3_core.storage.open_store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
 WRITERS = 16
 RAISES = 10
@@ -38,31 +37,6 @@ LINES = 5000
 DAY_S = 24 * 60 * 60
 NOBODY = 65534
 FILE_BYTES_MAX = 64 * 1024
-
-# Forked from a server that has the imports behind it and runs no threads: quick to start, safe to fork.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "wal3_core.storage.open_store"])
-
-
-@contextlib.contextmanager
-def child(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
-    """Run ``work(connection, *arguments)`` in a process of its own, in this process's environment."""
-    ours, theirs = PROCESSES.Pipe()
-    process = PROCESSES.Process(target=begin, args=(dict(os.environ), work, theirs, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        ours.close()
-
-
-def begin(environment: dict[str, str], work: Callable[..., None], connection: Connection, *arguments: object) -> None:
-    os.environ.update(environment)
-    work(connection, *arguments)
 
 
 def answer(connection: Connection) -> Any:  # noqa: ANN401 - each kind of child says something else
