@@ -3,6 +3,7 @@
 from wal3_core.errors import (
     AppendError,
     ClosedError,
+    CollectionRefusedError,
     ContentionError,
     CorruptError,
     CursorConflictError,
@@ -12,6 +13,7 @@ from wal3_core.errors import (
     LogExistsError,
     LogNotFoundError,
     NotDurableError,
+    OutdatedPlanError,
     SealedError,
     StoreDeniedError,
     UnavailableError,
@@ -19,27 +21,49 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.collection import Collection, collect
+from wal3_core.log.collector import Collector
+from wal3_core.log.copier import Copied, LogAt, copy
+from wal3_core.log.deleter import Deleter
+from wal3_core.log.destroyer import DestroyPlan, destroy, plan_destroy
+from wal3_core.log.pinned import pinned_records
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import ScrubReport, scrub
+from wal3_core.log.sealer import initialize_successor, migrate, seal
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.succession import records_across
 from wal3_core.log.writer import LogWriter
+from wal3_core.model.manifest import Seal
+from wal3_core.model.pin import Pin
+from wal3_core.model.policy import Policy
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Message, Record
 from wal3_core.model.setsum import Setsum
-from wal3_core.options import Limits, ReaderOptions, WriterOptions
+from wal3_core.options import CollectorOptions, Limits, ReaderOptions, SnapshotCompactorOptions, WriterOptions
 from wal3_core.storage.cursor_store import CursorStore, Witness
 from wal3_core.storage.open_store import open_store
+from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.policy_store import PolicyStore
 
 __all__ = [
     "AppendError",
     "AtTime",
     "ClosedError",
+    "Collection",
+    "CollectionRefusedError",
+    "Collector",
+    "CollectorOptions",
     "ContentionError",
+    "Copied",
     "CorruptError",
     "CursorConflictError",
     "CursorStore",
+    "Deleter",
+    "DestroyPlan",
     "GarbageCollectedError",
     "InvalidRequestError",
     "Limits",
+    "LogAt",
     "LogError",
     "LogExistsError",
     "LogNotFoundError",
@@ -48,18 +72,35 @@ __all__ = [
     "LogWriter",
     "Message",
     "NotDurableError",
+    "OutdatedPlanError",
+    "Pin",
+    "PinStore",
+    "Policy",
+    "PolicyStore",
     "ReaderOptions",
     "Record",
     "ScrubReport",
+    "Seal",
     "SealedError",
     "Setsum",
+    "SnapshotCompactor",
+    "SnapshotCompactorOptions",
     "StoreDeniedError",
     "UnavailableError",
     "UnknownDurabilityError",
     "UnsuitableStoreError",
     "Witness",
     "WriterOptions",
+    "collect",
+    "copy",
+    "destroy",
+    "initialize_successor",
     "list_logs",
+    "migrate",
     "open_store",
+    "pinned_records",
+    "plan_destroy",
+    "records_across",
     "scrub",
+    "seal",
 ]

@@ -12,6 +12,8 @@
     │   └── UnknownDurabilityError   they may be in the log: read before appending again
     ├── CursorConflictError          somebody else moved the cursor: load it and decide again
     ├── GarbageCollectedError        the position lies below the log's first one
+    ├── CollectionRefusedError       collecting would not be safe, or takes too much: somebody must look
+    │   └── OutdatedPlanError        the log has changed since it was planned: plan again
     ├── CorruptError                 stored bytes are not what was written
     │   └── MissingError             ... because the object is gone: a fresh manifest tells why
     └── UnavailableError             the store does not answer: try again later
@@ -69,6 +71,14 @@ class CursorConflictError(LogError):
 
 class GarbageCollectedError(LogError):
     """The position lies below the first position the log still holds."""
+
+
+class CollectionRefusedError(LogError):
+    """Garbage is not collected: that would not be safe, or takes more than is allowed; nothing was changed."""
+
+
+class OutdatedPlanError(CollectionRefusedError):
+    """What was planned is not what there is by now: cursors have come, or somebody else has collected."""
 
 
 class CorruptError(LogError):

@@ -19,9 +19,11 @@ _COLUMN_BYTES_MAX = 2**31 - 1
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
 _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
+# What one document can list and still be read back.
+POINTERS_MAX = 100_000
 
 
-def _check_ranges(options: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+def _check_ranges(options: object, ranges: Mapping[str, tuple[float, float]]) -> None:
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
         # So written that NaN is refused, too.
@@ -51,7 +53,8 @@ class SnapshotOptions:
     A snapshot of depth 1 holds ``fragments_per_snapshot`` fragments; ``fragments_kept`` of the newest
     stay in the manifest; ``snapshots_per_roll`` snapshots of depth 1 at a time go into one of depth
     2, which holds ``snapshot_pointers_max`` at most. A snapshot ends with a garbage collection
-    interval (``gc_interval_s``) where it can.
+    interval (``gc_interval_s``) where it can. What is due is rolled ``rolls_ahead_max`` snapshots at a
+    time, so that the manifest stays small however many fragments a commit carries.
     """
 
     fragments_per_snapshot: int = 32
@@ -59,6 +62,7 @@ class SnapshotOptions:
     snapshots_per_roll: int = 16
     snapshot_pointers_max: int = 1024
     gc_interval_s: int = 24 * 60 * 60
+    rolls_ahead_max: int = 64
     loaded_max: int = 64
 
     def __post_init__(self) -> None:
@@ -66,11 +70,12 @@ class SnapshotOptions:
         _check_ranges(
             self,
             {
-                "fragments_per_snapshot": (1, _COUNT_MAX),
+                "fragments_per_snapshot": (1, POINTERS_MAX),
                 "fragments_kept": (0, _COUNT_MAX),
-                "snapshots_per_roll": (1, _COUNT_MAX),
-                "snapshot_pointers_max": (1, _COUNT_MAX),
+                "snapshots_per_roll": (1, POINTERS_MAX),
+                "snapshot_pointers_max": (1, POINTERS_MAX),
                 "gc_interval_s": (1, _SECONDS_MAX),
+                "rolls_ahead_max": (1, _COUNT_MAX),
                 "loaded_max": (0, _COUNT_MAX),
             },
         )
@@ -192,3 +197,75 @@ class Limits:
 
 
 UNLIMITED = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorOptions:
+    """How one log's garbage is collected.
+
+    What was pruned is deleted ``interval_s`` seconds later, so that readers of an older manifest
+    have ended. A plan that would take more than ``fraction_max`` of the log's bytes is refused.
+    ``without_cursors`` allows a log that has no cursor to be collected up to an offset that is
+    given; without it, and without a policy that says so, such a log is refused. At most
+    ``orphans_max`` orphans are condemned at a time; with 0 they are not looked for. Deletes are sent
+    ``deletes_ahead`` at a time, ``deletes_per_s`` a second. Cursors must be read the same twice in
+    ``rounds_max`` tries; a change of the manifest is tried ``rebases_max`` times.
+    """
+
+    interval_s: float = 24 * 60 * 60
+    fraction_max: float = 0.9
+    without_cursors: bool = False
+    orphans_max: int = 10_000
+    deletes_per_s: float = 500.0
+    deletes_ahead: int = 8
+    rounds_max: int = 16
+    rebases_max: int = 256
+    snapshots_loaded_max: int = 256
+    retry: RetryOptions = field(default_factory=RetryOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check_ranges(
+            self,
+            {
+                "interval_s": (0, _SECONDS_MAX),
+                "fraction_max": (0, 1),
+                "orphans_max": (0, POINTERS_MAX),
+                # Slower than one in a quarter of an hour is a mistake, and 0 would never end.
+                "deletes_per_s": (0.001, _COUNT_MAX),
+                "deletes_ahead": (1, _COUNT_MAX),
+                "rounds_max": (1, _COUNT_MAX),
+                "rebases_max": (1, _COUNT_MAX),
+                "snapshots_loaded_max": (0, _COUNT_MAX),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotCompactorOptions:
+    """How one log's tree of snapshots is packed anew.
+
+    ``snapshots`` is the shape that its writers keep. One change of the manifest packs about
+    ``pointers_per_step_max`` pointers at most. ``requests_ahead`` snapshots are loaded or uploaded at
+    a time. A change of the manifest is tried ``rebases_max`` times, and planned anew ``plans_max``
+    times in a row when what it was to replace changes each time.
+    """
+
+    snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
+    pointers_per_step_max: int = 16_384
+    requests_ahead: int = 8
+    rebases_max: int = 256
+    plans_max: int = 16
+    retry: RetryOptions = field(default_factory=RetryOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check_ranges(
+            self,
+            {
+                "pointers_per_step_max": (1, _COUNT_MAX),
+                "requests_ahead": (1, _COUNT_MAX),
+                "rebases_max": (1, _COUNT_MAX),
+                "plans_max": (1, _COUNT_MAX),
+            },
+        )

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.stores import damage
+from wal3_core.log.collector import Collector
 from wal3_core.log.reader import LogReader
 from wal3_core.log.writer import LogWriter
 from wal3_core.model.manifest import Seal
@@ -113,6 +114,33 @@ def test_ls_names_a_log_it_can_not_read_and_lists_the_others(wal3: Command) -> N
     assert result.exit_code == 1
     assert "good" in result.stdout
     assert "1 unreadable: bad: " in result.stderr
+
+
+def test_ls_names_a_log_whose_manifest_is_lost(wal3: Command) -> None:
+    appended(wal3, "lost", 1)
+    appended(wal3, "good", 1)
+    files(wal3, "lost/manifest/MANIFEST.json")[0].unlink()
+
+    result = wal3("ls")
+
+    assert result.exit_code == 1
+    assert "good" in result.stdout
+    assert "lost/manifest/MANIFEST.json" not in result.stdout
+    assert "expected manifest/MANIFEST.json beside its fragments, found none" in result.stderr
+
+
+def test_inspect_shows_a_collection_that_is_under_way(wal3: Command) -> None:
+    appended(wal3, "events", 3)
+    appended(wal3, "events", 3)
+    wal3.ok("cursor", "set", "events", "reader", "4")
+    collector = Collector(open_store(wal3.url), "events")
+    path = collector.announce(collector.plan())
+
+    shown = wal3.ok("inspect", "events").decode()
+    [told] = wal3.json("inspect", "events", "--json")
+
+    assert f"up to offset 4: {path}" in shown
+    assert told["collecting"]["garbage"] == path  # type: ignore[call-overload, index]
 
 
 def test_inspect_shows_tree_epochs_and_cursors(wal3: Command) -> None:

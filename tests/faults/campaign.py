@@ -50,7 +50,8 @@ class Tally:
         self.appends.update(append.outcome for append in stage.history.appends)
         self.fired.update(stage.world.fired)
         self.fired["reads"] += len(stage.history.reads)
-        self.fired["cursor operations"] += sum(map(len, stage.history.cursors.values()))
+        self.fired.update(stage.world.oracle.seen)
+        self.fired["cursors loaded"] += sum(len(cursor.loads) for cursor in stage.world.oracle.cursors.values())
 
     def merge(self, other: Tally) -> None:
         self.seeds += other.seeds

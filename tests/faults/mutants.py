@@ -6,7 +6,10 @@ from tests.mutations import Mutation
 
 PIPELINE = "wal3_core.log.pipeline:Pipeline."
 COMMIT = "wal3_core.log.commit:"
+COLLECTOR = "wal3_core.log.collector:Collector."
+DELETER = "wal3_core.log.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
+COPYING = "wal3_core.log.copier:_Copying."
 
 MUTANTS = (
     Mutation(
@@ -71,9 +74,9 @@ MUTANTS = (
     ),
     Mutation(
         "a snapshot swallows one pointer too many",
-        MANIFEST + "apply_snapshot",
-        "*pointers[at + len(replaced) :])",
-        "*pointers[at + len(replaced) + 1 :])",
+        MANIFEST + "apply_repack",
+        "*held[at + len(replaced) :])",
+        "*held[at + len(replaced) + 1 :])",
     ),
     Mutation(
         "the seal is not looked at",
@@ -149,15 +152,139 @@ MUTANTS = (
     ),
     Mutation(
         "a cursor is moved whatever its version",
-        "wal3_core.storage.cursor_store:CursorStore._put",
-        "self._store.replace(path, data, witness.etag)",
+        "wal3_core.storage.document_store:DocumentStore.save",
+        "self._store.replace(path, data, seen.etag)",
         "self._store.replace(path, data, self._store.get(path).etag)",
     ),
     Mutation(
         "a cursor's conflict is taken for bad luck",
-        "wal3_core.storage.cursor_store:CursorStore._put",
-        "if present != (None if witness is None else witness.etag):",
-        "if present is None and witness is not None:",
+        "wal3_core.storage.document_store:DocumentStore.save",
+        "if present != (None if seen is None else seen.etag):",
+        "if present is None and seen is not None:",
+    ),
+    Mutation(
+        "cursors are not read again before pruning",
+        COLLECTOR + "_kept_below",
+        "policy, cursors = self._policy(), self._offsets()",
+        'policy, cursors = self._policy(), {"nobody": first.position.offset}',
+    ),
+    Mutation(
+        "an announced collection is not looked at by who keeps a place",
+        MANIFEST + "first_kept",
+        "return self.first if self.collecting is None else self.collecting.first",
+        "return self.first",
+    ),
+    Mutation(
+        "a place is not looked at once the cursor is written",
+        "wal3_core.storage.cursor_store:CursorStore._check_still_held",
+        "if position.offset >= first.offset:",
+        "if position.offset >= 0 * first.offset:",
+    ),
+    Mutation(
+        "a fragment goes of which a part is needed",
+        "wal3_core.model.garbage:_Cutter.keep",
+        "if pointer.limit.offset <= self._offset:",
+        "if pointer.start.offset < self._offset:",
+    ),
+    Mutation(
+        "the part of a snapshot that stays is not written",
+        COLLECTOR + "_prune_onto",
+        "            self._snapshots.write(parts[path], self._options.retry)\n",
+        "",
+    ),
+    Mutation(
+        "garbage is deleted as soon as it is pruned",
+        DELETER + "wait_s",
+        "return max(0.0, self._options.interval_s -",
+        "return 0.0 * max(0.0, self._options.interval_s -",
+    ),
+    Mutation(
+        "pins are not asked before deleting",
+        DELETER + "_pinned",
+        "pins = self._pins.list().values()",
+        "pins = [pin for pin in self._pins.list().values() if not pin.complete]",
+    ),
+    Mutation(
+        "references are not asked before deleting",
+        DELETER + "_delete_paths",
+        "if any(references.hold(path) for references in going.references):",
+        "if any(references.hold(path) for references in going.references[1:]):",
+    ),
+    Mutation(
+        "the fence is not moved before orphans go",
+        COLLECTOR + "_condemn",
+        "fence=fence + 1",
+        "fence=fence",
+    ),
+    Mutation(
+        "a snapshot goes before what it holds",
+        DELETER + "_delete_tree",
+        "        left = going.num_left\n",
+        "        left = going.num_left\n        self._store.delete(pointer.path)\n",
+    ),
+    Mutation(
+        "a cursor that came too late stays where it is",
+        "wal3_core.storage.cursor_store:CursorStore._check_still_held",
+        "self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)",
+        "str(back)",
+    ),
+    Mutation(
+        "a collector that lost its CAS goes on",
+        COLLECTOR + "prune",
+        "                self._prune_onto(base, intent, seen, uploaded)\n",
+        "                self._prune_onto(base, intent, seen, uploaded)\n"
+        "                return self._mark_pruned(path, seen)\n",
+    ),
+    Mutation(
+        "the interval is measured by one's own clock",
+        DELETER + "wait_s",
+        "self.store_now_us()",
+        "self._runtime.now_us()",
+    ),
+    Mutation(
+        "a fragment of the same number is taken for it",
+        "wal3_core.log.references:References._leads_to",
+        "return pointer.path == path",
+        "return True",
+    ),
+    Mutation(
+        "a refused seal is taken for done",
+        "wal3_core.log.sealer:_Sealing.install",
+        "if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):",
+        "if self._manifests.install(base.manifest.apply_seal(wanted), base) != Installed:",
+    ),
+    Mutation(
+        "the copy's manifest is written first",
+        COPYING + "run",
+        "        num_fragments = self._copy_objects(manifest, begun=begun)\n        self._copy_cursors(cursors)\n"
+        "        # Manifest last: until then there is no log, and nothing that could be read too early.\n"
+        "        self._manifests.initialize(manifest, over_fragments=True)",
+        "        self._manifests.initialize(manifest, over_fragments=True)\n"
+        "        num_fragments = self._copy_objects(manifest, begun=begun)",
+    ),
+    Mutation(
+        "what is copied is not read",
+        COPYING + "_checked",
+        "        parquet.decode(data, pointer, expanded_bytes_max=ReaderOptions().fragment_expanded_bytes_max)\n",
+        "",
+    ),
+    Mutation(
+        "packed snapshots are used before they are durable",
+        "wal3_core.log.snapshot_compactor:SnapshotCompactor._step",
+        "self._upload(repacked.written)",
+        "str(repacked.written)",
+    ),
+    Mutation(
+        "packing loses a fragment",
+        "wal3_core.model.repack:_Packer.nodes",
+        "pointers += self._load(sibling).pointers",
+        "pointers += self._load(sibling).pointers[1:]",
+    ),
+    Mutation(
+        "the manifest outlives the destroyed log",
+        "wal3_core.log.destroyer:_Destroying.run",
+        "            self._delete([MANIFEST])",
+        "            pass",
     ),
     Mutation(
         "a reader trusts the manifest it knows",
@@ -170,5 +297,27 @@ MUTANTS = (
         "wal3_core.runtime:ahead",
         "            yield runtime.wait(waiting.popleft())\n    while",
         "            yield runtime.wait(waiting.pop())\n    while",
+    ),
+)
+
+# Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
+CRASH_MUTANTS = (
+    (
+        "collect beside a pin",
+        Mutation(
+            "a pin is not compared once it is written",
+            "wal3_core.storage.pin_store:_still_whole",
+            "return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers",
+            "return count >= 0 or now == pinned",
+        ),
+    ),
+    (
+        "copy while collecting",
+        Mutation(
+            "what is copied is not pinned",
+            COPYING + "pinned",
+            "        try:\n",
+            "        self._pins.delete(name)\n        try:\n",
+        ),
     ),
 )

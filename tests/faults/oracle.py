@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tests.faults.cursor_history import CursorHistory
+from wal3_core import Message
+from wal3_core.model import parquet
+from wal3_core.model.cursor import Cursor
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest
-from wal3_core.model.paths import MANIFEST
+from wal3_core.model.paths import (
+    CURSOR_FOLDER,
+    FRAGMENT_FOLDER,
+    MANIFEST,
+    SNAPSHOT_FOLDER,
+    cursor_name,
+    cursor_path,
+)
 from wal3_core.model.snapshot import Snapshot, sum_setsums
 
 if TYPE_CHECKING:
@@ -23,12 +35,30 @@ class Oracle:
     """Looks at the objects of one log directly, with no fault in between."""
 
     objects: ObjectStore
+    interval_s: float = 0.0
     manifest: Manifest | None = None
     held: list[FragmentPointer] = field(default_factory=list)
+    # Every record the log ever held, by offset from 1.
+    records: list[Message] = field(default_factory=list)
     versions: int = 0
+    # What happened to the log, and how often.
+    seen: Counter[str] = field(default_factory=Counter)
+    cursors: defaultdict[str, CursorHistory] = field(default_factory=lambda: defaultdict(CursorHistory))
+    # Who wrote the cursors that are relied on, and what the pins that are lead to.
+    relied_on: set[str] = field(default_factory=set)
+    pins: dict[str, set[str]] = field(default_factory=dict)
+    _referenced: set[str] = field(default_factory=set)
+    _let_go_s: dict[str, float] = field(default_factory=dict)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
 
-    def installed(self, data: bytes) -> None:
+    def landed(self, path: str, data: bytes, now_s: float) -> None:
+        """Look at an object as it is written."""
+        if path == MANIFEST:
+            self._installed(data, now_s)
+        elif path.startswith(CURSOR_FOLDER):
+            self.cursors[cursor_name(path)].landed.append(Cursor.from_bytes(data, what=path))
+
+    def _installed(self, data: bytes, now_s: float) -> None:
         """Check a version of the manifest against the one before it."""
         before, after = self.manifest, Manifest.from_bytes(data)
         held = list(self._fragments(after.pointers))
@@ -37,8 +67,55 @@ class Oracle:
         if before is not None:
             self._check_step(before, after)
             self._check_prefix(after, held)
+            self._count(before, after)
+            if after.first != before.first:
+                self._check_cursors(after)
+        self._note_records(held)
         self.manifest, self.held = after, held
         self.versions += 1
+        referenced = set(self._paths(after.pointers))
+        self._let_go_s.update(dict.fromkeys(self._referenced - referenced, now_s))
+        self._referenced = referenced
+
+    def _count(self, before: Manifest, after: Manifest) -> None:
+        """Take note of what a collection came to, step by step."""
+        if after.collecting is not None and after.collecting != before.collecting:
+            self.seen["announced" if before.collecting is None else "overtaken"] += 1
+        if after.collecting is None and before.collecting is not None:
+            self.seen["withdrawn" if after.first == before.first else "pruned"] += 1
+        self.seen["condemned"] += after.fence > before.fence
+        self.seen["log sealed"] += after.seal != before.seal
+
+    def _note_records(self, held: Sequence[FragmentPointer]) -> None:
+        for pointer in held:
+            if pointer.start.offset > len(self.records):
+                data = self.objects.read(pointer.path)
+                assert data is not None, f"{pointer.path} was linked before it was durable"
+                table = parquet.decode(data, pointer, expanded_bytes_max=2**30).table
+                self.records += [Message(record.body, record.key) for record in parquet.records_of(table)]
+
+    def _check_cursors(self, after: Manifest) -> None:
+        for meta in self.objects.list_objects(CURSOR_FOLDER):
+            data = self.objects.read(meta.path)
+            assert data is not None
+            cursor = Cursor.from_bytes(data, what=meta.path)
+            below = cursor.position.offset < after.first.position.offset
+            assert not (below and cursor.writer in self.relied_on), f"{meta.path} was collected past: {cursor}"
+
+    def relies_on(self, name: str, cursor: Cursor) -> None:
+        """Take note of a cursor whose mover was told that it holds: the log must hold its place."""
+        self.relied_on.add(cursor.writer)
+        data = self.objects.read(cursor_path(name))
+        # Another hand may have moved it on meanwhile.
+        if data is not None and self.manifest is not None and Cursor.from_bytes(data, what=name) == cursor:
+            first = self.manifest.first.position.offset
+            assert cursor.position.offset >= first, f"told to hold, and collected up to {first}: {cursor}"
+
+    def pinned(self, name: str, manifest: Manifest) -> None:
+        """Take note of a pin whose maker was told that it holds: all of it must be there."""
+        self.pins[name] = set(self._paths(manifest.pointers))
+        for path in self.pins[name]:
+            assert self.objects.head(path) is not None, f"pin {name} was told to hold, and {path} is gone"
 
     def _check_step(self, before: Manifest, after: Manifest) -> None:
         assert after.generation == before.generation + 1, "INV-5"
@@ -61,14 +138,24 @@ class Oracle:
         assert after.pruned == self.manifest.pruned + sum_setsums(gone), "INV-1: pruned is not what went"
         assert after.setsum == self.manifest.setsum + sum_setsums(held[len(kept) :]), "INV-1: setsum is not what came"
 
-    def deleted(self, path: str) -> None:
-        """Check that a delete takes nothing the log needs."""
+    def deleted(self, path: str, now_s: float) -> None:
+        """Check that a delete takes nothing that the log or a pin needs, nor what somebody may still read."""
         assert path != MANIFEST, "the manifest was deleted"
-        assert path not in self.referenced(), f"{path} was deleted, and the log refers to it"
+        assert path not in self._referenced, f"{path} was deleted, and the log refers to it"
+        for name, pinned in self.pins.items():
+            assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
+        if not path.startswith((FRAGMENT_FOLDER, SNAPSHOT_FOLDER)):
+            return
+        self.seen["objects deleted"] += 1
+        # A drifting clock may measure the interval a little short.
+        let_go_s = self._let_go_s.get(path, -self.interval_s)
+        assert now_s - let_go_s >= self.interval_s * 0.98, (
+            f"{path} was deleted {now_s - let_go_s:.1f} s after it was let go"
+        )
 
     def referenced(self) -> set[str]:
         """Name every object the newest manifest leads to."""
-        return set() if self.manifest is None else set(self._paths(self.manifest.pointers))
+        return self._referenced
 
     def _paths(self, pointers: Sequence[Pointer]) -> Iterator[str]:
         for pointer in pointers:

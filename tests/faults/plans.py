@@ -27,6 +27,8 @@ CRASHES: dict[Kind, tuple[str, ...]] = {
     "list": ("crash-before",),
     "delete": ("crash-before", "crash-after", "crash-late"),
 }
+# Of the faults, those that last.
+OUTAGES = ("denied", "full", "burst")
 SPOILING = frozenset({"read-truncated", "read-flipped"})
 SWARM = tuple(dict.fromkeys(fault for faults in FAULTS.values() for fault in faults))
 
@@ -54,11 +56,13 @@ class Swarm:
     rates: Mapping[str, float]
 
     @classmethod
-    def drawn(cls, dice: Random) -> Swarm:
-        if dice.random() < 0.05:
+    def drawn(cls, dice: Random, *, brief: bool = False) -> Swarm:
+        """Draw the rates; a brief story would be nothing but outage if one began as often."""
+        if dice.random() < (0.3 if brief else 0.05):
             return cls({})
         # Deletes are few.
         often = {fault: 0.4 if fault in FAULTS["delete"] else dice.choice((0.01, 0.05, 0.2)) for fault in SWARM}
+        often |= dict.fromkeys(OUTAGES, 0.002) if brief else {}
         return cls({fault: rate for fault, rate in often.items() if dice.random() < 0.35})
 
     @property

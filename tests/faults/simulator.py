@@ -181,12 +181,13 @@ class SimTimer:
 
 @dataclass(eq=False)
 class SimProcess:
-    """A Runtime: its wall clock is off, drifts, and steps backwards at times."""
+    """A Runtime: its wall clock is off, drifts, and steps backwards at times, unless it is ``steady``."""
 
     simulation: Simulation
     name: str
     offset_us: int = 0
     drift: float = 0.0
+    steady: bool = False
     dead: bool = False
     frozen_until_s: float = 0.0
     stopped_s: float = 0.0
@@ -197,7 +198,7 @@ class SimProcess:
         self.random = self.simulation.dice(self.name)
 
     def now_us(self) -> int:
-        if self.random.random() < 0.01:
+        if not self.steady and self.random.random() < 0.01:
             self.offset_us -= self.random.randrange(5_000_000)
         return START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.oracle import Oracle
-from tests.faults.plans import Script
+from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
-from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import (
     Buffer,
@@ -37,7 +36,6 @@ ROOT = f"{LOG}/"
 LATE_S_MAX = 30.0
 OUTAGE_S_MAX = 15.0
 STALE_S_MAX = 20.0
-OUTAGES = ("denied", "full", "burst")
 # A list is as fresh as the store promises where safety rests on it; data folders are tried with old ones.
 STALE_FOLDERS = (f"{ROOT}log/", f"{ROOT}snapshot/")
 
@@ -58,7 +56,8 @@ class World:
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.network = SimProcess(self.simulation, "network")
+        # Garbage waits by the store's clock, so that one goes on as it should.
+        self.network = SimProcess(self.simulation, "network", steady=True)
         self.objects = self.objects or MemoryStore(self.network)
         self.oracle = Oracle(log_store(self.objects, LOG))
 
@@ -94,12 +93,16 @@ class World:
     def landed(self, path: str, data: bytes | None) -> None:
         """Look at a change of the objects as it is made; ``data`` is None for a delete."""
         self.simulation.note(f"landed {path} {None if data is None else len(data)}")
+        if path.startswith(ROOT):
+            self._show(path.removeprefix(ROOT), data)
         self._changes.append((self.simulation.now_s, path, self.objects.head(path)))
+
+    def _show(self, path: str, data: bytes | None) -> None:
         try:
             if data is None:
-                self.oracle.deleted(path.removeprefix(ROOT))
-            elif path == ROOT + MANIFEST:
-                self.oracle.installed(data)
+                self.oracle.deleted(path, self.simulation.now_s)
+            else:
+                self.oracle.landed(path, data, self.simulation.now_s)
         except (AssertionError, LogError) as error:
             self.simulation.failure = error
             raise
@@ -132,7 +135,7 @@ class SimStore:
     url: str = "sim:"
     ambiguous: int = 0
     troubles: int = 0
-    sent: dict[str, bytes] = field(default_factory=dict)
+    sent: dict[str, list[bytes]] = field(default_factory=dict)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         kept = bytes(data)
@@ -143,7 +146,7 @@ class SimStore:
         return self._put(path, kept, lambda: self.world.objects.replace(path, kept, etag))
 
     def _put(self, path: str, data: bytes, apply: Callable[[], PutOutcome]) -> PutOutcome:
-        self.sent[path] = data
+        self.sent.setdefault(path, []).append(data)
 
         def land() -> PutOutcome:
             outcome = apply()

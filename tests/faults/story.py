@@ -12,33 +12,72 @@ from tests.faults.actors import (
     Maintainer,
     Reaper,
     Scrubber,
-    Sealer,
     Stage,
-    Sweeper,
     TailReader,
     Writer,
     append_once,
     drawn_options,
-    sweep,
+)
+from tests.faults.collectors import (
+    COPY,
+    DOOMED,
+    SUCCESSOR,
+    Collecting,
+    Copying,
+    Destroying,
+    Packing,
+    Pinning,
+    Sealing,
+    check_copy,
+    check_destroyed,
+    check_successor,
+    collector_options,
 )
 from tests.faults.cursor_mover import CursorMover
 from tests.faults.plans import Plan, Swarm
 from tests.faults.simulator import SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
-from wal3_core import LogReader, LogWriter, Message, ReaderOptions, scrub
+from wal3_core import (
+    CursorStore,
+    InvalidRequestError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    Message,
+    ReaderOptions,
+    scrub,
+)
+from wal3_core.log.collection import collect
+from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.destroyer import destroy
+from wal3_core.model.paths import CLOCK, MANIFEST
+from wal3_core.options import RetryOptions, SnapshotCompactorOptions
 from wal3_core.storage.object_store import log_store
+from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from tests.faults.plans import Kind
 
 PROGRESS_S_MAX = 120.0
 STORY_S_MAX = 3600.0
+# The part of the stories that are all maintenance, crowded into a few seconds.
+BRIEF = 0.4
 
 
-def drawn_cast(dice: Random) -> dict[str, Actor]:
-    """Choose who takes part in a seed's story."""
+def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
+    """Another shape than the writers keep, so that there is something to pack."""
+    return SnapshotCompactorOptions(
+        snapshots=drawn_options(dice).snapshots,
+        pointers_per_step_max=dice.choice((2, 100)),
+        retry=RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5),
+    )
+
+
+def drawn_actors(dice: Random) -> dict[str, Actor]:
+    """A bit of everything, at leisure."""
     cast: dict[str, Actor] = {}
     for number in range(dice.choice((1, 2, 2, 3, 4))):
         cast[f"writer{number}"] = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)))
@@ -46,15 +85,41 @@ def drawn_cast(dice: Random) -> dict[str, Actor]:
     chances: dict[str, tuple[float, Actor]] = {
         "tail": (0.6, TailReader(reading)),
         "history": (0.6, HistoryReader(reading, 4)),
-        "mover0": (0.4, CursorMover("c", 5)),
-        "mover1": (0.3, CursorMover("c", 5)),
-        "mover2": (0.2, CursorMover("d", 3)),
+        "mover0": (0.4, CursorMover("c", 5, 3.0)),
+        "mover1": (0.3, CursorMover("c", 5, 3.0)),
+        "mover2": (0.2, CursorMover("d", 3, 3.0)),
         "scrubber": (0.3, Scrubber(2)),
         "maintainer": (0.3, Maintainer(dice.choice((3, 20)))),
-        "sweeper": (0.4, Sweeper(dice.choice((3, 12)), dice.choice((0.5, 10.0)), dice.choice((0.0, 1.0)))),
-        "sealer": (0.1, Sealer(dice.random() * 20)),
+        "collector0": (0.4, Collecting(dice.choice((3, 8)), dice.choice((0.5, 10.0)))),
+        "collector1": (0.2, Collecting(3, dice.choice((0.5, 10.0)))),
+        "pinner": (0.3, Pinning(dice.random() * dice.choice((1.0, 10.0)), dice.choice((0.1, 30.0)))),
+        "packer": (0.3, Packing(2, 5.0, drawn_packing(dice))),
+        "copier": (0.1, Copying(dice.random() * 20)),
+        "sealer": (0.1, Sealing(dice.random() * 20, dice.choice((None, SUCCESSOR)))),
+        "destroyer": (0.1, Destroying(dice.random() * dice.choice((0.1, 5.0)), drawn_options(dice))),
     }
-    cast |= {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+
+
+def drawn_maintainers(dice: Random) -> dict[str, Actor]:
+    """Those who keep a place and those who take places away, all within the same second or two."""
+    cast: dict[str, Actor] = {"writer0": Writer(drawn_options(dice), 3, 7)}
+    for number in range(dice.choice((1, 2))):
+        cast[f"mover{number}"] = CursorMover(dice.choice("cd"), 10, 0.2)
+        cast[f"collector{number}"] = Collecting(10, dice.choice((0.1, 0.3)))
+    chances: dict[str, tuple[float, Actor]] = {
+        "history": (0.3, HistoryReader(ReaderOptions(), 4)),
+        "pinner": (0.6, Pinning(dice.random() * 0.5, dice.choice((0.05, 1.0)), rounds=6)),
+        "packer": (0.5, Packing(6, 0.4, drawn_packing(dice))),
+        "copier": (0.4, Copying(dice.random() * 2)),
+        "sealer": (0.1, Sealing(dice.random() * 2, dice.choice((None, SUCCESSOR)))),
+    }
+    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+
+
+def drawn_cast(dice: Random, *, brief: bool) -> dict[str, Actor]:
+    """Choose who takes part in a seed's story, and who of them is killed or suspended."""
+    cast = drawn_maintainers(dice) if brief else drawn_actors(dice)
     victims = [*cast, "writer0", "writer0", "writer0"]
     if dice.random() < 0.5:
         after_s = dice.random() * dice.choice((0.2, 1.0, 5.0))
@@ -69,32 +134,38 @@ def drawn_cast(dice: Random) -> dict[str, Actor]:
 class Story:
     """One seed, from setting up to the checks; a plan and a cast of one's own take the place of those drawn.
 
-    The prelude is played first, and nothing fails in it.
+    The prelude is played first, and ``end`` last; nothing fails in them.
     """
 
     seed: int
     plan: Plan | None = None
     cast: dict[str, Actor] | None = None
     prelude: Actor | None = None
+    end: Callable[[Stage, SimProcess], None] = lambda _stage, _operator: None
+    interval_s: float | None = None
     kinds: list[Kind] = field(default_factory=list)
     stage: Stage = field(init=False)
 
     def __post_init__(self) -> None:
         simulation = Simulation(self.seed)
         self.stage = Stage(simulation, World(simulation))
+        drawn_s = simulation.dice("interval").choice((0.0, 0.0, 2.0, 20.0))
+        self.stage.world.oracle.interval_s = drawn_s if self.interval_s is None else self.interval_s
 
     def tell(self) -> None:
         """Run it and check it; raises AssertionError where a promise was broken."""
-        simulation, stage = self.stage.simulation, self.stage
-        cast = self.cast if self.cast is not None else drawn_cast(simulation.dice("cast"))
+        simulation = self.stage.simulation
+        brief = simulation.dice("brief").random() < BRIEF
+        cast = self.cast if self.cast is not None else drawn_cast(simulation.dice("cast"), brief=brief)
+        plan = self.plan if self.plan is not None else Swarm.drawn(simulation.dice("plan"), brief=brief)
         operator = SimProcess(simulation, "operator")
-        simulation.run(simulation.spawn(operator, "main", lambda: self._direct(stage, cast, operator)))
+        simulation.run(simulation.spawn(operator, "main", lambda: self._direct(cast, plan, operator)))
 
-    def _direct(self, stage: Stage, cast: dict[str, Actor], operator: SimProcess) -> None:
-        simulation = stage.simulation
+    def _direct(self, cast: dict[str, Actor], plan: Plan, operator: SimProcess) -> None:
+        simulation, stage = self.stage.simulation, self.stage
         if self.prelude is not None:
             self.prelude.play(stage, SimProcess(simulation, "prelude"))
-        stage.world.begin(self.plan if self.plan is not None else Swarm.drawn(simulation.dice("plan")))
+        stage.world.begin(plan)
         stage.processes = {name: _process(simulation, name) for name in cast}
         tasks = [
             simulation.spawn(process, name, lambda name=name, process=process: cast[name].play(stage, process))
@@ -104,6 +175,9 @@ class Story:
         stuck = [task.name for task in tasks if not task.over]
         assert not stuck, f"hung: {stuck}"
         self.kinds = list(stage.world.kinds)
+        stage.world.heal()
+        stage.simulation.pause(LATE_S_MAX + OUTAGE_S_MAX)  # whatever is under way has arrived by then
+        self.end(stage, operator)
         _end(stage, operator)
 
 
@@ -113,15 +187,21 @@ def _process(simulation: Simulation, name: str) -> SimProcess:
 
 
 def _end(stage: Stage, operator: SimProcess) -> None:
-    """Heal every fault; then there is progress, nothing is damaged, and everything adds up."""
-    stage.world.heal()
-    stage.simulation.pause(LATE_S_MAX + OUTAGE_S_MAX)  # whatever is under way has arrived by then
+    """With every fault healed there is progress, nothing is damaged, and everything adds up."""
     _check_progress(stage, operator)
+    _drop_unfinished_cursors(stage, operator)
     store = SimStore(stage.world, operator)
     report = scrub(store, LOG, runtime=operator)
     assert report.sound, report.problems
-    stage.history.check(list(LogReader.open(store, LOG, runtime=operator).records()))
-    _check_nothing_orphaned(stage, operator)
+    stage.history.check(stage.world.oracle.records)
+    for cursor in stage.world.oracle.cursors.values():
+        if cursor.moves:
+            cursor.check()
+    _check_contents(stage, operator)
+    check_successor(stage, operator)
+    check_destroyed(stage, operator, DOOMED)
+    _finish_copy(stage, operator)
+    _check_nothing_left(stage, operator)
 
 
 def _check_progress(stage: Stage, operator: SimProcess) -> None:
@@ -135,12 +215,71 @@ def _check_progress(stage: Stage, operator: SimProcess) -> None:
     assert stage.simulation.now_s - began_s < PROGRESS_S_MAX, "no progress after healing"
 
 
-def _check_nothing_orphaned(stage: Stage, operator: SimProcess) -> None:
-    """Two sweeps leave what the log refers to, and nothing else."""
-    store, fired = SimStore(stage.world, operator), stage.world.fired["swept"]
-    for _ in range(2):
-        sweep(store, operator)
-    stage.world.fired["swept"] = fired
+def _drop_unfinished_cursors(stage: Stage, operator: SimProcess) -> None:
+    """A cursor below what is held was moved there by somebody who never came to look: nobody relies on it."""
+    cursors, oracle = CursorStore(SimStore(stage.world, operator), LOG, runtime=operator), stage.world.oracle
+    assert oracle.manifest is not None
+    first = oracle.manifest.first.position.offset
+    for name, witness in cursors.list().items():
+        if witness.cursor.position.offset < first:
+            assert witness.cursor.writer not in oracle.relied_on, f"collected past cursor {name}: {witness.cursor}"
+            stage.world.fired["a cursor was left unfinished"] += 1
+            cursors.delete(name)
+
+
+def _check_contents(stage: Stage, operator: SimProcess) -> None:
+    """What is held is the rest of what ever was, from the first place on."""
+    reader, oracle = LogReader.open(SimStore(stage.world, operator), LOG, runtime=operator), stage.world.oracle
+    found = [Message(record.body, record.key) for record in reader.records()]
+    assert found == oracle.records[reader.manifest().first.position.offset - 1 :], "what is held is something else"
+
+
+def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
+    """With cursors and pins out of the way, collecting leaves what the log refers to, and nothing else."""
+    store, oracle = SimStore(stage.world, operator), stage.world.oracle
     inside = log_store(stage.world.objects, LOG)
-    left = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
-    assert left == stage.world.oracle.referenced(), "swept twice, and there are orphans"
+    cursors, pins = CursorStore(store, LOG, runtime=operator), PinStore(store, LOG, runtime=operator)
+    for name in pins.list():
+        oracle.pins.pop(name, None)
+        pins.delete(name)
+    for name in cursors.list():
+        cursors.delete(name)
+    manifest = LogReader.open(store, LOG, runtime=operator).manifest()
+    # A collection that was announced stands until the next collector carries it out.
+    middle = (manifest.first_kept.position.offset + manifest.next.position.offset) // 2
+    cursors.init("middle", LogPosition(middle, 0))
+    oracle.interval_s = 0.0
+    for _ in range(40):
+        # A few orphans at a time.
+        collect(store, LOG, options=collector_options(0.0), runtime=operator)
+        left = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
+        documents = {meta.path for meta in inside.list_objects("gc/")} - {CLOCK}
+        if left == oracle.referenced() and not documents:
+            break
+    assert left == oracle.referenced(), f"collected again and again, and left: {sorted(left - oracle.referenced())}"
+    assert not documents, "collections that never end"
+    assert oracle.manifest is not None
+    assert oracle.manifest.collecting is None, "an announcement that is never taken back"
+    assert all(pointer.limit.offset > middle for pointer in oracle.held), "what lies below the cursor is still held"
+    report = scrub(store, LOG, runtime=operator)
+    assert report.sound, report.problems
+
+
+def _finish_copy(stage: Stage, operator: SimProcess) -> None:
+    """A copy that was cut short is no log; the next call finishes it, or begins anew what was collected since."""
+    store = SimStore(stage.world, operator)
+    inside = log_store(stage.world.objects, COPY)
+    if not list(inside.list_objects("")):
+        return
+    if inside.head(MANIFEST) is None:
+        try:
+            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
+        except InvalidRequestError:
+            # A copier that failed lets go of what it pinned.
+            assert stage.world.oracle.seen["pruned"], "a copy of what is there still could not be finished"
+            stage.world.fired["a copy was begun anew"] += 1
+            destroy(store, COPY, runtime=operator)
+            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
+    check_copy(stage)
+    report = scrub(store, COPY, runtime=operator)
+    assert report.sound, report.problems

@@ -5,12 +5,26 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.crashes import SCENARIOS, Scenario, examine
-from tests.faults.plans import CRASHES, FAULTS
+from tests.faults.mutants import CRASH_MUTANTS
+from tests.mutations import Mutation, applied
+
+# `make crashes` has them all, in several orders of the tasks.
+RUNS_MAX = 40
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_lost_whatever_fails_at_any_call(scenario: Scenario) -> None:
-    row = examine(scenario, schedules=1)
+    row = examine(scenario, schedules=1, runs_max=RUNS_MAX)
 
     assert row.calls > 0
-    assert row.runs >= row.calls * min(len(FAULTS[kind]) + len(CRASHES[kind]) for kind in FAULTS)
+    assert row.faults >= 7
+    assert row.runs >= min(RUNS_MAX, 7 * row.calls)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mutant"), CRASH_MUTANTS, ids=lambda value: getattr(value, "name", ""))
+def test_a_defect_is_found_by_a_fault_at_some_call(name: str, mutant: Mutation) -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
+
+    with applied(mutant), pytest.raises(AssertionError):
+        examine(scenario)

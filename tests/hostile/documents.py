@@ -34,6 +34,11 @@ def content(name: str) -> JsonObject:
     return document
 
 
+def dumped(document: JsonObject) -> bytes:
+    """Encode as another's program would, which refuses nothing."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
 def sealed(name: str, opened: bytes) -> bytes:
     """Give the text of a document's content the checksum that the document would have."""
     if name.startswith("snapshot"):

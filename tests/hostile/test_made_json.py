@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hostile.documents import NAMES, Value, content, load, sealed
+from tests.hostile.documents import NAMES, Value, content, dumped, load, sealed
 from wal3_core.errors import CorruptError
-from wal3_core.model import strict_json
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 
@@ -103,7 +102,7 @@ def changed(document: JsonValue, place: tuple[str | int, ...], change: str, valu
 def test_sound_document_with_a_field_changed_is_an_error_or_holds_all_the_same(name: str, data: st.DataObject) -> None:
     """Changed by somebody who mends the checksum: every rule behind it is put to the test."""
     document = content(name)
-    before = strict_json.dump(document)
+    before = dumped(document)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.sampled_from(list(places(document)) or [("format_version",)]))
         kinds = st.sampled_from(["delete", "double", "reverse", "nudge", "wrap", "add", "replace", "replace"])
@@ -117,7 +116,7 @@ def test_sound_document_with_a_field_changed_is_an_error_or_holds_all_the_same(n
 @every_document
 @given(data=st.data())
 def test_field_told_twice_is_an_error_also_with_the_same_value(name: str, data: st.DataObject) -> None:
-    text = strict_json.dump(content(name)).decode()
+    text = dumped(content(name)).decode()
     key = data.draw(st.sampled_from(["format_version", "offset", "generation", "fence", "setsum", "path"]))
     value = data.draw(st.sampled_from(["1", "0", '""', "null", "[]"]))
     if f'"{key}":' not in text:
@@ -129,7 +128,7 @@ def test_field_told_twice_is_an_error_also_with_the_same_value(name: str, data: 
 def test_text_that_no_encoding_has_is_an_error() -> None:
     document = {**content("cursor"), "writer": "\ud800"}
 
-    assert accepted("cursor", strict_json.dump(document)) is None
+    assert accepted("cursor", dumped(document)) is None
 
 
 # What nothing else in a document bears out: who wrote it and when, times between the times around them, and the
@@ -177,7 +176,7 @@ def test_every_other_number_and_name_of_a_document_is_borne_out_by_the_rest(name
         # A digit another digit, as in a path or a hash: still well-formed.
         other = value - 1 if isinstance(value, int) and value else 1 if isinstance(value, int) else None
         holder[place[-1]] = other if other is not None else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"  # type: ignore[index, call-overload]
-        if accepted(name, strict_json.dump(forged)) is not None:
+        if accepted(name, dumped(forged)) is not None:
             stands_alone.add(place)
 
     assert stands_alone == UNCHECKED[name]

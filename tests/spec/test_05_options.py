@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core import InvalidRequestError, ReaderOptions, WriterOptions
-from wal3_core.options import GIB, RetryOptions, SnapshotOptions
+from wal3_core import CollectorOptions, InvalidRequestError, ReaderOptions, WriterOptions
+from wal3_core.options import GIB, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
         (ReaderOptions, "reloads_max", 0),
         (ReaderOptions, "fragment_expanded_bytes_max", 0),
         (ReaderOptions, "poll_s_min", -1),
+        (CollectorOptions, "interval_s", -1),
+        (CollectorOptions, "fraction_max", 1.5),
+        (CollectorOptions, "deletes_per_s", 0),
+        (CollectorOptions, "deletes_ahead", 0),
+        (CollectorOptions, "rounds_max", 0),
+        (CollectorOptions, "orphans_max", -1),
+        (SnapshotCompactorOptions, "pointers_per_step_max", 0),
+        (SnapshotCompactorOptions, "requests_ahead", 0),
     ],
 )
 def test_option_that_makes_no_sense_is_refused_by_name(kind: Callable[..., object], name: str, value: float) -> None:
@@ -47,3 +55,4 @@ def test_options_at_their_limits_are_taken() -> None:
     WriterOptions(batch_bytes_max=2 * GIB - 1, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
     ReaderOptions(prefetch_fragments=0, snapshots_loaded_max=0)
     RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)
+    CollectorOptions(interval_s=0, fraction_max=1, orphans_max=0)

@@ -58,6 +58,25 @@ def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStor
     assert len(reader.manifest().fragments) < 60
 
 
+def test_everything_that_is_due_is_rolled_at_once(memory_store: MemoryStore) -> None:
+    """A commit may carry more fragments than a snapshot holds: one snapshot a commit would never catch up."""
+    unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
+    with LogWriter.open_or_initialize(memory_store, "a", options=unrolled) as writer:
+        for _ in range(300):
+            writer.submit(b"x")
+
+    manifest = LogReader.open(memory_store, "a").manifest()
+    with LogWriter.open(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+        while not manifest.snapshots:
+            writer.append(b"x")
+            manifest = LogReader.open(memory_store, "a").manifest()
+            time.sleep(0.001)
+
+    assert len(manifest.fragments) < manifest.num_records - 290
+    assert [snapshot.depth for snapshot in manifest.snapshots][:2] == [2, 1]
+    assert len(list(LogReader.open(memory_store, "a").records())) == manifest.num_records
+
+
 def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
     generations = []
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:

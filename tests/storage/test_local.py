@@ -123,6 +123,15 @@ def test_folder_goes_with_its_last_object_and_the_store_stays(local_url: str) ->
     assert isinstance(store.create("a/one/two/object", b"y"), Done)
 
 
+def test_folder_that_stayed_without_an_object_is_not_listed(local_url: str) -> None:
+    """It may stay while somebody else creates something."""
+    store, root = open_store(local_url), Path(urlsplit(local_url).path)
+    assert isinstance(store.create("a/one/object", b"x"), Done)
+    (root / "b" / "two").mkdir(parents=True)
+
+    assert store.list_folders("") == ["a/"]
+
+
 def test_folder_never_vanishes_under_a_create(local_url: str) -> None:
     def create_and_delete(number: int) -> int:
         """One store each, as processes have; they share folders, and none of their objects."""

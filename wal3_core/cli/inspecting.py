@@ -75,6 +75,8 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "manifest", f"generation {manifest.generation}, fence {manifest.fence}, written by {manifest.writer}"
     yield "setsum", manifest.setsum.hexdigest()
     yield "pruned", manifest.pruned.hexdigest()
+    if manifest.collecting is not None:
+        yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.collecting.garbage}"
     if manifest.seal is not None:
         seal = manifest.seal
         successor = f", goes on in {seal.successor}" if seal.successor else ""
@@ -131,6 +133,7 @@ def _document(
         "epochs": [epoch.to_json() for epoch in manifest.epochs],
         "pointers": [_pointer_json(reader, pointer, full=full) for pointer in manifest.pointers],
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
+        "collecting": None if manifest.collecting is None else manifest.collecting.to_json(),
         "cursors": [cursor_json(name, cursor, manifest) for name, cursor in cursors.items()],
     }
 

@@ -12,7 +12,7 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, LogNotFoundError
-from wal3_core.fleet.discovery import list_logs
+from wal3_core.fleet.discovery import list_logs, lost_manifest
 from wal3_core.log.reader import LogReader
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
@@ -68,9 +68,9 @@ def _manifests(store: ObjectStore, prefix: str) -> Iterator[tuple[str, Manifest 
     for log in list_logs(store, prefix):
         waiting.append((log, _load_later(store, log)))
         if len(waiting) > _MANIFESTS_AHEAD:
-            yield from _outcome(*waiting.popleft())
+            yield from _outcome(store, *waiting.popleft())
     for log, future in waiting:
-        yield from _outcome(log, future)
+        yield from _outcome(store, log, future)
 
 
 def _load_later(store: ObjectStore, log: str) -> Future[Manifest]:
@@ -87,12 +87,14 @@ def _load_later(store: ObjectStore, log: str) -> Future[Manifest]:
     return future
 
 
-def _outcome(log: str, future: Future[Manifest]) -> Iterator[tuple[str, Manifest | LogError]]:
+def _outcome(store: ObjectStore, log: str, future: Future[Manifest]) -> Iterator[tuple[str, Manifest | LogError]]:
     try:
         yield log, future.result()
     except LogNotFoundError:
-        # Destroyed since it was listed.
-        return
+        lost = lost_manifest(store, log)
+        # Otherwise destroyed since it was listed.
+        if lost is not None:
+            yield log, lost
     except LogError as error:
         yield log, error
 

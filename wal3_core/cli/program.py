@@ -7,14 +7,21 @@ from importlib.metadata import version
 import click
 
 from wal3_core.cli.appending import append, init
+from wal3_core.cli.collecting import gc
+from wal3_core.cli.copying import copy
 from wal3_core.cli.cursors import cursor
+from wal3_core.cli.destroying import destroy
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
 from wal3_core.cli.git import ingest_git
 from wal3_core.cli.inspecting import inspect
 from wal3_core.cli.listing import ls
 from wal3_core.cli.output import drop_output
+from wal3_core.cli.pinning import pin
+from wal3_core.cli.policies import policy
 from wal3_core.cli.reading import cat, tail
+from wal3_core.cli.sealing import migrate, seal
 from wal3_core.cli.session import Session
+from wal3_core.cli.snapshots import snapshot
 from wal3_core.cli.verifying import doctor, scrub
 from wal3_core.errors import LogError
 
@@ -74,7 +81,26 @@ def cli(context: click.Context, store: str | None) -> None:
     context.obj = Session(store)
 
 
-for _command in (init, append, cat, tail, ls, inspect, cursor, scrub, ingest_git, doctor):
+for _command in (
+    init,
+    append,
+    cat,
+    tail,
+    ls,
+    inspect,
+    cursor,
+    pin,
+    policy,
+    snapshot,
+    scrub,
+    gc,
+    seal,
+    migrate,
+    copy,
+    destroy,
+    ingest_git,
+    doctor,
+):
     cli.add_command(_command)
 
 

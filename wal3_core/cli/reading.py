@@ -13,6 +13,7 @@ import click
 from wal3_core.cli.lines import json_of_record
 from wal3_core.cli.output import progress, quiet_pipe
 from wal3_core.cli.session import Session, pass_session
+from wal3_core.log.pinned import pinned_records
 from wal3_core.log.reader import LogReader
 from wal3_core.model.position import AtTime
 from wal3_core.options import Limits
@@ -51,8 +52,11 @@ class Time(click.ParamType[int]):
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the record at offset N.")
 @click.option("--from-time", metavar="T", type=Time(), help="Begin with the first record at or after T.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Print at most N records.")
+@click.option("--pin", metavar="NAME", help="Read what the pin NAME keeps, whatever was collected since.")
 @pass_session
-def cat(session: Session, log: str, from_offset: int | None, from_time: int | None, limit: int | None) -> None:
+def cat(
+    session: Session, log: str, from_offset: int | None, from_time: int | None, limit: int | None, pin: str | None
+) -> None:
     """Print the records of LOG, one JSON object a line.
 
     Lines have offset, timestamp_us, key (if there is one) and body (null for a tombstone); bytes
@@ -64,14 +68,19 @@ def cat(session: Session, log: str, from_offset: int | None, from_time: int | No
     Examples:
       wal3 cat orders --limit 10
       wal3 cat orders --from-offset 1000
+      wal3 cat orders --pin audit-2026
       wal3 cat orders --from-time 2026-01-31T12:00:00Z
       wal3 cat orders | jq -r 'select(.key == "user-1") | .body'
     """  # noqa: D301 - \b keeps click from wrapping what follows
     if from_offset is not None and from_time is not None:
         message = "--from-offset and --from-time: give one of them"
         raise click.UsageError(message)
-    reader = LogReader.open(session.store(), log)
+    store = session.store()
     start: ReadStart = AtTime(from_time) if from_time is not None else from_offset
+    if pin is not None:
+        _print(pinned_records(store, log, pin, start, Limits(records=limit)), f"cat {log} at {pin}", limit)
+        return
+    reader = LogReader.open(store, log)
     records = reader.records(start, Limits(records=limit))
     held = reader.manifest().num_records
     total = held if start is None and limit is None else limit

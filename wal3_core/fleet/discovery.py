@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.model.paths import is_name_part
+from wal3_core.errors import CorruptError
+from wal3_core.model.paths import MANIFEST, is_name_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
 def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
     """Name the logs of a store in order; with a prefix, that log and those below it (whole parts of names)."""
     yield from _below(store, f"{prefix.strip('/')}/" if prefix.strip("/") else "")
+
+
+def lost_manifest(store: ObjectStore, log: str) -> CorruptError | None:
+    """Say what is wrong with a log whose manifest was not found; None when it was destroyed since it was listed."""
+    if next(list_logs(store, log), None) != log:
+        return None
+    message = (
+        f"log {store.url}/{log}: expected {MANIFEST} beside its fragments, found none:"
+        f" a copy under way or cut short, or a lost manifest: restore it"
+    )
+    return CorruptError(message)
 
 
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ class _Ready:
 
 
 class Snapshotter:
-    """Keeps one log's manifest small; at most one snapshot is under way."""
+    """Keeps one log's manifest small: while one commit is under way, the snapshots for the next are uploaded."""
 
     def __init__(self, snapshots: SnapshotStore, runtime: Runtime, options: WriterOptions) -> None:
         self._snapshots = snapshots
@@ -46,35 +46,46 @@ class Snapshotter:
         self._options = options
         self._lock = runtime.lock()
         self._busy = False
-        self._ready: _Ready | None = None
+        # Each builds on the manifest that those before it were applied to.
+        self._ready: list[_Ready] = []
 
     def amend(self, manifest: Manifest) -> Manifest:
-        """Use the snapshot that is ready, if there is one and the manifest still has what it replaces."""
+        """Use the snapshots that are ready, as far as the manifest still has what they replace."""
         with self._lock:
-            ready = self._ready
-        return manifest if ready is None else ready.applied_to(manifest) or manifest
+            every = list(self._ready)
+        for ready in every:
+            changed = ready.applied_to(manifest)
+            if changed is None:
+                break
+            manifest = changed
+        return manifest
 
     def committed(self, manifest: Manifest) -> None:
         """Look whether the manifest that was installed wants rolling, and begin with it."""
         with self._lock:
-            # One that became ready too late for this manifest is for the next.
-            if self._busy or (self._ready is not None and self._ready.applied_to(manifest) is not None):
+            # What became ready too late for this manifest is for the next.
+            if self._busy or (self._ready and self._ready[0].applied_to(manifest) is not None):
                 return
-            self._ready = None
-            roll = plan_roll(manifest, self._options.snapshots)
-            if roll is None:
+            self._ready = []
+            if plan_roll(manifest, self._options.snapshots) is None:
                 return
             self._busy = True
-        self._runtime.spawn(lambda: self._write(roll, manifest.fence))
+        self._runtime.spawn(lambda: self._write(manifest))
 
-    def _write(self, roll: Roll, fence: int) -> None:
-        ready = None
+    def _write(self, manifest: Manifest) -> None:
+        ready: list[_Ready] = []
         try:
-            snapshot = build_snapshot(roll, fence, self._snapshots.load)
-            ready = _Ready(roll, self._snapshots.write(snapshot, self._options.retry), fence)
+            for _ in range(self._options.snapshots.rolls_ahead_max):
+                roll = plan_roll(manifest, self._options.snapshots)
+                if roll is None:
+                    break
+                snapshot = build_snapshot(roll, manifest.fence, self._snapshots.load)
+                pointer = self._snapshots.write(snapshot, self._options.retry)
+                ready.append(_Ready(roll, pointer, manifest.fence))
+                manifest = manifest.apply_snapshot(pointer, roll.replaced)
         except LogError:
             # Rolling only keeps the manifest small: the next commit tries again, and scrub tells of damage.
-            ready = None
+            pass
         finally:
             with self._lock:
                 self._ready, self._busy = ready, False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import MANIFEST, check_token
+from wal3_core.model.paths import MANIFEST, check_garbage_path, check_token
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import (
@@ -22,8 +22,10 @@ from wal3_core.model.snapshot import (
     SnapshotPointer,
     check_format_version,
     check_run,
+    describe,
     sum_setsums,
 )
+from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 EPOCHS_MAX = 16
-POINTERS_MAX = 100_000
 BYTES_MAX = 64 * 2**20
+# The seal's reason of a log that is about to go with all its objects.
+BEING_DESTROYED = "being destroyed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,32 @@ class Seal:
         return seal
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A collection under way: where it writes down what goes, and what the log will begin with.
+
+    It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
+    everybody: whoever finds a place below ``first`` here came too late to keep it. ``generation`` is
+    the manifest's that announced it: one that was withdrawn and announced again is another.
+    """
+
+    garbage: str
+    first: Place
+    generation: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Intent:
+        """Read from a JSON object."""
+        garbage, first = check_garbage_path(fields.string("garbage")), Place.from_json(fields.object("first"))
+        intent = cls(garbage, first, fields.integer("generation"))
+        fields.finish()
+        return intent
+
+
 class Durability(StrEnum):
     """What became of a fragment that was sent for commit."""
 
@@ -138,6 +167,7 @@ class Manifest:
     num_bytes: int
     num_records: int
     seal: Seal | None = None
+    collecting: Intent | None = None
 
     @classmethod
     def initial(cls, *, writer: str, timestamp_us: int) -> Manifest:
@@ -157,6 +187,22 @@ class Manifest:
             num_bytes=0,
             num_records=0,
         )
+
+    @classmethod
+    def successor(cls, sealed: Manifest, *, writer: str) -> Manifest:
+        """Return the manifest of the log that goes on from a sealed one: at its end, covering what it covered."""
+        return replace(
+            cls.initial(writer=writer, timestamp_us=sealed.next.position.timestamp_us),
+            setsum=sealed.setsum,
+            pruned=sealed.setsum,
+            first=sealed.next,
+            next=sealed.next,
+        )
+
+    @property
+    def first_kept(self) -> Place:
+        """What is held and stays held: a cursor or pin below it came too late."""
+        return self.first if self.collecting is None else self.collecting.first
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
@@ -186,59 +232,85 @@ class Manifest:
             raise SealedError(message)
         epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
         last = fragments[-1]
-        return self._changed(
+        return replace(
+            self,
             setsum=self.setsum + sum_setsums(fragments),
             next=Place(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=epochs,
             fragments=(*self.fragments, *fragments),
-        )
+        ).counted()
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
         """Put one snapshot in the place of the run of pointers it holds; InvalidRequestError if the run is gone."""
-        pointers = self.pointers
-        at = pointers.index(replaced[0]) if replaced[0] in pointers else len(pointers)
-        if pointers[at : at + len(replaced)] != tuple(replaced):
-            message = f"snapshot {snapshot.path}: expected the run it replaces in the manifest, found it changed"
+        return self.apply_repack((snapshot,), replaced)
+
+    def apply_repack(self, pointers: Sequence[Pointer], replaced: Sequence[Pointer]) -> Manifest:
+        """Put pointers in the place of a run that holds the same records; InvalidRequestError if the run is gone."""
+        held = self.pointers
+        at = held.index(replaced[0]) if replaced[0] in held else len(held)
+        if held[at : at + len(replaced)] != tuple(replaced):
+            message = f"{describe(pointers[0])}: expected the run it replaces in the manifest, found it changed"
             raise InvalidRequestError(message)
-        rolled = (*pointers[:at], snapshot, *pointers[at + len(replaced) :])
-        return self._changed(
-            snapshots=tuple(pointer for pointer in rolled if isinstance(pointer, SnapshotPointer)),
-            fragments=tuple(pointer for pointer in rolled if isinstance(pointer, FragmentPointer)),
-        )
+        return self._holding((*held[:at], *pointers, *held[at + len(replaced) :])).counted()
 
     def apply_seal(self, seal: Seal) -> Manifest:
         """Close the log for good."""
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
-        return self._changed(seal=seal)
+        return replace(self, seal=seal)
 
-    def _changed(
-        self,
-        *,
-        setsum: Setsum | None = None,
-        next: Place | None = None,  # noqa: A002 - the field's name in the format
-        epochs: tuple[Epoch, ...] | None = None,
-        snapshots: tuple[SnapshotPointer, ...] | None = None,
-        fragments: tuple[FragmentPointer, ...] | None = None,
-        seal: Seal | None = None,
-    ) -> Manifest:
-        snapshots = self.snapshots if snapshots is None else snapshots
-        fragments = self.fragments if fragments is None else fragments
-        pointers: tuple[Pointer, ...] = (*snapshots, *fragments)
-        changed = replace(
+    def apply_intent(self, garbage: str, first: Place) -> Manifest:
+        """Announce a collection; one announced before is withdrawn by that."""
+        if not self.first.seq_no < first.seq_no <= self.next.seq_no:
+            message = (
+                f"{MANIFEST}: expected to collect up to a fragment from {self.first.seq_no + 1} to"
+                f" {self.next.seq_no}, found {first.seq_no}"
+            )
+            raise InvalidRequestError(message)
+        return replace(self, collecting=Intent(garbage, first, self.generation + 1))
+
+    def withdraw_intent(self, intent: Intent) -> Manifest:
+        """Take back an announced collection; InvalidRequestError when another is announced, or none."""
+        self._check_intent(intent)
+        return replace(self, collecting=None)
+
+    def apply_garbage(self, intent: Intent, kept: Sequence[Pointer]) -> Manifest:
+        """Drop all but ``kept``, the announced collection's end; its intent goes with what it took."""
+        self._check_intent(intent)
+        first = Place(kept[0].first_seq_no, kept[0].start) if kept else self.next
+        if first.seq_no != intent.first.seq_no:
+            message = (
+                f"{MANIFEST}: expected to keep what begins at fragment {intent.first.seq_no}, found {first.seq_no}"
+            )
+            raise InvalidRequestError(message)
+        pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
+        return replace(self._holding(kept), first=first, pruned=pruned, collecting=None).counted()
+
+    def _check_intent(self, intent: Intent) -> None:
+        if self.collecting != intent:
+            found = None if self.collecting is None else self.collecting.garbage
+            message = f"{MANIFEST}: expected collection {intent.garbage} to be announced, found {found}"
+            raise InvalidRequestError(message)
+
+    def counted(self) -> Manifest:
+        """Return it with its counts taken from its pointers; CorruptError when it breaks an invariant."""
+        pointers = self.pointers
+        counted = replace(
             self,
-            setsum=setsum or self.setsum,
-            next=next or self.next,
-            epochs=self.epochs if epochs is None else epochs,
-            snapshots=snapshots,
-            fragments=fragments,
             num_bytes=sum(pointer.num_bytes for pointer in pointers),
             num_records=sum(pointer.num_records for pointer in pointers),
-            seal=seal or self.seal,
         )
-        changed.check()
-        return changed
+        counted.check()
+        return counted
+
+    def _holding(self, pointers: Sequence[Pointer]) -> Manifest:
+        """Return it with other pointers, not yet counted."""
+        return replace(
+            self,
+            snapshots=tuple(pointer for pointer in pointers if isinstance(pointer, SnapshotPointer)),
+            fragments=tuple(pointer for pointer in pointers if isinstance(pointer, FragmentPointer)),
+        )
 
     def check(self) -> None:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
@@ -280,6 +352,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
         seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
+        collecting: JsonObject = {} if self.collecting is None else {"collecting": self.collecting.to_json()}
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
@@ -294,6 +367,7 @@ class Manifest:
                 "snapshots": [pointer.to_json() for pointer in self.snapshots],
                 "fragments": [pointer.to_json() for pointer in self.fragments],
                 **seal,
+                **collecting,
                 "num_bytes": self.num_bytes,
                 "num_records": self.num_records,
             }
@@ -320,6 +394,7 @@ class Manifest:
                 FragmentPointer.from_json(item) for item in fields.objects("fragments", count_max=POINTERS_MAX)
             ),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
+            collecting=Intent.from_json(fields.object("collecting")) if fields.has("collecting") else None,
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
         )

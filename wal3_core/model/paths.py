@@ -3,7 +3,8 @@
 manifest/MANIFEST.json
 log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
 snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
-cursor/<name>.json      gc/GARBAGE.<setsum>      pin/<name>.json      policy.json
+cursor/<name>.json      pin/<name>.json      policy.json
+gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/CLOCK
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import re
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.model.position import FragmentSeqNo
 
 if TYPE_CHECKING:
-    from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.setsum import Setsum
 
 MANIFEST = "manifest/MANIFEST.json"
 CURSOR_FOLDER = "cursor/"
 FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
+GARBAGE_FOLDER = "gc/"
+PIN_FOLDER = "pin/"
+# Written again and again, only to learn the store's time.
+CLOCK = "gc/CLOCK"
+POLICY = "policy.json"
 FRAGMENTS_PER_BUCKET = 4096
 NAME_LENGTH_MAX = 200
 LOG_NAME_LENGTH_MAX = 500
@@ -35,6 +41,7 @@ _FRAGMENT = re.compile(
     r"log/Bucket=(?P<bucket>[0-9a-f]{16})/Writer=(?P<token>[0-9a-f]{16})/FragmentSeqNo=(?P<seq_no>[0-9a-f]{16})\.parquet",
     re.ASCII,
 )
+_GARBAGE = re.compile(r"gc/GARBAGE\.(?P<setsum>[0-9a-f]{64})\.(?P<token>[0-9a-f]{16})", re.ASCII)
 _SNAPSHOT = re.compile(r"snapshot/SNAPSHOT\.(?P<setsum>[0-9a-f]{64})\.(?P<hash>[0-9a-f]{16})", re.ASCII)
 
 
@@ -83,7 +90,7 @@ def cursor_path(name: str) -> str:
 def cursor_name(path: str) -> str:
     """Name of the cursor whose document is at ``path``; CorruptError for a foreign file."""
     name = path.removeprefix(CURSOR_FOLDER).removesuffix(".json")
-    if path != f"{CURSOR_FOLDER}{name}.json" or not _PART.fullmatch(name):
+    if path != f"{CURSOR_FOLDER}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         message = f"{path}: expected {CURSOR_FOLDER}<name>.json"
         raise CorruptError(message)
     return name
@@ -116,3 +123,54 @@ def check_snapshot_path(path: str, setsum: Setsum) -> str:
         message = f"snapshot: expected a path under SNAPSHOT.{setsum}, found {path[:160]!r}"
         raise CorruptError(message)
     return path
+
+
+def check_object_path(path: str) -> str:
+    """Return the path when it is a fragment's or a snapshot's; CorruptError for anything else."""
+    if not _SNAPSHOT.fullmatch(path):
+        check_fragment_path(path, fragment_seq_no(path))
+    return path
+
+
+def fragment_seq_no(path: str) -> FragmentSeqNo:
+    """Return the number of the fragment at a path; CorruptError when it is none's."""
+    match = _FRAGMENT.fullmatch(path)
+    if match is None:
+        message = f"{path[:160]!r}: expected the path of a fragment or a snapshot"
+        raise CorruptError(message)
+    return FragmentSeqNo(int(match["seq_no"], 16))
+
+
+def garbage_path(setsum: Setsum, token: str) -> str:
+    """Path of a collection's document."""
+    return f"{GARBAGE_FOLDER}GARBAGE.{setsum.hexdigest()}.{token}"
+
+
+def check_garbage_path(path: str) -> str:
+    """Return the path when a collection's document may lie there; CorruptError for a foreign file."""
+    if not _GARBAGE.fullmatch(path):
+        message = f"{path[:200]!r}: expected {GARBAGE_FOLDER}GARBAGE.<setsum>.<token>"
+        raise CorruptError(message)
+    return path
+
+
+def pin_path(name: str) -> str:
+    """Path of a pin's document."""
+    return f"{PIN_FOLDER}{check_pin_name(name)}.json"
+
+
+def pin_name(path: str) -> str:
+    """Name of the pin whose document is at ``path``; CorruptError for a foreign file."""
+    name = path.removeprefix(PIN_FOLDER).removesuffix(".json")
+    if path != f"{PIN_FOLDER}{name}.json" or not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+        message = f"{path[:200]!r}: expected {PIN_FOLDER}<name>.json"
+        raise CorruptError(message)
+    return name
+
+
+def check_pin_name(name: str) -> str:
+    """Return the name when it may name a pin: one part of ``[A-Za-z0-9_-]``."""
+    if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
+        message = f"pin name: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} characters, found {name[:80]!r}"
+        raise InvalidRequestError(message)
+    return name

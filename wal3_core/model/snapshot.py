@@ -17,6 +17,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_snapshot_path, snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 DEPTH_MAX = 2
-POINTERS_MAX = 100_000
 BYTES_MAX = 64 * 2**20
 
 

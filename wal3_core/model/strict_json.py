@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,13 @@ _TAIL_BYTES = len(',"checksum":""}') + _CHECKSUM_HEX
 
 
 def dump(document: JsonObject) -> bytes:
-    """Encode without spaces, keys in the order given."""
-    return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True).encode()
+    """Encode without spaces, keys in the order given; InvalidRequestError for text that could not be read back."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    # Halves of surrogate pairs are rare, and so is what looks like one.
+    if "\\ud" in text and not _is_text(json.dumps(document, ensure_ascii=False)):
+        message = f"expected text that can be encoded, found half of a surrogate pair in {text[:200]}"
+        raise InvalidRequestError(message)
+    return text.encode()
 
 
 def dump_checksummed(document: JsonObject) -> bytes:
@@ -136,6 +141,13 @@ class Fields:
         value = self._take(key)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "an integer", value)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Take a true or a false."""
+        value = self._take(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
         return value
 
     def string(self, key: str) -> str:

@@ -16,16 +16,15 @@ from wal3_core.errors import (
     CursorConflictError,
     GarbageCollectedError,
     InvalidRequestError,
-    UnavailableError,
 )
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import Done, Etag, ObjectStore, Unknown, Versioned, log_store
-from wal3_core.storage.retry import attempts, reread_if_damaged
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +49,14 @@ class CursorStore:
     ) -> None:
         self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
-        self._retry = retry or RetryOptions()
-        self._manifests = ManifestStore(self._store, self._runtime, self._retry)
+        retry = retry or RetryOptions()
+        self._manifests = ManifestStore(self._store, self._runtime, retry)
+        self._documents = DocumentStore(
+            self._store, self._runtime, retry, lambda data, what: Cursor.from_bytes(data, what=what)
+        )
         self._known: Installed | None = None
+        # The versions that are known to be held, by name: a collection keeps what lies at and after them.
+        self._held: dict[str, Etag] = {}
 
     def init(self, name: str, position: LogPosition) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
@@ -62,30 +66,27 @@ class CursorStore:
         self._check_position(name, position)
         witness = self._put(name, self._cursor(position, generation=1), None)
         self._check_still_held(name, witness, None)
+        self._held[name] = witness.etag
         return witness
 
     def load(self, name: str) -> Witness | None:
         """Load a cursor; None when there is none of that name."""
-        return reread_if_damaged(lambda: self._load(name))
-
-    def _load(self, name: str) -> Witness | None:
-        path = cursor_path(name)
-        found = self._store.get(path)
-        if not isinstance(found, Versioned):
-            return None
-        return Witness(Cursor.from_bytes(found.data, what=f"{self._store.url}/{path}"), found.etag)
+        seen = self._documents.load(cursor_path(name))
+        return None if seen is None else Witness(seen.document, seen.etag)
 
     def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
         """Move a cursor from where the witness saw it; CursorConflictError when it is elsewhere by now.
 
-        Moving back checks that the log still holds the position, and raises GarbageCollectedError,
-        with the cursor back where it was, when it does not.
+        Moving back, or on from a place that this store did not check, looks whether the log still holds the
+        position, and raises GarbageCollectedError, with the cursor back where it was, when it does not.
         """
         self._check_position(name, position)
         moved = self._cursor(position, generation=witness.cursor.generation + 1)
         saved = self._put(name, moved, witness)
-        if position.offset < witness.cursor.position.offset:
+        # Whoever moved it there may have died before it looked.
+        if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
             self._check_still_held(name, saved, witness)
+        self._held[name] = saved.etag
         return saved
 
     def list(self) -> dict[str, Witness]:
@@ -141,34 +142,22 @@ class CursorStore:
         return known.manifest
 
     def _put(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
-        path, data = cursor_path(name), cursor.to_bytes()
-        for _ in attempts(self._retry, self._runtime):
-            if witness is None:
-                outcome = self._store.create(path, data)
-            else:
-                outcome = self._store.replace(path, data, witness.etag)
-            if isinstance(outcome, Done):
-                return Witness(cursor, outcome.etag)
-            found = self.load(name)
-            if found is not None and found.cursor == cursor:
-                return found
-            present = None if found is None else found.etag
-            if present != (None if witness is None else witness.etag):
-                expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
-                message = f"cursor {self._store.url}/{path}: expected {expected}, found another version"
-                raise CursorConflictError(message)
-        cause = outcome.cause if isinstance(outcome, Unknown) else "conflicts"
-        message = f"cursor {self._store.url}/{path}: not saved in {self._retry.attempts_max} tries: {cause}"
-        raise UnavailableError(message)
+        seen = None if witness is None else Seen(witness.cursor, witness.etag)
+        saved = self._documents.save(cursor_path(name), cursor, seen)
+        if saved is None:
+            expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
+            message = f"cursor {self._store.url}/{cursor_path(name)}: expected {expected}, found another version"
+            raise CursorConflictError(message)
+        return Witness(saved.document, saved.etag)
 
     def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
-        first = self._manifest().first.position
+        first = self._manifest().first_kept.position
         position = saved.cursor.position
         if position.offset >= first.offset:
             return
         # By CAS: whoever moved the cursor on meanwhile keeps it. And no delete, which knows no versions: a new cursor
         # stays at the log's first place, for somebody may have come to rely on it.
-        back = first if before is None else before.cursor.position
+        back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
             self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)
         message = (

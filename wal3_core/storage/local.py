@@ -185,8 +185,9 @@ class LocalStore:
                 yield meta
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder."""
-        return [f"{folder}{entry.name}/" for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False)]
+        """Name the folders directly in a folder; one without an object in or below it is none, as in any store."""
+        folders = (entry for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False))
+        return [f"{folder}{entry.name}/" for entry in folders if _holds_object(entry)]
 
     def delete(self, path: str) -> None:
         """Remove an object."""
@@ -347,6 +348,10 @@ def _sync(handle: int) -> None:
         os.fsync(handle)
     else:
         fcntl.fcntl(handle, full)
+
+
+def _holds_object(folder: os.DirEntry[str]) -> bool:
+    return any(files for _, _, files in os.walk(folder))
 
 
 def _sync_folder(folder: Path) -> None:

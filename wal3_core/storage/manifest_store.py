@@ -14,9 +14,9 @@ from wal3_core.errors import (
     UnavailableError,
     UnsuitableStoreError,
 )
-from wal3_core.model.manifest import BYTES_MAX, POINTERS_MAX, Manifest
+from wal3_core.model.manifest import BYTES_MAX, Manifest
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
-from wal3_core.options import RetryOptions
+from wal3_core.options import POINTERS_MAX, RetryOptions
 from wal3_core.storage.object_store import Done, Etag, NotModified, Refused, Unknown, Versioned
 from wal3_core.storage.retry import attempts, reread_if_damaged
 
@@ -77,13 +77,16 @@ class ManifestStore:
         outcome = self._store.replace(MANIFEST, data, witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
 
-    def initialize(self, initial: Manifest) -> Installed:
+    def initialize(self, initial: Manifest, *, over_fragments: bool = False) -> Installed:
         """Create the manifest of a new log; LogExistsError when there is one.
+
+        Fragments that lie there already are refused, unless the caller has made sure that they are its own.
 
         A store that would let a second create, or a swap with a stale version, pass is refused with
         UnsuitableStoreError: a log on it would lose appends. Both probes write the same bytes again.
         """
-        self._refuse_over_remains()
+        if not over_fragments:
+            self._refuse_over_remains()
         created = self._create(initial)
         data = initial.to_bytes()
         stale = _stale(created.etag)

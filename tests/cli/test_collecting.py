@@ -1,0 +1,332 @@
+"""``gc`` collects, says beforehand exactly what it would take, and refuses with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from wal3_core import CursorStore, LogPosition, LogWriter, open_store
+from wal3_core.cli.program import cli
+
+if TYPE_CHECKING:
+    from .conftest import Command, Process
+
+SINCE = "cursor reader is at offset 3"
+
+
+def appended(wal3: Command, log: str, count: int = 4) -> None:
+    """Append fragments of one record each."""
+    for number in range(count):
+        wal3.ok("append", "--create", "--raw", log, stdin=f"{number}\n")
+
+
+def collectable(wal3: Command, log: str = "a") -> None:
+    """A log of four fragments, of which two are not needed any more."""
+    appended(wal3, log)
+    wal3.ok("cursor", "set", log, "reader", "3")
+
+
+def files(wal3: Command, log: str = "a") -> set[str]:
+    """The log's data objects."""
+    root = Path(urlsplit(wal3.url).path) / log
+    return {
+        str(path.relative_to(root))
+        for folder in ("log", "snapshot")
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+def offsets(wal3: Command, log: str = "a") -> list[object]:
+    return [record["offset"] for record in wal3.json("cat", log)]
+
+
+def collected(wal3: Command, *arguments: str) -> dict[str, object]:
+    [line] = wal3.json("gc", *arguments, "--json")
+    return line
+
+
+# ---------------------------------------------------------------------- what it does
+
+
+def test_gc_prunes_now_and_deletes_when_the_interval_has_passed(wal3: Command) -> None:
+    collectable(wal3)
+    before = files(wal3)
+
+    first = collected(wal3, "a")
+    second = collected(wal3, "a", "--interval-s", "0")
+
+    expected = {"log": "a", "num_records": 2, "num_fragments": 2, "num_deleted": 0, "num_held": 0, "problems": []}
+    assert {name: first[name] for name in expected} == expected
+    assert first["reason"] == SINCE
+    assert first["wait_s"] == pytest.approx(86_400, abs=600)
+    assert (second["num_records"], second["num_deleted"], second["wait_s"]) == (0, 2, 0)
+    assert offsets(wal3) == [3, 4]
+    assert len(before - files(wal3)) == 2
+
+
+def test_gc_shows_a_table_for_people(wal3: Command) -> None:
+    collectable(wal3)
+
+    _, heading, _, row = wal3.ok("gc", "a").decode().splitlines()[:4]
+
+    assert heading.split("  ")[0].strip() == "log"
+    assert all(
+        word in heading
+        for word in ("pruned records", "pruned bytes", "orphans", "deleted objects", "held by pins", "why", "to wait")
+    )
+    assert row.split()[:2] == ["a", "2"]
+    assert SINCE in row
+    assert "24.0 h" in row
+
+
+def test_gc_that_is_repeated_finds_nothing(wal3: Command) -> None:
+    collectable(wal3)
+    wal3.ok("gc", "a", "--interval-s", "0")
+    before = files(wal3)
+
+    again = collected(wal3, "a", "--interval-s", "0")
+
+    assert (again["num_records"], again["num_deleted"], again["num_orphans"]) == (0, 0, 0)
+    assert files(wal3) == before
+
+
+def test_gc_takes_several_logs_and_prints_each(wal3: Command) -> None:
+    for log in ("a", "b/c", "d"):
+        collectable(wal3, log)
+
+    lines = wal3.json("gc", "a", "b/c", "--interval-s", "0", "--json")
+
+    assert [(line["log"], line["num_deleted"]) for line in lines] == [("a", 2), ("b/c", 2)]
+    assert offsets(wal3, "d") == [1, 2, 3, 4]
+
+
+def test_gc_holds_what_a_pin_keeps_and_says_how_much(wal3: Command) -> None:
+    collectable(wal3)
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+
+    held = collected(wal3, "a", "--interval-s", "0")
+    wal3.ok("pin", "delete", "a", "audit", "--yes")
+    taken = collected(wal3, "a", "--interval-s", "0")
+
+    assert (held["num_deleted"], held["num_held"]) == (0, 2)
+    assert (taken["num_deleted"], taken["num_held"]) == (2, 0)
+    assert len(files(wal3)) == 2
+
+
+def test_gc_keeps_everything_from_the_offset_given(wal3: Command) -> None:
+    collectable(wal3)
+
+    done = collected(wal3, "a", "--up-to-offset", "2", "--interval-s", "0")
+
+    assert done["reason"] == "the limit given is at offset 2"
+    assert offsets(wal3) == [2, 3, 4]
+
+
+# ---------------------------------------------------------------------- dry run
+
+
+def test_dry_run_prints_exactly_what_would_go_and_why_and_changes_nothing(wal3: Command) -> None:
+    collectable(wal3)
+    before = files(wal3)
+    root = Path(urlsplit(wal3.url).path)
+    manifest = (root / "a" / "manifest" / "MANIFEST.json").read_bytes()
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+    shown = wal3.ok("gc", "a", "--dry-run").decode().splitlines()
+
+    assert files(wal3) == before
+    assert (root / "a" / "manifest" / "MANIFEST.json").read_bytes() == manifest
+    assert [path.name for path in (root / "a" / "gc").glob("GARBAGE*")] == []
+    assert (told["num_records"], told["num_fragments"], told["reason"], told["orphans"]) == (2, 2, SINCE, [])
+    assert shown[0].startswith("a: would prune 2 records in 2 fragments (")
+    assert SINCE in shown[0]
+    assert "it would begin at offset 3" in shown[0]
+    assert shown[1:] == [f"  {path}" for path in told["objects"]]  # type: ignore[attr-defined]
+
+    wal3.ok("gc", "a", "--interval-s", "0")
+    assert before - files(wal3) == set(told["objects"])  # type: ignore[call-overload]
+    assert offsets(wal3) == [3, 4]
+
+
+def test_dry_run_names_orphans_as_such(wal3: Command) -> None:
+    collectable(wal3)
+    root = Path(urlsplit(wal3.url).path) / "a"
+    [some] = [path for path in files(wal3) if path.endswith("01.parquet")]
+    orphan = some.replace("FragmentSeqNo=0000000000000001", "FragmentSeqNo=0000000000000009")
+    (root / orphan).write_bytes(b"of an append that never was")
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    shown = wal3.ok("gc", "a", "--dry-run", "--interval-s", "0").decode()
+
+    assert told["orphans"] == [orphan]
+    assert orphan not in told["objects"]  # type: ignore[operator]
+    assert f"  {orphan} (nothing refers to it)\n" in shown
+    assert "1 orphans" in shown
+    assert (root / orphan).exists()
+
+
+def test_dry_run_shows_nothing_as_an_orphan_that_was_pruned_and_waits(wal3: Command) -> None:
+    collectable(wal3)
+    wal3.ok("gc", "a")
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+
+    assert told["orphans"] == []
+
+
+def test_dry_run_shows_nothing_as_going_that_a_pin_holds(wal3: Command) -> None:
+    collectable(wal3)
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+    before = files(wal3)
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    wal3.ok("gc", "a", "--interval-s", "0")
+
+    assert set(told["objects"]) == before - files(wal3)  # type: ignore[call-overload]
+
+
+def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> None:
+    appended(wal3, "a")
+
+    dry, run = wal3("gc", "a", "--dry-run"), wal3("gc", "a")
+
+    assert (dry.exit_code, run.exit_code) == (1, 1)
+    assert dry.stderr == run.stderr
+    assert "expected a cursor to say what is not needed any more, found none" in dry.stderr
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_log_of_which_nearly_everything_would_go_is_refused_until_that_is_allowed(wal3: Command) -> None:
+    appended(wal3, "a", 20)
+    wal3.ok("cursor", "set", "a", "reader", "21")
+
+    refused = wal3("gc", "a", "--interval-s", "0")
+
+    assert refused.exit_code == 1
+    assert "at most 90% of its bytes, found 100.0%" in refused.stderr
+    assert refused.stdout == ""
+    assert len(files(wal3)) == 20
+    assert collected(wal3, "a", "--interval-s", "0", "--fraction-max", "1")["num_deleted"] == 20
+    assert files(wal3) == set()
+
+
+def test_log_without_cursors_is_collected_up_to_an_offset_when_that_is_allowed(wal3: Command) -> None:
+    appended(wal3, "a")
+
+    refused = wal3("gc", "a", "--up-to-offset", "3")
+    done = collected(wal3, "a", "--without-cursors", "--up-to-offset", "3", "--interval-s", "0")
+
+    assert refused.exit_code == 1
+    assert "expected a cursor" in refused.stderr
+    assert done["num_deleted"] == 2
+    assert offsets(wal3) == [3, 4]
+
+
+def test_log_with_a_damaged_cursor_is_refused_by_the_cursor_s_name(wal3: Command) -> None:
+    collectable(wal3)
+    (Path(urlsplit(wal3.url).path) / "a" / "cursor" / "reader.json").write_bytes(b"{}")
+
+    refused = wal3("gc", "a", "--interval-s", "0")
+
+    assert refused.exit_code == 1
+    assert "cursor/reader.json" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert len(files(wal3)) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "name the logs to collect, or give --all"),
+        (("a", "--all"), "name the logs to collect, or give --all"),
+        (("a", "--without-cursors"), "--without-cursors needs --up-to-offset"),
+        (("a", "--up-to-offset", "0"), "--up-to-offset"),
+        (("a", "--interval-s", "-1"), "--interval-s"),
+        (("a", "--fraction-max", "1.5"), "--fraction-max"),
+        (("none",), "initialize the log first"),
+        (("../a",), "log name"),
+    ],
+)
+def test_request_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
+    collectable(wal3)
+
+    refused = wal3("gc", *arguments)
+
+    assert refused.exit_code == 2
+    assert complaint in refused.stderr
+    assert offsets(wal3) == [1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------------- all logs
+
+
+def test_one_log_s_failure_does_not_keep_the_others_from_being_collected(wal3: Command) -> None:
+    for log in ("a", "b", "d"):
+        collectable(wal3, log)
+    appended(wal3, "c")
+    (Path(urlsplit(wal3.url).path) / "b" / "manifest" / "MANIFEST.json").write_bytes(b"{}")
+
+    result = wal3("gc", "--all", "--interval-s", "0", "--json")
+
+    assert result.exit_code == 1
+    assert [json.loads(line)["log"] for line in result.stdout.splitlines()] == ["a", "d"]
+    told = result.stderr.splitlines()
+    assert [line.split(":")[0] for line in told] == ["b", "c"]
+    assert "MANIFEST.json" in told[0]
+    assert "expected a cursor" in told[1]
+    assert [len(files(wal3, log)) for log in ("a", "b", "c", "d")] == [2, 4, 4, 2]
+
+
+def test_all_logs_that_can_be_collected_are_a_success(wal3: Command) -> None:
+    for log in ("a", "b/c"):
+        collectable(wal3, log)
+
+    lines = wal3.json("gc", "--all", "--json")
+
+    assert [line["log"] for line in lines] == ["a", "b/c"]
+
+
+def test_dry_run_of_all_logs_goes_past_one_that_is_refused(wal3: Command) -> None:
+    appended(wal3, "a")
+    collectable(wal3, "b")
+
+    result = wal3("gc", "--all", "--dry-run", "--json")
+
+    assert result.exit_code == 1
+    assert [json.loads(line)["log"] for line in result.stdout.splitlines()] == ["b"]
+    assert result.stderr.startswith("a: ")
+
+
+def test_store_without_logs_has_nothing_to_collect(wal3: Command) -> None:
+    assert wal3.ok("gc", "--all") == b""
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def test_gc_runs_as_a_program_on_every_store(wal3_process: Process) -> None:
+    store = open_store(wal3_process.url)
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        for number in range(4):
+            writer.append(b"%d" % number)
+    CursorStore(store, "a").init("reader", LogPosition(3, 0))
+
+    done = wal3_process("gc", "a", "--interval-s", "0", "--json")
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["num_deleted"] == 2
+
+
+def test_command_teaches_by_example() -> None:
+    shown = CliRunner().invoke(cli, ["gc", "--help"]).stdout
+
+    assert "  wal3 gc orders --dry-run" in shown
+    assert "  wal3 gc --all" in shown

@@ -1,0 +1,81 @@
+"""``copy`` makes another log of the same records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .conftest import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def appended(wal3: Command, log: str, count: int) -> None:
+    """Append fragments of one record each."""
+    for number in range(count):
+        wal3.ok("append", "--create", "--raw", log, stdin=f"{number}\n")
+
+
+def test_copy_within_a_store(wal3: Command) -> None:
+    appended(wal3, "a", 3)
+
+    printed = wal3.ok("copy", "a", "backup/a").decode()
+
+    assert printed.startswith("copied a as of 20")
+    assert " to backup/a: 3 records (offsets 1 to 3), " in printed
+    assert ", 3 fragments; setsum " in printed
+    assert printed.endswith(" verified\n")
+    assert wal3.ok("cat", "backup/a") == wal3.ok("cat", "a")
+    assert wal3("scrub", "backup/a").exit_code == 0
+
+
+def test_copy_to_another_store_from_an_offset_with_cursors(wal3: Command, tmp_path: Path) -> None:
+    appended(wal3, "a", 4)
+    wal3.ok("cursor", "set", "a", "old", "1")
+    wal3.ok("cursor", "set", "a", "reader", "3")
+    other = Command((tmp_path / "other").as_uri())
+
+    arguments = ("--to-store", str(tmp_path / "other"), "--from-offset", "3", "--with-cursors", "--json")
+    [copied] = wal3.json("copy", "a", "a", *arguments)
+
+    assert {name: copied[name] for name in ("source", "log", "first_offset", "next_offset", "num_records")} == {
+        "source": "a",
+        "log": "a",
+        "first_offset": 3,
+        "next_offset": 5,
+        "num_records": 2,
+    }
+    assert (copied["num_cursors"], copied["num_fragments"], copied["resumed"]) == (1, 2, False)
+    assert other.json("cat", "a") == wal3.json("cat", "a", "--from-offset", "3")
+    assert [cursor["cursor"] for cursor in other.json("cursor", "list", "a", "--json")] == ["reader"]
+
+
+def test_copy_of_an_empty_log_says_so(wal3: Command) -> None:
+    wal3.ok("init", "a")
+
+    assert b"to b: 0 records (no offsets), 0 bytes, 0 fragments, 0 cursors;" in wal3.ok(
+        "copy", "a", "b", "--with-cursors"
+    )
+
+
+def test_copy_over_a_log_or_of_none_or_of_what_it_does_not_hold_is_refused(wal3: Command) -> None:
+    appended(wal3, "a", 2)
+    appended(wal3, "b", 1)
+
+    for arguments in (("a", "b"), ("a", "a"), ("none", "c"), ("a", "c", "--from-offset", "9"), ("a", "log")):
+        result = wal3("copy", *arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+    assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
+
+
+def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:
+    appended(wal3, "a", 2)
+    fragment = next((tmp_path / "store" / "a" / "log").glob("**/*.parquet"))
+    fragment.write_bytes(fragment.read_bytes()[:-1])
+
+    result = wal3("copy", "a", "b")
+
+    assert result.exit_code == 1
+    assert "fragment" in result.stderr
+    assert wal3("cat", "b").exit_code == 2

@@ -1,0 +1,137 @@
+"""``destroy`` deletes a log, after it was told twice."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from .conftest import PROGRAM
+
+if TYPE_CHECKING:
+    from .conftest import Command
+
+
+def appended(wal3: Command, log: str) -> None:
+    wal3.ok("append", "--create", "--raw", log, stdin="1\n2\n")
+
+
+def held(wal3: Command, log: str) -> list[Path]:
+    return sorted(path for path in (Path(urlsplit(wal3.url).path) / log).glob("**/*") if path.is_file())
+
+
+def cells(printed: bytes) -> list[list[str]]:
+    return [line.split() for line in printed.decode().splitlines() if line.strip(" ─")]
+
+
+def test_dry_run_shows_exactly_what_would_go(wal3: Command) -> None:
+    appended(wal3, "a")
+    wal3.ok("cursor", "set", "a", "reader", "2")
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+    before = held(wal3, "a")
+
+    rows = cells(wal3.ok("destroy", "a", "--dry-run"))
+    [plan] = wal3.json("destroy", "a", "--dry-run", "--json")
+
+    assert held(wal3, "a") == before
+    num_bytes = {path.parent.relative_to(before[0].parent.parent).parts[0]: path.stat().st_size for path in before}
+    assert [row[:2] for row in rows[1:-2]] == [["manifest", "1"], ["fragment", "1"], ["cursor", "1"], ["pin", "1"]]
+    assert rows[-2][:3] == ["in", "all", "4"]
+    assert rows[-1][-1] == "audit"
+    assert plan == {
+        "log": "a",
+        "num_objects": 4,
+        "num_bytes": sum(num_bytes.values()),
+        "parts": [
+            {"kind": kind, "num_objects": 1, "num_bytes": num_bytes[folder]}
+            for kind, folder in (("manifest", "manifest"), ("fragment", "log"), ("cursor", "cursor"), ("pin", "pin"))
+        ],
+        "pins": ["audit"],
+    }
+    assert not wal3.json("ls", "--json")[0]["sealed"]
+
+
+def test_destroy_without_a_terminal_wants_yes(wal3: Command) -> None:
+    appended(wal3, "a")
+    before = held(wal3, "a")
+
+    result = wal3("destroy", "a", stdin="a\n")
+
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    assert held(wal3, "a") == before
+
+
+def test_destroyed_log_is_gone(wal3: Command) -> None:
+    appended(wal3, "a")
+    appended(wal3, "a/b")
+
+    assert wal3.ok("destroy", "a", "--yes") == b"destroyed a: 2 objects deleted\n"
+
+    assert [row["log"] for row in wal3.json("ls", "--json")] == ["a/b"]
+    assert wal3("cat", "a").exit_code == 2
+    assert wal3("destroy", "a", "--yes").exit_code == 2
+    assert wal3.json("destroy", "a/b", "--yes", "--json") == [{"log": "a/b", "num_objects": 2}]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
+def test_destroy_stops_at_what_it_does_not_know(wal3: Command, arguments: tuple[str, ...]) -> None:
+    appended(wal3, "a")
+    stranger = Path(urlsplit(wal3.url).path) / "a" / "notes.txt"
+    stranger.write_text("mine")
+    before = held(wal3, "a")
+
+    result = wal3("destroy", "a", "--yes", *arguments)
+
+    assert result.exit_code == 2
+    assert "found notes.txt: move or delete" in result.stderr
+    assert held(wal3, "a") == before
+
+
+def test_pins_are_destroyed_only_when_that_is_said(wal3: Command) -> None:
+    appended(wal3, "a")
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+
+    result = wal3("destroy", "a", "--yes")
+
+    assert result.exit_code == 2
+    assert "expected no pins, found audit" in result.stderr
+    assert wal3.ok("destroy", "a", "--yes", "--also-pinned") == b"destroyed a: 3 objects deleted\n"
+    assert held(wal3, "a") == []
+
+
+def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
+    """Run the program on a terminal and answer it once; returns its exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PROGRAM, "--store", url, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        shown = b""
+        # Reading a terminal that nobody holds any more is an error.
+        try:
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        except OSError:
+            pass
+        process.wait(timeout=60)
+    os.close(ours)
+    return process.returncode, shown.decode()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"a\n", 0), (b"y\n", 1)])
+def test_on_a_terminal_the_log_s_name_is_asked_for(wal3: Command, answer: bytes, code: int) -> None:
+    appended(wal3, "a")
+
+    returned, shown = on_terminal(wal3.url, answer, "destroy", "a")
+
+    assert returned == code
+    assert "in all" in shown
+    assert "Type the log's name to destroy it" in shown
+    assert (held(wal3, "a") == []) == (code == 0)

@@ -1,0 +1,79 @@
+"""``seal`` and ``migrate`` close a log, and say where it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .conftest import Command
+
+
+def appended(wal3: Command, log: str, *bodies: str) -> None:
+    wal3.ok("append", "--create", "--raw", log, stdin="".join(f"{body}\n" for body in bodies))
+
+
+def test_sealed_log_refuses_records_and_names_its_successor(wal3: Command) -> None:
+    appended(wal3, "a", "1", "2")
+
+    printed = wal3.ok("seal", "a", "--reason", "a log a year", "--successor", "b").decode()
+    refused = wal3("append", "--raw", "a", stdin="3\n")
+
+    assert printed.startswith("sealed a at 20")
+    assert printed.endswith("Z: a log a year; it goes on in b\n")
+    assert refused.exit_code == 1
+    assert "a log a year; it goes on in b" in refused.stderr
+    assert len(wal3.json("cat", "a")) == 2
+    assert wal3.json("ls", "--json")[0]["sealed"]
+
+
+def test_seal_as_json(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+
+    [sealed] = wal3.json("seal", "a", "--reason", "full", "--json")
+
+    assert (sealed.pop("timestamp_us"), sealed.pop("sealed_by")) != (None, None)
+    assert sealed == {"log": "a", "reason": "full"}
+
+
+def test_second_seal_says_who_was_first_and_nothing_of_records(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("seal", "a", "--reason", "full")
+
+    result = wal3("seal", "a", "--reason", "old")
+
+    assert result.exit_code == 1
+    assert "sealed already, by " in result.stderr
+    assert ": full\n" in result.stderr
+    assert "records" not in result.stderr
+
+
+def test_seal_wants_a_reason_and_a_name_that_is_free(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    appended(wal3, "b", "1")
+
+    for arguments in (("a",), ("none", "--reason", "x"), ("a", "--reason", "x", "--successor", "b")):
+        assert wal3("seal", *arguments).exit_code == 2
+
+    assert not wal3.json("ls", "--json")[0]["sealed"]
+
+
+def test_migrated_log_goes_on_in_its_successor(wal3: Command) -> None:
+    appended(wal3, "a", "1", "2")
+
+    first = wal3.ok("migrate", "a", "b", "--reason", "a log a year")
+    again = wal3.ok("migrate", "a", "b", "--reason", "a log a year")
+
+    assert first == again
+    assert first.endswith(b": a log a year; it goes on in b\n")
+    assert wal3.ok("append", "--raw", "b", stdin="3\n") == b"1 record appended (offsets 3 to 3) to b\n"
+
+
+def test_migration_to_another_log_is_refused(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("migrate", "a", "b", "--reason", "full", "--json")
+
+    result = wal3("migrate", "a", "c", "--reason", "full")
+
+    assert result.exit_code == 1
+    assert "it goes on in b" in result.stderr
+    assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]

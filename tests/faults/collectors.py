@@ -1,0 +1,252 @@
+"""Maintenance in a story: collectors, pinners, snapshot compactors, sealers, copiers."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.faults.history import PENDING_S
+from tests.faults.store import LOG, SimStore
+from wal3_core import InvalidRequestError, LogError, LogNotFoundError, LogReader, LogWriter, Message
+from wal3_core.errors import CollectionRefusedError, MissingError
+from wal3_core.log.collection import collect
+from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.destroyer import destroy
+from wal3_core.log.pinned import pinned_records
+from wal3_core.log.sealer import initialize_successor, migrate, seal
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.succession import records_across
+from wal3_core.options import CollectorOptions, RetryOptions
+from wal3_core.storage.pin_store import PinStore
+
+if TYPE_CHECKING:
+    from tests.faults.actors import Stage
+    from tests.faults.simulator import SimProcess
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.options import SnapshotCompactorOptions, WriterOptions
+
+COPY, DOOMED, SUCCESSOR = "copy", "doomed", "successor"
+
+
+def collector_options(interval_s: float) -> CollectorOptions:
+    """Everything may go, and quickly; few objects at a time."""
+    return CollectorOptions(
+        interval_s=interval_s,
+        fraction_max=1.0,
+        orphans_max=3,
+        deletes_per_s=1000.0,
+        deletes_ahead=2,
+        retry=RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """Collects again and again, with the interval that the whole story has."""
+
+    rounds: int
+    pause_s_max: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        options = collector_options(stage.world.oracle.interval_s)
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * self.pause_s_max)
+            try:
+                done = collect(SimStore(stage.world, process), LOG, options=options, runtime=process)
+            except (LogNotFoundError, CollectionRefusedError):
+                continue
+            except MissingError as error:
+                # An interval that is shorter than a pass: another collector was quicker.
+                if error.path in stage.world.oracle.referenced():
+                    stage.excuse(error)
+                stage.world.fired["a collector was overtaken"] += 1
+            except LogError as error:
+                stage.excuse(error)
+            else:
+                held = any(deleted.num_held for deleted in done.deleted)
+                stage.world.fired["a pin held what was collected"] += held
+                stage.world.fired["collection waited"] += done.wait_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """Pins the log, reads all it pinned a while later, and lets go; then once more, under another name."""
+
+    after_s: float
+    for_s: float
+    rounds: int = 1
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = SimStore(stage.world, process)
+        pins = PinStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
+        for number in range(self.rounds):
+            stage.simulation.pause(self.after_s)
+            name = f"{process.name}-{number}"
+            manifest = self._pin(stage, pins, name)
+            if manifest is None:
+                continue
+            stage.world.oracle.pinned(name, manifest)
+            stage.world.fired["pinned"] += 1
+            stage.simulation.pause(self.for_s)
+            try:
+                self._read(stage, store, name, manifest)
+                stage.world.oracle.pins.pop(name)
+                pins.delete(name)
+            except LogError as error:
+                stage.excuse(error)
+
+    def _pin(self, stage: Stage, pins: PinStore, name: str) -> Manifest | None:
+        """Try again where it could not be finished."""
+        for _ in range(3):
+            try:
+                return pins.create(name, reason="a long read").manifest
+            except LogError as error:
+                stage.excuse(error)
+        return None
+
+    def _read(self, stage: Stage, store: SimStore, name: str, manifest: Manifest) -> None:
+        found = [Message(r.body, r.key) for r in pinned_records(store, LOG, name, runtime=store.process)]
+        first, following = manifest.first.position.offset, manifest.next.position.offset
+        assert found == stage.world.oracle.records[first - 1 : following - 1], f"pin {name}: read otherwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Packs the manifest's tree anew."""
+
+    rounds: int
+    pause_s_max: float
+    options: SnapshotCompactorOptions
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * self.pause_s_max)
+            store = SimStore(stage.world, process)
+            try:
+                done = SnapshotCompactor(store, LOG, options=self.options, runtime=process).compact()
+            except LogNotFoundError:
+                continue
+            except LogError as error:
+                stage.excuse(error)
+            else:
+                stage.world.fired["packed"] += done.num_steps > 0
+                stage.world.fired["packing overtaken"] += done.num_overtaken > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Closes the log for good at some moment, and may begin the one that goes on from it."""
+
+    after_s: float
+    successor: str | None = None
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        stage.simulation.pause(self.after_s)
+        began_s = stage.simulation.now_s
+        stage.history.sealed_between_s = (began_s, PENDING_S)
+        for _ in range(4):
+            try:
+                self._seal(SimStore(stage.world, process), process)
+            except LogNotFoundError:
+                return
+            except LogError as error:
+                stage.excuse(error)
+            else:
+                stage.history.sealed_between_s = (began_s, stage.simulation.now_s)
+                stage.world.fired["migrated"] += self.successor is not None
+                return
+
+    def _seal(self, store: SimStore, process: SimProcess) -> None:
+        if self.successor is None:
+            seal(store, LOG, reason="the end", sealed_by=process.name, runtime=process)
+        else:
+            migrate(store, LOG, self.successor, reason="it moves", runtime=process)
+
+
+def check_successor(stage: Stage, operator: SimProcess) -> None:
+    """A migration that was cut short is finished by whoever repeats it; nothing lies between the two logs."""
+    manifest, store = stage.world.oracle.manifest, SimStore(stage.world, operator)
+    if manifest is None or manifest.seal is None or manifest.seal.successor is None:
+        return
+    successor = initialize_successor(store, LOG, runtime=operator)
+    with LogWriter.open(store, successor, runtime=operator) as writer:
+        assert writer.append(b"moved").offset == manifest.next.position.offset
+    found = [Message(r.body, r.key) for r in records_across(store, LOG, runtime=operator)]
+    assert found == [*stage.world.oracle.records[manifest.first.position.offset - 1 :], Message(b"moved")]
+
+
+@dataclass(frozen=True, slots=True)
+class Destroying:
+    """Begins a log of its own, and destroys it while it is appended to."""
+
+    after_s: float
+    options: WriterOptions
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store, destroyed = SimStore(stage.world, process), list[str]()
+        try:
+            writer = LogWriter.open_or_initialize(store, DOOMED, options=self.options, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
+            return
+        task = stage.simulation.spawn(process, f"{process.name}:appends", lambda: _append_on(writer, destroyed))
+        stage.simulation.pause(self.after_s)
+        try:
+            destroy(store, DOOMED, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
+        else:
+            destroyed.append(DOOMED)
+            stage.world.fired["destroyed"] += 1
+        stage.simulation.block(lambda: task.over, None)
+        writer.close()
+
+
+def _append_on(writer: LogWriter, destroyed: list[str]) -> None:
+    """Append until it fails, as it must once the log is destroyed."""
+    for number in range(20):
+        after = list(destroyed)
+        try:
+            writer.append(f"{number}".encode())
+        except LogError:
+            return
+        assert not after, "acknowledged on a log that was destroyed"
+
+
+def check_destroyed(stage: Stage, operator: SimProcess, log: str) -> None:
+    """Destroying what is left of a log leaves nothing of it."""
+    with contextlib.suppress(LogNotFoundError):
+        destroy(SimStore(stage.world, operator), log, runtime=operator)
+    assert not list(stage.world.objects.list_objects(f"{log}/")), "destroyed, and not gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """Copies the log while it is written and collected; a copy that was cut short is finished in the end."""
+
+    after_s: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        stage.simulation.pause(self.after_s)
+        store, oracle = SimStore(stage.world, process), stage.world.oracle
+        before, prunes = len(oracle.records), oracle.seen["pruned"]
+        try:
+            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=process)
+        except InvalidRequestError:
+            return
+        except LogError as error:
+            stage.excuse(error)
+            return
+        stage.world.fired["copied while appended to"] += len(oracle.records) > before
+        stage.world.fired["copied while collected"] += oracle.seen["pruned"] > prunes
+        check_copy(stage)
+
+
+def check_copy(stage: Stage) -> None:
+    """A copy holds a run of what the log held, and ends where it did at some time."""
+    reader = LogReader.open(stage.world.objects, COPY, runtime=stage.world.network)
+    manifest = reader.manifest()
+    first, following = manifest.first.position.offset, manifest.next.position.offset
+    found = [Message(record.body, record.key) for record in reader.records()]
+    assert found == stage.world.oracle.records[first - 1 : following - 1], "the copy holds something else"

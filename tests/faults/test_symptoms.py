@@ -1,0 +1,103 @@
+"""What simulated worlds found, each as short as it can be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from wal3_core import CursorStore, GarbageCollectedError, LogPosition, LogWriter, WriterOptions
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.deleter import Deleter
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.manifest import Place
+from wal3_core.model.paths import cursor_path
+from wal3_core.model.position import FragmentSeqNo
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Done, ObjectMeta, log_store
+
+
+def grow(store: MemoryStore, count: int) -> None:
+    with LogWriter.open_or_initialize(store, "a", options=WriterOptions(batch_bytes_max=1)) as writer:
+        for number in range(count):
+            writer.append(f"{number}".encode())
+
+
+def collector(store: MemoryStore) -> Collector:
+    return Collector(store, "a", options=CollectorOptions(fraction_max=1.0, rebases_max=8))
+
+
+def test_cursor_is_not_moved_on_from_a_place_to_which_it_was_moved_too_late() -> None:
+    """Somebody has moved it back and not come to look yet; another hand finds it there, and moves it a little on."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    cursors = CursorStore(store, "a")
+    witness = cursors.init("c", LogPosition(6, 0))
+    collecting = collector(store)
+    collecting.prune(collecting.announce(collecting.plan()))
+    late = Cursor(position=LogPosition(2, 0), epoch_us=0, writer="another hand", generation=2)
+    assert isinstance(store.replace(f"a/{cursor_path('c')}", late.to_bytes(), witness.etag), Done)
+
+    hand = CursorStore(store, "a")
+    found = hand.load("c")
+    assert found is not None
+
+    with pytest.raises(GarbageCollectedError):
+        hand.save("c", LogPosition(3, 0), found)
+    left = hand.load("c")
+    assert left is not None
+    assert left.cursor.position.offset >= 6
+
+
+def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() -> None:
+    """Of what its document names, another collector took a part between the document and the announcement."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    slow, quick = collector(store), collector(store)
+    announced = slow.announce(slow.plan())
+    quick.prune(quick.announce(quick.plan(limit_offset=3)))
+    manifests = ManifestStore(log_store(store, "a"), shared_runtime())
+    base = manifests.load()
+    # The slow one's CAS of the manifest was refused, and is tried again onto what the quick one left.
+    manifests.install(base.manifest.apply_intent(announced, Place(FragmentSeqNo(6), LogPosition(6, 0))), base)
+
+    outcome = slow.prune(announced)
+
+    assert isinstance(outcome, Pruned)
+    assert manifests.load().manifest.first.position.offset == 6
+
+
+class ForgettingStore(MemoryStore):
+    """Another collector forgets a garbage document between two looks at it."""
+
+    def head(self, path: str) -> ObjectMeta | None:
+        if "/gc/GARBAGE" in path:
+            self.delete(path)
+        return super().head(path)
+
+
+def test_document_that_is_forgotten_meanwhile_does_not_end_the_wait() -> None:
+    store = ForgettingStore(shared_runtime())
+    grow(store, 8)
+    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    collecting = collector(store)
+    path = collecting.announce(collecting.plan())
+    assert isinstance(collecting.prune(path), Pruned)
+
+    deleted = Deleter(store, "a", options=CollectorOptions(interval_s=3600)).delete(path)
+
+    assert deleted.num_deleted == 0
+
+
+def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -> None:
+    """A collector that slept after it listed what nothing referred to; once let go, the object is to wait as any."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    held = ManifestStore(log_store(store, "a"), shared_runtime()).load().manifest.pointers[0].path
+
+    condemned = collector(store).condemn([held], "an old list")
+
+    assert isinstance(condemned, Pruned)
+    assert condemned.garbage.orphans == ()

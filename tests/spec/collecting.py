@@ -1,0 +1,261 @@
+"""What the tests of collection share: a log with a tree of both depths, and a store with a clock of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tests.stores import FaultyStore
+from wal3_core import LogReader, LogWriter
+from wal3_core.log.collection import Collection, collect
+from wal3_core.log.collector import Collector
+from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.model.position import LogPosition
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.model.tree import build_snapshot, plan_roll
+from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
+from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Done, FolderStore, log_store
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.storage.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
+
+LOG = "a"
+TEN_YEARS_S = 10 * 365 * 24 * 3600
+# The smallest tree there is; no interval ends while a test runs.
+SMALL = SnapshotOptions(
+    fragments_per_snapshot=2,
+    fragments_kept=2,
+    snapshots_per_roll=2,
+    snapshot_pointers_max=2,
+    gc_interval_s=TEN_YEARS_S,
+)
+# A writer that rolls nothing, and makes a fragment of each record.
+UNROLLED = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
+QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
+NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9, retry=QUICK)
+DAY_S = 24 * 60 * 60.0
+LATER = replace(NOW, interval_s=DAY_S)
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class ClockStore(FaultyStore):
+    """A store with a clock of its own, which only a test moves."""
+
+    now_us: int = 1_700_000_000 * US_PER_S
+    changed_us: dict[str, int] = field(default_factory=dict)
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_us += int(seconds * US_PER_S)
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        return self._changed(path, lambda: super(ClockStore, self).create(path, data))
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        return self._changed(path, lambda: super(ClockStore, self).replace(path, data, etag))
+
+    def _changed(self, path: str, apply: Callable[[], PutOutcome]) -> PutOutcome:
+        # Known before it is there: whoever lists finds it at any moment. One that goes unanswered may be there, or not.
+        self.changed_us.setdefault(path, self.now_us)
+        outcome = apply()
+        if isinstance(outcome, Done):
+            self.changed_us[path] = self.now_us
+        return outcome
+
+    def head(self, path: str) -> ObjectMeta | None:
+        found = super().head(path)
+        return None if found is None else self._told(found)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        return map(self._told, super().list_objects(folder, start_after=start_after))
+
+    def _told(self, found: ObjectMeta) -> ObjectMeta:
+        # What was written past this store is as old as it was first seen.
+        return replace(found, last_modified_us=self.changed_us.setdefault(found.path, self.now_us))
+
+
+class Later:
+    """Lets something happen just before one of a FaultyStore's requests, and remembers that it did."""
+
+    def __init__(self, store: FaultyStore, number: int, act: Callable[[], object]) -> None:
+        self.happened = False
+        self._left = number
+        self._act = act
+        self._lock = threading.Lock()
+        store.before = self._before
+
+    def _before(self, _kind: str, _path: str) -> None:
+        with self._lock:
+            self._left -= 1
+            now = self._left == 0
+        if now:
+            self.happened = True
+            self._act()
+
+
+def append(store: ObjectStore, count: int, *, log: str = LOG) -> None:
+    """Append fragments of one record each; none is rolled into a snapshot."""
+    with LogWriter.open_or_initialize(store, log, options=UNROLLED) as writer:
+        for future in [writer.submit(b"%d" % number) for number in range(count)]:
+            future.result()
+
+
+def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG) -> None:
+    """Roll the manifest's fragments into snapshots, as a writer with these options would."""
+    inside = log_store(store, log)
+    manifests, trees = ManifestStore(inside, shared_runtime()), SnapshotStore(inside, shared_runtime(), loaded_max=64)
+    base = manifests.load()
+    manifest = base.manifest
+    while (planned := plan_roll(manifest, options)) is not None:
+        snapshot = trees.write(build_snapshot(planned, manifest.fence, trees.load), QUICK)
+        manifest = manifest.apply_snapshot(snapshot, planned.replaced)
+    assert isinstance(manifests.install(manifest, base), Installed)
+
+
+def plant(store: ObjectStore, *, cursor: int | None = None, log: str = LOG) -> None:
+    """Make a log of 20 fragments with a tree of both depths and no orphans, and a cursor if wanted.
+
+    ((1 2) (3 4)) ((5 6) (7 8)) ((9 10) (11 12)) ((13 14) (15 16)) (17 18) 19 20
+    """
+    append(store, 20, log=log)
+    roll(store, log=log)
+    sweep(store, log=log)
+    if cursor is not None:
+        place(store, cursor, log=log)
+
+
+def sweep(store: ObjectStore, *, log: str = LOG) -> None:
+    """Delete the snapshots that went into others."""
+    for path in held(store, log=log) - reachable(store, log=log):
+        store.delete(f"{log}/{path}")
+
+
+def place(store: ObjectStore, offset: int, name: str = "reader", *, log: str = LOG) -> None:
+    """Create a cursor, or move it."""
+    cursors = CursorStore(store, log, retry=QUICK)
+    witness = cursors.load(name)
+    if witness is None:
+        cursors.init(name, LogPosition(offset, 0))
+    else:
+        cursors.save(name, LogPosition(offset, 0), witness)
+
+
+def abandon_cursor(store: ObjectStore, name: str, offset: int) -> None:
+    """Write a cursor as whoever creates it does, who then dies before looking at the manifest."""
+    faulty = FaultyStore(store)
+    written: list[str] = []
+
+    def before(kind: str, path: str) -> None:
+        if written:
+            raise Crashed
+        if kind in {"create", "replace"}:
+            written.append(path)
+
+    faulty.before = before
+    with contextlib.suppress(Crashed):
+        place(faulty, offset, name)
+    assert written
+
+
+def manifest_of(store: ObjectStore, *, log: str = LOG) -> Manifest:
+    return LogReader.open(store, log).manifest()
+
+
+def offsets(store: ObjectStore, *, log: str = LOG) -> list[int]:
+    """The offsets of all records that can be read, each checked against its fragment's setsum."""
+    return [record.offset for record in LogReader.open(store, log).records()]
+
+
+def every_pointer(store: ObjectStore, pointers: Sequence[Pointer], *, log: str = LOG) -> Iterator[Pointer]:
+    """All pointers that some lead to, themselves among them."""
+    snapshots = SnapshotStore(log_store(store, log), shared_runtime(), loaded_max=0)
+    for pointer in pointers:
+        yield pointer
+        if isinstance(pointer, SnapshotPointer):
+            yield from every_pointer(store, snapshots.load(pointer).pointers, log=log)
+
+
+def reachable(store: ObjectStore, *, log: str = LOG) -> set[str]:
+    """The fragments and snapshots that the manifest leads to."""
+    return {pointer.path for pointer in every_pointer(store, manifest_of(store, log=log).pointers, log=log)}
+
+
+def held(store: ObjectStore, *, log: str = LOG) -> set[str]:
+    """The fragments and snapshots that are there."""
+    inside = log_store(store, log)
+    return {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
+
+
+def documents(store: ObjectStore, *, log: str = LOG) -> list[str]:
+    """The garbage documents that are there."""
+    return [meta.path for meta in Deleter(store, log).documents()]
+
+
+def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> Collection:
+    """Collect the log once."""
+    return collect(store, LOG, options=options, **more)  # type: ignore[arg-type]
+
+
+def announce(store: ObjectStore, options: CollectorOptions = NOW) -> str:
+    """Plan a collection and announce it; returns its document's path."""
+    collector = Collector(store, LOG, options=options)
+    return collector.announce(collector.plan())
+
+
+def prune(store: ObjectStore, options: CollectorOptions = NOW) -> str:
+    """Plan a collection, announce it and prune; returns its document's path."""
+    path = announce(store, options)
+    Collector(store, LOG, options=options).prune(path)
+    return path
+
+
+def delete(store: ObjectStore, path: str, options: CollectorOptions = NOW) -> Deleted:
+    """Delete what a garbage document names."""
+    return Deleter(store, LOG, options=options).delete(path)
+
+
+def count_requests(store: FaultyStore, act: Callable[[], object]) -> int:
+    """How many requests something makes."""
+    seen: list[str] = []
+    store.before = lambda kind, _path: seen.append(kind)
+    act()
+    return len(seen)
+
+
+def crash() -> None:
+    raise Crashed
+
+
+def planted(options: CollectorOptions = NOW) -> tuple[MemoryStore, int]:
+    """A log for each try to begin with, and how many requests its collection takes."""
+    template = MemoryStore(shared_runtime())
+    plant(template, cursor=12)
+    faulty = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
+    return template, count_requests(faulty, lambda: gather(faulty, options))
+
+
+def replant(template: MemoryStore, store: ObjectStore, number: int) -> ObjectStore:
+    """Put what another store holds into a place of its own."""
+    place = FolderStore(store, f"run{number}/")
+    for meta in template.list_objects(""):
+        place.create(meta.path, template.read(meta.path) or b"")
+    return place
+
+
+def stride(store: ObjectStore) -> int:
+    """Every place in memory; on stores that take longer some, which differ in what they answer and not in where."""
+    return 1 if store.url.startswith("memory:") else 11

@@ -1,0 +1,66 @@
+"""What the tests of copying share: logs to copy, and looks at what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import LogReader, LogWriter, Record
+from wal3_core.log.collector import Collector
+from wal3_core.log.deleter import Deleter
+from wal3_core.options import CollectorOptions, SnapshotOptions, WriterOptions
+
+if TYPE_CHECKING:
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
+NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
+
+
+def fill(store: ObjectStore, log: str, count: int) -> None:
+    """Append fragments of one record each."""
+    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+        for number in range(count):
+            writer.append(b"%d" % number, key=b"k%d" % (number % 3))
+
+
+def grow(store: ObjectStore, log: str) -> int:
+    """Make a log with a tree of both depths; returns how many records it has."""
+    LogWriter.initialize(store, log)
+    reader = LogReader.open(store, log)
+    with LogWriter.open(store, log, options=FEW) as writer:
+        for number in range(1, 1000):
+            writer.append(b"%d" % number)
+            if {snapshot.depth for snapshot in reader.manifest().snapshots} == {1, 2}:
+                return number
+    pytest.fail("a thousand fragments made no tree of both depths")
+
+
+def manifest_of(store: ObjectStore, log: str) -> Manifest:
+    return LogReader.open(store, log).manifest()
+
+
+def records(store: ObjectStore, log: str) -> list[Record]:
+    return list(LogReader.open(store, log).records())
+
+
+def collect(store: ObjectStore, log: str, offset: int) -> None:
+    """Let the log begin at ``offset``, and delete what lies below."""
+    collector = Collector(store, log, options=NOW)
+    path = collector.announce(collector.plan(offset))
+    collector.prune(path)
+    Deleter(store, log, options=NOW).delete(path)
+
+
+def paths(store: ObjectStore, log: str) -> set[str]:
+    return {meta.path.removeprefix(f"{log}/") for meta in store.list_objects(f"{log}/")}
+
+
+def data(store: ObjectStore, log: str) -> dict[str, bytes | None]:
+    return {
+        path: store.read(f"{log}/{path}")
+        for path in paths(store, log)
+        if path.startswith(("log/", "snapshot/", "cursor/"))
+    }

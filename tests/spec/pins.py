@@ -1,0 +1,127 @@
+"""Logs that are pinned, collected and reorganised, for the tests of pins."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    LogReader,
+    LogWriter,
+    Pin,
+    Record,
+)
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.log.references import References
+from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
+NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
+QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+def fill(store: ObjectStore, log: str, count: int) -> None:
+    """Append fragments of one record each."""
+    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+        for number in range(count):
+            writer.append(b"%d" % number)
+
+
+def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool]) -> int:
+    """Append fragments of one record each until the manifest is as wanted; returns how many."""
+    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+        for number in range(1, 1000):
+            writer.append(b"%d" % number)
+            if done(manifest_of(store, log)):
+                return number
+    pytest.fail("a thousand fragments were not enough")
+
+
+def grow(store: ObjectStore, log: str) -> int:
+    """Make a log with a tree of both depths; returns how many records it has."""
+    return append_until(store, log, lambda manifest: {snapshot.depth for snapshot in manifest.snapshots} == {1, 2})
+
+
+def roll_up(store: ObjectStore, log: str, before: Manifest) -> None:
+    """Append until none of the manifest's snapshots stands in it any more."""
+    old = {pointer.path for pointer in before.snapshots}
+    append_until(store, log, lambda manifest: old.isdisjoint(pointer.path for pointer in manifest.snapshots))
+
+
+def manifest_of(store: ObjectStore, log: str) -> Manifest:
+    return LogReader.open(store, log).manifest()
+
+
+def announce(store: ObjectStore, log: str, offset: int) -> str:
+    collector = Collector(store, log, options=NOW)
+    return collector.announce(collector.plan(offset))
+
+
+def prune(store: ObjectStore, log: str, offset: int) -> str:
+    """Let the log begin at ``offset``; returns what says what is to be deleted."""
+    path = announce(store, log, offset)
+    assert isinstance(Collector(store, log, options=NOW).prune(path), Pruned)
+    return path
+
+
+def collect(store: ObjectStore, log: str, offset: int) -> Deleted:
+    return Deleter(store, log, options=NOW).delete(prune(store, log, offset))
+
+
+def collect_orphans(store: ObjectStore, log: str) -> list[str]:
+    """Delete what nothing refers to; returns what that was."""
+    # S3 tells an object's age in whole seconds: what was written within this one is not old enough yet.
+    time.sleep(1.1 if store.url.startswith("s3:") else 0)
+    deleter = Deleter(store, log, options=NOW)
+    orphans = deleter.orphans()
+    if orphans:
+        condemned = Collector(store, log, options=NOW).condemn(orphans, "orphans")
+        assert isinstance(condemned, Pruned)
+        deleter.delete(condemned.path)
+    return orphans
+
+
+def read(store: ObjectStore, log: str) -> list[Record]:
+    return list(LogReader.open(store, log).records())
+
+
+def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
+    """Find every object that a pin leads to."""
+    inside = log_store(store, log)
+    snapshots = SnapshotStore(inside, shared_runtime(), loaded_max=64)
+    references = References([pin.manifest.pointers], snapshots.load)
+    every = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
+    assert sum(references.hold(path) for path in every if path.startswith("log/")) == pin.manifest.num_records
+
+
+def racing(store: ObjectStore, when: str, race: Callable[[], None], *, times: int = 1) -> FaultyStore:
+    """Run ``race`` before the pin is written, or between that and the look at the manifest."""
+    faulty, left, written = FaultyStore(store), [times], [False]
+
+    def before(kind: str, path: str) -> None:
+        saves = kind in {"create", "replace"} and "/pin/" in path
+        looks = kind == "get" and path.endswith("MANIFEST.json") and written[0]
+        written[0] = written[0] or saves
+        if left[0] and (saves if when == "before it is written" else looks):
+            left[0] -= 1
+            race()
+
+    faulty.before = before
+    return faulty

@@ -1,0 +1,165 @@
+"""Policies: what a log's owner says of how it is collected, beside its cursors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore, damage
+from wal3_core import (
+    CollectionRefusedError,
+    CursorStore,
+    InvalidRequestError,
+    LogPosition,
+    LogWriter,
+    Policy,
+    PolicyStore,
+    UnavailableError,
+)
+from wal3_core.log.collector import Collector
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import ThreadRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+HOUR_S = 3600
+ALL = CollectorOptions(fraction_max=1)
+
+
+class Later(ThreadRuntime):
+    """A process whose clock is some hours ahead of what it was set to before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hours = 0
+
+    def now_us(self) -> int:
+        return 1_700_000_000_000_000 + self.hours * HOUR_S * 1_000_000
+
+
+@pytest.fixture
+def runtime() -> Iterator[Later]:
+    with Later() as runtime:
+        yield runtime
+
+
+def hourly(store: ObjectStore, log: str, runtime: Later, count: int) -> None:
+    """Append a fragment of one record an hour; the clock is at the hour of the last."""
+    with LogWriter.open_or_initialize(store, log, runtime=runtime) as writer:
+        for hour in range(count):
+            runtime.hours = hour
+            writer.append(b"%d" % hour)
+
+
+def kept(hours: int) -> Policy:
+    return Policy(retention_s=hours * HOUR_S, without_cursors=True)
+
+
+def test_policy_is_the_default_until_it_is_changed(store: ObjectStore) -> None:
+    LogWriter.initialize(store, "a")
+    policies = PolicyStore(store, "a")
+    before = policies.load()
+
+    first = policies.change(lambda policy: replace(policy, retention_s=60))
+    second = policies.change(lambda policy: replace(policy, without_cursors=True))
+
+    assert before == Policy()
+    assert (first.retention_s, first.without_cursors, first.generation) == (60, False, 1)
+    assert (second.retention_s, second.without_cursors, second.generation) == (60, True, 2)
+    assert policies.load() == second
+
+
+def test_log_whose_policy_says_it_has_no_cursors_is_collected_by_age(store: ObjectStore, runtime: Later) -> None:
+    hourly(store, "a", runtime, 10)
+    PolicyStore(store, "a").change(lambda _: kept(4))
+
+    plan = Collector(store, "a", options=ALL, runtime=runtime).plan()
+
+    # The record of 4 hours ago is the first that stays.
+    assert (plan.num_records, plan.first.position.offset) == (5, 6)
+    assert plan.reason == f"the first record younger than {4 * HOUR_S} s is at offset 6"
+
+
+def test_without_the_policy_a_log_without_cursors_is_not_collected(memory_store: MemoryStore, runtime: Later) -> None:
+    hourly(memory_store, "a", runtime, 10)
+    PolicyStore(memory_store, "a").change(lambda policy: replace(policy, retention_s=HOUR_S))
+
+    with pytest.raises(CollectionRefusedError, match="expected a cursor"):
+        Collector(memory_store, "a", options=ALL, runtime=runtime).plan()
+
+
+@pytest.mark.parametrize(("cursor", "first"), [(3, 3), (9, 6)])
+def test_cursors_and_retention_each_keep_what_is_theirs(
+    memory_store: MemoryStore, runtime: Later, cursor: int, first: int
+) -> None:
+    hourly(memory_store, "a", runtime, 10)
+    PolicyStore(memory_store, "a").change(lambda _: kept(4))
+    CursorStore(memory_store, "a").init("reader", LogPosition(cursor, 0))
+
+    assert Collector(memory_store, "a", options=ALL, runtime=runtime).plan().first.position.offset == first
+
+
+def test_records_that_are_all_old_all_go_and_young_ones_all_stay(memory_store: MemoryStore, runtime: Later) -> None:
+    hourly(memory_store, "a", runtime, 10)
+    policies = PolicyStore(memory_store, "a")
+    collector = Collector(memory_store, "a", options=ALL, runtime=runtime)
+
+    policies.change(lambda _: kept(100))
+    young = collector.plan()
+    policies.change(lambda _: kept(1))
+    runtime.hours = 100
+    old = collector.plan()
+
+    assert young.empty
+    assert (old.num_records, old.first.position.offset) == (10, 11)
+
+
+def test_policy_without_cursors_and_without_a_retention_is_refused(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+
+    with pytest.raises(InvalidRequestError, match="expected a retention"):
+        PolicyStore(memory_store, "a").change(lambda policy: replace(policy, without_cursors=True))
+
+    assert PolicyStore(memory_store, "a").load() == Policy()
+
+
+def test_damaged_policy_stops_collecting(memory_store: MemoryStore, runtime: Later) -> None:
+    hourly(memory_store, "a", runtime, 3)
+    PolicyStore(memory_store, "a").change(lambda _: kept(1))
+    damage(memory_store, "a/policy.json", 40)
+
+    with pytest.raises(CollectionRefusedError, match="while its policy can not be read"):
+        Collector(memory_store, "a", options=ALL).plan()
+
+
+def test_two_changes_at_once_are_both_made(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    store, other = FaultyStore(memory_store), PolicyStore(memory_store, "a")
+
+    def overtake(kind: str, path: str) -> None:
+        if kind == "create" and path == "a/policy.json":
+            store.before = lambda _kind, _path: None
+            other.change(lambda policy: replace(policy, retention_s=60))
+
+    store.before = overtake
+    changed = PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=(policy.retention_s or 0) + 1))
+
+    assert (changed.retention_s, changed.generation) == (61, 2)
+
+
+def test_policy_that_others_keep_changing_is_given_up_on(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    other = PolicyStore(memory_store, "a")
+
+    def overtaken(policy: Policy) -> Policy:
+        other.change(lambda before: replace(before, retention_s=60))
+        return policy
+
+    with pytest.raises(UnavailableError, match="16 times over"):
+        PolicyStore(memory_store, "a").change(overtaken)

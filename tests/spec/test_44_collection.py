@@ -1,0 +1,476 @@
+"""A collection takes what lies below every cursor, says so beforehand, and takes nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import (
+    LATER,
+    LOG,
+    NOW,
+    QUICK,
+    ClockStore,
+    append,
+    documents,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    prune,
+    reachable,
+    roll,
+)
+from tests.stores import FaultyStore, damage
+from wal3_core import LogWriter, Message, UnavailableError, scrub
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
+from wal3_core.log.collector import Collector, Plan
+from wal3_core.model import strict_json
+from wal3_core.model.setsum import EMPTY
+from wal3_core.options import CollectorOptions, SnapshotOptions
+from wal3_core.runtime import ThreadRuntime
+from wal3_core.storage.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+
+
+def plan(store: ObjectStore, limit_offset: int | None = None, options: CollectorOptions = NOW) -> Plan:
+    return Collector(store, LOG, options=options).plan(limit_offset)
+
+
+def content(store: ObjectStore) -> dict[str, bytes | None]:
+    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
+
+
+# ---------------------------------------------------------------------- plan
+
+
+def test_plan_takes_what_lies_below_every_cursor_and_names_the_one_that_holds_the_rest(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    place(store, 19, "fast")
+    manifest = manifest_of(store)
+
+    found = plan(store)
+
+    sizes = [len(store.read(f"a/{path}") or b"") for path in sorted(held(store)) if path.startswith("log/")]
+    by_seq_no = sorted(path[-24:] for path in held(store) if path.startswith("log/"))
+    assert len(sizes) == len(by_seq_no) == 20
+    assert (found.log, found.reason) == (LOG, "cursor reader is at offset 12")
+    assert (found.first.seq_no, found.first.position.offset) == (12, 12)
+    assert (found.num_fragments, found.num_records) == (11, 11)
+    assert (found.held_records, found.held_bytes) == (20, manifest.num_bytes)
+    assert found.held_bytes == sum(sizes)
+    assert found.fraction == found.num_bytes / found.held_bytes
+    assert not found.empty
+
+
+def test_plan_counts_the_bytes_that_the_collection_frees(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    found = plan(store)
+    before = manifest_of(store).num_bytes
+
+    gather(store)
+
+    assert manifest_of(store).num_bytes == before - found.num_bytes
+
+
+def test_fragment_of_which_a_cursor_needs_a_record_stays_whole(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        for _ in range(3):
+            writer.append_many([Message(b"x")] * 4)
+    place(store, 8)
+
+    found = plan(store)
+    gather(store)
+
+    assert (found.first.seq_no, found.first.position.offset, found.num_records) == (2, 5, 4)
+    assert offsets(store) == list(range(5, 13))
+
+
+def test_plan_changes_nothing(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    before = content(store)
+    collector = Collector(store, LOG, options=NOW)
+
+    found = collector.plan()
+    list(collector.objects(found))
+    collector.verify(found)
+
+    assert content(store) == before
+
+
+def test_limit_given_keeps_what_lies_behind_it_whatever_the_cursors_say(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+
+    below, above = plan(store, 5), plan(store, 15)
+
+    assert (below.first.seq_no, below.reason) == (5, "the limit given is at offset 5")
+    assert (above.first.seq_no, above.reason) == (12, "cursor reader is at offset 12")
+
+
+def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> None:
+    plant(store, cursor=1)
+    before = content(store)
+
+    found = plan(store)
+    done = gather(store)
+
+    assert found.empty
+    assert (found.num_fragments, found.num_bytes, found.setsum, found.fraction) == (0, 0, EMPTY, 0)
+    assert (done.num_orphans, done.deleted, done.wait_s) == (0, (), 0)
+    # The store was asked for its time, and nothing else was written.
+    assert {path for path, data in content(store).items() if before.get(path) != data} == {"a/gc/CLOCK"}
+
+
+def test_plan_comes_through_json_as_it_was(memory_store: MemoryStore) -> None:
+    plant(memory_store, cursor=12)
+    found = plan(memory_store)
+
+    again = Plan.from_json(strict_json.load(strict_json.dump(found.to_json()), what="plan", bytes_max=10_000))
+
+    assert again == found
+
+
+# ---------------------------------------------------------------------- who may say what goes
+
+
+def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
+    plant(store)
+    before = content(store)
+
+    for options in (NOW, replace(NOW, without_cursors=True)):
+        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is not needed any more"):
+            plan(store, options=options)
+    with pytest.raises(CollectionRefusedError, match="found none: create one, or"):
+        plan(store, 12)
+    with pytest.raises(CollectionRefusedError):
+        gather(store)
+
+    assert {**content(store), "a/gc/CLOCK": None} == {**before, "a/gc/CLOCK": None}
+
+
+def test_log_without_cursors_is_collected_up_to_an_offset_where_that_is_allowed(store: ObjectStore) -> None:
+    plant(store)
+
+    gather(store, replace(NOW, without_cursors=True), limit_offset=12)
+
+    assert offsets(store) == list(range(12, 21))
+
+
+def test_cursors_count_also_where_a_log_without_them_may_be_collected(store: ObjectStore) -> None:
+    plant(store, cursor=6)
+
+    gather(store, replace(NOW, without_cursors=True), limit_offset=12)
+
+    assert offsets(store) == list(range(6, 21))
+
+
+def test_log_that_is_not_there_is_not_collected(store: ObjectStore) -> None:
+    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+        gather(store)
+
+
+def test_nothing_is_collected_while_a_cursor_can_not_be_read(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    place(store, 18, "fast")
+    damage(store, "a/cursor/reader.json")
+    before = content(store)
+
+    with pytest.raises(CollectionRefusedError, match=r"while a cursor can not be read: .*cursor/reader\.json"):
+        plan(store)
+    with pytest.raises((CollectionRefusedError, CorruptError), match="cursor/reader.json"):
+        gather(store)
+
+    assert {**content(store), "a/gc/CLOCK": None} == {**before, "a/gc/CLOCK": None}
+
+
+def test_nothing_is_collected_while_a_foreign_file_lies_among_the_cursors(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    store.create("a/cursor/readme.txt", b"not ours")
+
+    with pytest.raises(CollectionRefusedError, match=r"cursor/readme\.txt"):
+        plan(store)
+
+
+class TornStore(FaultyStore):
+    """Lists a page of one object, and then does not answer."""
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        for count, meta in enumerate(super().list_objects(folder, start_after=start_after)):
+            if count == 1:
+                raise UnavailableError(f"{folder}: expected the next page, found none")
+            yield meta
+
+
+def test_nothing_is_collected_when_a_page_of_cursors_is_missing(store: ObjectStore) -> None:
+    """The page that came says that far more may go."""
+    plant(store)
+    place(store, 18, "a-fast")
+    place(store, 3, "b-slow")
+
+    for collecting in (plan, gather):
+        with pytest.raises(UnavailableError, match="expected the next page"):
+            collecting(TornStore(store))
+
+    assert offsets(store) == list(range(1, 21))
+    assert reachable(store) == held(store)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: MemoryStore, number: int) -> None:
+    store = memory_store
+    plant(store, cursor=12)
+    faulty = FaultyStore(store)
+    seen = [0]
+
+    def before(kind: str, path: str) -> None:
+        seen[0] += (kind, path) == ("list", "a/cursor/")
+        if (kind, path, seen[0]) == ("list", "a/cursor/", number):
+            raise UnavailableError("expected an answer, found none")
+
+    faulty.before = before
+    with pytest.raises(UnavailableError, match="expected an answer"):
+        gather(faulty)
+
+    assert held(store) >= reachable(store)
+    if number < 5:
+        # Two are for the orphans and the plan's first look, two for the second and for what was announced.
+        assert offsets(store) == list(range(1, 21))
+    gather(store)
+    assert held(store) == reachable(store)
+    assert offsets(store) == list(range(12, 21))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_cursors_are_read_the_same_before_and_after_the_manifest(store: ObjectStore, number: int) -> None:
+    """A cursor that moves back between the looks is seen, and the plan is for where it is now."""
+    plant(store, cursor=12)
+    faulty = FaultyStore(store)
+    seen = [0]
+
+    def before(kind: str, path: str) -> None:
+        seen[0] += kind == "get" and path.endswith("MANIFEST.json")
+        if kind == "get" and path.endswith("MANIFEST.json") and seen[0] <= number:
+            place(store, 12 - seen[0])
+
+    faulty.before = before
+
+    assert plan(faulty).first.seq_no == 12 - number
+
+
+def test_cursors_that_never_keep_still_are_an_error_that_says_so(store: ObjectStore) -> None:
+    plant(store, cursor=2)
+    faulty = FaultyStore(store)
+    seen = [2]
+
+    def before(kind: str, path: str) -> None:
+        if kind == "get" and path.endswith("MANIFEST.json"):
+            seen[0] += 1
+            place(store, seen[0])
+
+    faulty.before = before
+    with pytest.raises(UnavailableError, match="log .*a: cursors moved in each of 3 tries to read them"):
+        plan(faulty, options=replace(NOW, rounds_max=3))
+
+    assert seen[0] == 2 + 3
+
+
+def test_cursor_that_is_deleted_between_listing_and_reading_is_none(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    place(store, 3, "gone")
+    faulty = FaultyStore(store)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "get" and path.endswith("gone.json"):
+            CursorStore(store, LOG).delete("gone")
+
+    faulty.before = before
+
+    assert plan(faulty).first.seq_no == 12
+
+
+# ---------------------------------------------------------------------- verify
+
+
+def test_plan_that_takes_nearly_everything_is_refused_unless_allowed(store: ObjectStore) -> None:
+    plant(store, cursor=20)
+    before = reachable(store)
+
+    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* look why"):
+        gather(store, CollectorOptions(interval_s=0, retry=QUICK))
+    assert (reachable(store), documents(store)) == (before, [])
+
+    gather(store, replace(NOW, fraction_max=0.96))
+    assert offsets(store) == [20]
+
+
+def test_plan_whose_sum_is_not_what_would_go_is_refused(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    collector = Collector(store, LOG, options=NOW)
+    found = collector.plan()
+
+    with pytest.raises(OutdatedPlanError, match="planned to drop 0{64}, found .*: collected meanwhile"):
+        collector.verify(replace(found, setsum=EMPTY))
+    with pytest.raises(OutdatedPlanError, match="planned to begin at fragment 13, found 12"):
+        collector.verify(replace(found, first=replace(found.first, seq_no=13)))
+
+    collector.verify(found)
+
+
+def test_plan_that_a_cursor_came_to_hold_is_refused_by_its_name(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    collector = Collector(store, LOG, options=NOW)
+    found = collector.plan()
+
+    place(store, 6, "late")
+
+    with pytest.raises(CollectionRefusedError, match="planned to begin at offset 12, found cursor late at 6"):
+        collector.verify(found)
+
+
+def test_plan_holds_when_the_tree_was_packed_and_grew_meanwhile(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    collector = Collector(store, LOG, options=NOW)
+    found = collector.plan()
+
+    append(store, 4)
+    roll(store, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
+    collector.verify(found)
+    collector.prune(collector.announce(found))
+
+    assert offsets(store) == list(range(12, 25))
+    assert scrub(store, LOG).sound
+
+
+# ---------------------------------------------------------------------- exactly that
+
+
+@pytest.mark.parametrize("cursor", range(2, 22))
+def test_objects_of_a_plan_are_exactly_what_is_deleted_wherever_it_cuts(memory_store: MemoryStore, cursor: int) -> None:
+    check_dry_run(memory_store, cursor)
+
+
+def test_objects_of_a_plan_are_exactly_what_a_later_collection_deletes(store: ObjectStore) -> None:
+    check_dry_run(store, 12)
+
+
+def check_dry_run(store: ObjectStore, cursor: int) -> None:
+    plant(store, cursor=cursor)
+    collector = Collector(store, LOG, options=NOW)
+    before = held(store)
+
+    named = list(collector.objects(collector.plan()))
+    done = gather(store)
+
+    assert len(named) == len(set(named)) == sum(each.num_deleted for each in done.deleted)
+    assert before - held(store) == set(named)
+    assert held(store) == reachable(store)
+    assert offsets(store) == list(range(cursor, 21))
+
+
+def test_objects_of_a_plan_come_in_log_order_and_snapshots_behind_what_they_hold(store: ObjectStore) -> None:
+    plant(store, cursor=8)
+    collector = Collector(store, LOG, options=NOW)
+
+    named = list(collector.objects(collector.plan()))
+
+    fragments = [path for path in named if path.startswith("log/")]
+    assert [int(path[-24:-8], 16) for path in fragments] == list(range(1, 8))
+    kinds = "".join(path[0] for path in named[:7])
+    assert kinds == "llsllss"
+
+
+def test_what_is_there_is_what_is_reachable_after_every_round_of_moving_cursors(store: ObjectStore) -> None:
+    """INV-16: counted before and after, through appends, rolls, and cursors that move at their own pace."""
+    clock = ClockStore(store)
+    plant(clock, cursor=1)
+    place(clock, 1, "slow")
+    for fast, slow in ((4, 1), (11, 6), (14, 6), (25, 13), (27, 27), (41, 41)):
+        append(clock, 4)
+        roll(clock)
+        place(clock, fast)
+        place(clock, slow, "slow")
+        before, should = held(clock), reachable(clock)
+
+        gone = set(Collector(clock, LOG, options=NOW).objects(plan(clock)))
+        clock.pass_s(1)
+        done = gather(clock)
+
+        # What the rolls left over is found in the same go; what the cut replaced is among what goes.
+        assert sum(each.num_deleted for each in done.deleted) == len(before - should) + len(gone)
+        assert held(clock) == reachable(clock)
+        assert documents(clock) == []
+        assert offsets(clock) == list(range(min(fast, slow), manifest_of(clock).next.position.offset))
+        assert scrub(clock, LOG).sound
+    assert held(clock) <= reachable(clock)
+
+
+def test_collection_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    gather(store)
+    before = content(store)
+
+    again = gather(store)
+
+    assert again.plan.empty
+    assert again.deleted == ()
+    assert {**content(store), "a/gc/CLOCK": None} == {**before, "a/gc/CLOCK": None}
+
+
+def test_collection_prunes_now_and_deletes_an_interval_later(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    before = held(clock)
+
+    first = gather(clock, LATER)
+    assert first.wait_s == LATER.interval_s
+    assert held(clock) >= before
+    assert offsets(clock) == list(range(12, 21))
+    clock.pass_s(LATER.interval_s)
+    second = gather(clock, LATER)
+
+    assert second.wait_s == 0
+    assert [each.num_deleted for each in second.deleted] == [len(before) - len(before & reachable(clock))]
+    assert held(clock) == reachable(clock)
+
+
+def test_progress_hears_of_every_object_that_goes(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    heard: list[int] = []
+
+    done = gather(store, progress=heard.append)
+
+    assert heard == list(range(1, sum(each.num_deleted for each in done.deleted) + 1))
+    assert len(heard) > 11
+
+
+class SlowRuntime(ThreadRuntime):
+    """Sleeps in no time, and counts."""
+
+    passed_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
+
+
+def test_deletes_are_sent_as_slowly_as_told(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    prune(store, LATER)
+
+    with SlowRuntime() as runtime:
+        done = gather(store, replace(NOW, deletes_per_s=4), runtime=runtime)
+
+    num_deleted = sum(each.num_deleted for each in done.deleted)
+    assert num_deleted > 11
+    assert runtime.passed_s == pytest.approx(num_deleted / 4)

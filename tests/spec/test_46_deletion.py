@@ -1,0 +1,471 @@
+"""What was pruned is deleted an interval later, and only what no manifest and no pin refers to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import (
+    DAY_S,
+    LATER,
+    LOG,
+    NOW,
+    QUICK,
+    ClockStore,
+    Crashed,
+    Later,
+    abandon_cursor,
+    announce,
+    append,
+    count_requests,
+    crash,
+    delete,
+    documents,
+    every_pointer,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    prune,
+    reachable,
+    replant,
+    roll,
+    stride,
+)
+from tests.stores import FaultyStore, damage
+from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
+from wal3_core.errors import CollectionRefusedError, CorruptError
+from wal3_core.log.collector import Collector
+from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
+from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.document_store import DocumentStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def write(store: ObjectStore, garbage: Garbage) -> str:
+    """Put a garbage document there that no collection wrote."""
+    kept = DocumentStore(
+        log_store(store, LOG), shared_runtime(), QUICK, lambda data, what: Garbage.from_bytes(data, what=what)
+    )
+    assert kept.save(garbage.path, garbage, None) is not None
+    return garbage.path
+
+
+# ---------------------------------------------------------------------- when
+
+
+def test_nothing_is_deleted_before_the_interval_has_passed_by_the_store_s_clock(store: ObjectStore) -> None:
+    """INV-15."""
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    before = held(clock)
+    path = prune(clock)
+
+    for passed_s in (0, 1, DAY_S - 2):
+        clock.pass_s(passed_s)
+        waited_s = (clock.now_us - 1_700_000_000 * US_PER_S) / US_PER_S
+        assert delete(clock, path, LATER) == Deleted(path=path, wait_s=DAY_S - waited_s)
+        assert held(clock) >= before
+    clock.pass_s(1)
+
+    done = delete(clock, path, LATER)
+    assert done.finished
+    assert done.num_deleted == len(before - reachable(clock))
+    assert held(clock) == reachable(clock)
+    assert documents(clock) == []
+
+
+class LateRuntime(ThreadRuntime):
+    """A process whose clock is a year ahead."""
+
+    def now_us(self) -> int:
+        return super().now_us() + 365 * 86_400 * US_PER_S
+
+
+def test_a_process_whose_clock_is_a_year_ahead_waits_as_long_as_any_other(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    before = held(store)
+    path = prune(store)
+
+    with LateRuntime() as runtime:
+        done = Deleter(store, LOG, options=LATER, runtime=runtime).delete(path)
+
+    assert done.num_deleted == 0
+    assert done.wait_s > DAY_S / 2
+    assert held(store) >= before
+
+
+def test_interval_begins_when_the_log_was_pruned_and_not_when_that_was_announced(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = announce(clock)
+    clock.pass_s(DAY_S)
+    Collector(clock, LOG, options=NOW).prune(path)
+
+    assert delete(clock, path, LATER).wait_s == DAY_S
+
+    clock.pass_s(DAY_S / 2)
+    Collector(clock, LOG, options=NOW).settle()
+    assert delete(clock, path, LATER).wait_s == DAY_S / 2
+
+
+def test_what_was_only_announced_is_not_deleted(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = announce(clock)
+    clock.pass_s(2 * DAY_S)
+
+    with pytest.raises(InvalidRequestError, match=f"expected {path} to be pruned before it is deleted"):
+        delete(clock, path, LATER)
+
+    assert offsets(clock) == list(range(1, 21))
+
+
+def test_store_that_does_not_tell_its_time_deletes_nothing(memory_store: MemoryStore) -> None:
+    plant(memory_store, cursor=12)
+    path = prune(memory_store)
+    faulty = FaultyStore(memory_store)
+    faulty.fail("create", "gc/CLOCK", "unknown", times=9)
+
+    with pytest.raises(UnavailableError, match="gc/CLOCK could not be written to learn the store's time"):
+        delete(faulty, path)
+
+    assert held(memory_store) > reachable(memory_store)
+
+
+def test_time_that_could_not_be_written_now_makes_for_a_longer_wait(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    Deleter(clock, LOG).store_now_us()
+    path = prune(clock)
+    clock.pass_s(2 * DAY_S)
+
+    clock.fail("replace", "gc/CLOCK", "unknown")
+    assert delete(clock, path, LATER).wait_s == DAY_S
+    assert held(clock) > reachable(clock)
+
+    assert delete(clock, path, LATER).finished
+
+
+# ---------------------------------------------------------------------- what
+
+
+def test_document_that_names_what_the_log_holds_deletes_none_of_it(store: ObjectStore) -> None:
+    """INV-16: what the document says is not believed."""
+    plant(store, cursor=12)
+    manifest, before = manifest_of(store), held(store)
+    snapshots = tuple(
+        pointer for pointer in every_pointer(store, manifest.pointers) if isinstance(pointer, SnapshotPointer)
+    )
+    lie = Garbage(
+        generation=1,
+        token="f" * 16,
+        writer="w",
+        reason="a lie",
+        first=manifest.next,
+        dropped=manifest.pointers,
+        replaced=snapshots,
+        orphans=tuple(sorted(before)),
+        pruned=True,
+    )
+
+    done = delete(store, write(store, lie))
+
+    assert done.num_deleted == 0
+    assert done.num_held > 0
+    assert not done.finished
+    assert held(store) == before
+    assert scrub(store, LOG).sound
+
+
+def test_collection_that_was_withdrawn_deletes_nothing_though_its_document_says_that_it_was_pruned(
+    store: ObjectStore,
+) -> None:
+    plant(store, cursor=18)
+    path = announce(store)
+    abandon_cursor(store, "late", 12)
+    Collector(store, LOG, options=NOW).prune(path)
+    [withdrawn] = Deleter(store, LOG).pending()
+    gather(store)
+
+    done = delete(store, write(store, replace(withdrawn, token="f" * 16, pruned=True)))
+
+    assert done.num_held > 0
+    assert offsets(store) == list(range(12, 21))
+    assert held(store) == reachable(store)
+
+
+def test_snapshots_go_after_what_they_hold(store: ObjectStore) -> None:
+    """Until then they say what is left to delete."""
+    plant(store, cursor=18)
+    below = {
+        pointer.path: {each.path for each in every_pointer(store, [pointer])} - {pointer.path}
+        for pointer in every_pointer(store, manifest_of(store).pointers)
+        if isinstance(pointer, SnapshotPointer)
+    }
+    dropped = {pointer.path: set(below[pointer.path]) for pointer in manifest_of(store).pointers[:4]}
+    path = prune(store)
+    faulty = FaultyStore(store)
+    gone: list[str] = []
+    faulty.before = lambda kind, path: gone.append(path.removeprefix("a/")) if kind == "delete" else None
+
+    delete(faulty, path)
+
+    for snapshot, inside in below.items():
+        if any(snapshot == top or snapshot in held_by for top, held_by in dropped.items()):
+            assert inside <= set(gone[: gone.index(snapshot)])
+    assert gone[-1] == path
+
+
+def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_place(store: ObjectStore) -> None:
+    """Its creation was not finished, or something is wrong: a person looks before anything is lost."""
+    plant(store, cursor=12)
+    path = announce(store)
+    faulty = FaultyStore(store)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith("MANIFEST.json"):
+            faulty.before = lambda _kind, _path: None
+            abandon_cursor(store, "late", 6)
+
+    faulty.before = before
+    Collector(faulty, LOG, options=NOW).prune(path)
+    pruned = held(store)
+    assert manifest_of(store).first.seq_no == 12
+
+    with pytest.raises(CollectionRefusedError, match="while cursors lie below its first offset, 12: {'late': 6}"):
+        delete(store, path)
+    assert held(store) == pruned
+
+    CursorStore(store, LOG).delete("late")
+    assert delete(store, path).finished
+    assert held(store) == reachable(store)
+
+
+@pytest.mark.parametrize("path", ["cursor/reader.json", "pin/audit.json"])
+def test_nothing_is_deleted_while_a_cursor_or_a_pin_can_not_be_read(store: ObjectStore, path: str) -> None:
+    plant(store, cursor=12)
+    PinStore(store, LOG).create("audit", reason="a test")
+    garbage = prune(store)
+    PinStore(store, LOG).delete("audit")
+    PinStore(store, LOG).create("audit", reason="a test")
+    damage(store, f"a/{path}")
+    before = held(store)
+
+    with pytest.raises((CorruptError, CollectionRefusedError), match=path):
+        delete(store, garbage)
+
+    assert held(store) == before
+
+
+# ---------------------------------------------------------------------- pins
+
+
+def test_pinned_objects_are_held_and_taken_by_the_first_collection_after_the_pin_is_removed(store: ObjectStore) -> None:
+    plant(store, cursor=6)
+    gather(store)
+    pinned = reachable(store)
+    PinStore(store, LOG).create("audit", reason="a test")
+    place(store, 18)
+
+    first = gather(store)
+    second = gather(store)
+
+    assert held(store) == pinned | reachable(store)
+    assert sum(each.num_held for each in first.deleted) > 0
+    assert [each.num_deleted for each in second.deleted] == [0]
+    assert [record.offset for record in pinned_records(store, LOG, "audit")] == list(range(6, 21))
+    assert len(documents(store)) == 1
+
+    PinStore(store, LOG).delete("audit")
+    third = gather(store)
+
+    assert sum(each.num_held for each in third.deleted) == 0
+    assert held(store) == reachable(store)
+    assert documents(store) == []
+
+
+def test_snapshot_stays_as_long_as_a_pin_holds_a_fragment_below_it(store: ObjectStore) -> None:
+    """The pin does not know the snapshot; without it, nobody would know what is left to delete."""
+    append(store, 20)
+    PinStore(store, LOG).create("audit", reason="before the fragments went into snapshots")
+    roll(store)
+    place(store, 18)
+    before = {pointer.path for pointer in manifest_of(store).snapshots}
+    path = prune(store)
+
+    first = delete(store, path)
+
+    assert first.num_held > 0
+    assert {pointer.path for pointer in manifest_of(store).snapshots}.isdisjoint(before)
+    assert len(before & held(store)) == len(before) - 1
+    PinStore(store, LOG).delete("audit")
+    assert delete(store, path).finished
+    assert held(store) == reachable(store)
+
+
+def test_pin_holds_its_own_and_lets_the_rest_go(store: ObjectStore) -> None:
+    plant(store)
+    PinStore(store, LOG).create("audit", reason="a test")
+    pinned = reachable(store)
+    append(store, 10)
+    place(store, 29)
+
+    gather(store)
+
+    assert held(store) == pinned | reachable(store)
+    assert offsets(store) == [29, 30]
+
+
+# ---------------------------------------------------------------------- again
+
+
+def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
+    template = MemoryStore(shared_runtime())
+    plant(template, cursor=18)
+    path = prune(template)
+    counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
+    requests = count_requests(counted, lambda: delete(counted, path))
+    assert requests > 40
+
+    for number in range(1, requests + 1, stride(store)):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        Later(faulty, number, crash)
+        with pytest.raises(Crashed):
+            delete(faulty, path)
+        assert held(log) >= reachable(log)
+        # What is left of it is not taken for orphans, though part of what leads to it is gone.
+        deleter = Deleter(log, LOG, options=NOW)
+        assert deleter.orphans(deleter.pending()) == []
+        assert delete(log, path).finished
+        assert held(log) == reachable(log), f"request {number}"
+        assert documents(log) == []
+
+
+def test_two_deletions_at_once_finish_both(store: ObjectStore) -> None:
+    template = MemoryStore(shared_runtime())
+    plant(template, cursor=18)
+    path = prune(template)
+    counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
+    requests = count_requests(counted, lambda: delete(counted, path))
+
+    for number in range(1, requests + 1, stride(store)):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        Later(faulty, number, lambda log=log: delete(log, path))  # type: ignore[misc]
+        done = delete(faulty, path)
+        assert done.finished, f"request {number}"
+        assert held(log) == reachable(log)
+        assert documents(log) == []
+
+
+def test_deletion_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    path = prune(store)
+    assert delete(store, path).num_deleted > 0
+
+    assert delete(store, path) == Deleted(path=path)
+    assert Deleter(store, LOG).wait_s(path) == CollectorOptions().interval_s
+
+
+def test_document_stays_until_all_its_parts_are_done(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    path = prune(store)
+    deleter = Deleter(store, LOG, options=NOW)
+    garbage = deleter.due(path)
+    assert isinstance(garbage, Garbage)
+    whole = Part.whole(garbage)
+    PinStore(store, LOG).create("late", reason="of what is left, which is none of this")
+
+    first = deleter.delete_part(path, replace(whole, dropped=whole.dropped[:1], replaced=()))
+    assert first.num_deleted == 7
+    assert documents(store) == [path]
+    second = deleter.delete_part(path, replace(whole, dropped=whole.dropped[1:]))
+    done = deleter.finish(path, [first, second])
+
+    assert done.finished
+    assert done.num_deleted == first.num_deleted + second.num_deleted
+    assert held(store) == reachable(store)
+    assert documents(store) == []
+
+
+def test_documents_are_told_from_the_clock_and_a_foreign_file_is_an_error(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    path = prune(store)
+    Deleter(store, LOG).store_now_us()
+
+    assert [garbage.path for garbage in Deleter(store, LOG).pending()] == documents(store) == [path]
+
+    store.create("a/gc/notes.txt", b"not ours")
+    with pytest.raises(CorruptError, match=r"gc/notes\.txt.*: expected gc/GARBAGE"):
+        gather(store)
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:
+    """A snapshot of depth 1 in one of depth 2 that was dropped, and that one."""
+    found = store.read(f"a/{path}")
+    assert found is not None
+    top = Garbage.from_bytes(found, what=path).dropped[0]
+    assert isinstance(top, SnapshotPointer)
+    leaf = next(each for each in every_pointer(store, [top]) if isinstance(each, SnapshotPointer) and each.depth == 1)
+    return leaf.path, top.path
+
+
+def test_damaged_snapshot_is_told_of_and_the_rest_goes(store: ObjectStore) -> None:
+    plant(store, cursor=12)
+    path = prune(store)
+    leaf, _ = leaf_of(store, path)
+    damage(store, f"a/{leaf}")
+
+    done = delete(store, path)
+
+    [problem] = done.problems
+    assert leaf in problem
+    assert not done.finished
+    assert documents(store) == [path]
+    assert leaf in held(store)
+    assert len([each for each in held(store) - reachable(store) if each.startswith("log/")]) == 2
+
+
+def test_damaged_snapshot_is_told_of_as_long_as_it_is_there(store: ObjectStore) -> None:
+    """What holds it stays: without that, the next run takes all below for gone, and the document with it."""
+    plant(store, cursor=12)
+    path = prune(store)
+    leaf, top = leaf_of(store, path)
+    damage(store, f"a/{leaf}")
+
+    first, second = delete(store, path), delete(store, path)
+
+    assert top in held(store)
+    assert second.problems == first.problems
+    assert documents(store) == [path]
+
+
+def test_what_was_below_a_snapshot_that_is_lost_is_found_as_orphans(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = prune(clock)
+    leaf, _ = leaf_of(clock, path)
+    clock.delete(f"a/{leaf}")
+
+    assert delete(clock, path).finished
+    assert len(held(clock) - reachable(clock)) == 2
+    gather(clock)
+
+    assert held(clock) == reachable(clock)

@@ -1,0 +1,416 @@
+"""What nothing refers to is found by its age and deleted behind a fence, and nobody who was slow loses a record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import (
+    DAY_S,
+    LATER,
+    LOG,
+    NOW,
+    QUICK,
+    SMALL,
+    UNROLLED,
+    ClockStore,
+    Crashed,
+    Later,
+    append,
+    count_requests,
+    crash,
+    delete,
+    documents,
+    every_pointer,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    prune,
+    reachable,
+)
+from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
+from wal3_core.errors import CorruptError
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.deleter import Deleter
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.stores import FaultyStore
+    from wal3_core.storage.object_store import ObjectStore
+
+UNRETRIED = replace(UNROLLED, retry=replace(QUICK, attempts_max=1))
+
+
+def clocked(store: ObjectStore, *, cursor: int | None = 1) -> ClockStore:
+    clock = ClockStore(store)
+    plant(clock, cursor=cursor)
+    return clock
+
+
+def abandon(store: FaultyStore, count: int = 1) -> list[str]:
+    """Let appends fail between upload and commit; returns the fragments they leave behind, in order of their age."""
+    left: list[str] = []
+    for _ in range(count):
+        before = held(store)
+        store.fail("replace", "MANIFEST", "denied")
+        with LogWriter.open(store, LOG, options=UNRETRIED) as writer, pytest.raises(NotDurableError):
+            writer.append(b"never")
+        store.heal()
+        left += sorted(held(store) - before)
+        if isinstance(store, ClockStore):
+            store.pass_s(1)
+    assert len(left) == count
+    return left
+
+
+def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
+    return Deleter(store, LOG, options=options).orphans()
+
+
+def condemn(store: ObjectStore, paths: Sequence[str]) -> str:
+    condemned = Collector(store, LOG, options=LATER).condemn(paths, "a test")
+    assert isinstance(condemned, Pruned)
+    return condemned.path
+
+
+def collect_orphans(clock: ClockStore) -> None:
+    """A collector finds them, and is back a day later, and the next day."""
+    for _ in range(3):
+        clock.pass_s(DAY_S)
+        gather(clock, LATER)
+
+
+# ---------------------------------------------------------------------- found
+
+
+def test_log_without_orphans_has_none_however_old_it_is(store: ObjectStore) -> None:
+    clock = clocked(store)
+    clock.pass_s(1000 * DAY_S)
+
+    assert orphans(clock) == []
+
+
+def test_orphans_are_those_older_than_the_interval_by_the_store_s_clock_the_oldest_first(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock, 4)
+    assert orphans(clock) == []
+
+    clock.pass_s(DAY_S - 4)
+    found = []
+    for _ in range(4):
+        found.append(orphans(clock))
+        clock.pass_s(1)
+
+    assert found == [left[:1], left[:2], left[:3], left]
+
+
+def test_orphans_are_at_most_so_many_and_the_oldest_of_all(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock, 4)
+    clock.pass_s(2 * DAY_S)
+    few = replace(LATER, orphans_max=2)
+
+    first = orphans(clock, few)
+    delete(clock, condemn(clock, first))
+
+    assert first == left[:2]
+    assert orphans(clock, few) == left[2:]
+
+
+def test_orphan_with_the_number_of_a_fragment_that_the_log_holds_is_told_from_it(store: ObjectStore) -> None:
+    """Another writer's upload of the same number, which lost."""
+    clock = clocked(store)
+    left = abandon(clock)
+    append(clock, 2)
+    [same] = [pointer for pointer in manifest_of(clock).fragments if pointer.path[-24:] == left[0][-24:]]
+    clock.pass_s(2 * DAY_S)
+
+    assert orphans(clock) == left
+    collect_orphans(clock)
+    assert same.path in held(clock)
+    assert left[0] not in held(clock)
+    assert offsets(clock) == list(range(1, 23))
+
+
+def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectStore) -> None:
+    clock = clocked(store, cursor=None)
+    PinStore(clock, LOG).create("audit", reason="a test")
+    append(clock, 10)
+    place(clock, 29)
+    prune(clock)
+    left = abandon(clock)
+    clock.pass_s(2 * DAY_S)
+    deleter = Deleter(clock, LOG, options=LATER)
+
+    unaware, aware = deleter.orphans(), deleter.orphans(deleter.pending())
+
+    assert aware == left
+    # Of what was pruned the pin holds the first twenty.
+    assert len(unaware) == 8 + 1
+    condemn(clock, left)
+    assert deleter.orphans(deleter.pending()) == []
+
+
+def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None:
+    clock = clocked(store)
+    larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4)
+    SnapshotCompactor(clock, LOG, options=SnapshotCompactorOptions(snapshots=larger, retry=QUICK)).compact()
+    replaced = held(clock) - reachable(clock)
+    clock.pass_s(2 * DAY_S)
+
+    assert replaced
+    assert set(orphans(clock)) == replaced
+    collect_orphans(clock)
+    assert held(clock) == reachable(clock)
+
+
+def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStore) -> None:
+    """Whatever it is, it is not ours to delete, nor to pass over in silence."""
+    clock = clocked(store)
+    clock.create("a/log/readme.txt", b"not ours")
+    clock.pass_s(2 * DAY_S)
+
+    with pytest.raises(CorruptError, match=r"log/readme\.txt"):
+        orphans(clock)
+    with pytest.raises(CorruptError, match=r"log/readme\.txt"):
+        gather(clock, LATER)
+
+    assert clock.read("a/log/readme.txt") == b"not ours"
+
+
+# ---------------------------------------------------------------------- condemned
+
+
+def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock, 2)
+    clock.pass_s(2 * DAY_S)
+    manifest = manifest_of(clock)
+
+    path = condemn(clock, left)
+
+    [written] = Deleter(clock, LOG).pending()
+    after = manifest_of(clock)
+    assert (written.path, written.orphans, written.dropped, written.first) == (path, tuple(left), (), None)
+    assert written.pruned
+    assert after.fence == manifest.fence + 1
+    assert replace(after, fence=0, generation=0, writer="") == replace(manifest, fence=0, generation=0, writer="")
+    assert set(left) <= held(clock)
+    assert delete(clock, path, LATER).wait_s == DAY_S
+    clock.pass_s(DAY_S)
+    assert delete(clock, path, LATER).num_deleted == 2
+    assert held(clock) == reachable(clock)
+
+
+def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
+    clock = clocked(store)
+    path = condemn(clock, abandon(clock))
+    fence = manifest_of(clock).fence
+
+    again = Collector(clock, LOG, options=LATER).prune(path)
+
+    assert isinstance(again, Pruned)
+    assert manifest_of(clock).fence == fence
+
+
+def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock)
+    requests = count_requests(clock, lambda: condemn(clock, left))
+    fence = manifest_of(clock).fence
+    assert requests >= 4
+
+    for number in range(2, requests + 1):
+        Later(clock, number, crash)
+        with pytest.raises(Crashed):
+            condemn(clock, left)
+        clock.before = lambda _kind, _path: None
+        Collector(clock, LOG, options=LATER).settle()
+        assert all(garbage.pruned for garbage in Deleter(clock, LOG).pending())
+        assert manifest_of(clock).fence > fence, f"request {number}"
+        fence = manifest_of(clock).fence
+    clock.pass_s(DAY_S)
+    gather(clock, LATER)
+
+    assert held(clock) == reachable(clock)
+    assert documents(clock) == []
+
+
+def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock, 2)
+    clock.pass_s(2 * DAY_S)
+    first, second = condemn(clock, left), condemn(clock, left)
+    clock.pass_s(DAY_S)
+
+    assert delete(clock, first, LATER).finished
+    assert delete(clock, second, LATER).finished
+    assert held(clock) == reachable(clock)
+    assert documents(clock) == []
+
+
+def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_for(store: ObjectStore) -> None:
+    """A commit that came in between found and condemned."""
+    clock = clocked(store)
+    found: list[str] = []
+
+    def find() -> None:
+        clock.before = lambda _kind, _path: None
+        clock.pass_s(2 * DAY_S)
+        found.extend(orphans(clock))
+
+    with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
+        clock.before = lambda kind, path: find() if kind == "replace" and "MANIFEST" in path else None
+        writer.append(b"in time")
+    path = condemn(clock, found)
+    clock.pass_s(DAY_S)
+    done = delete(clock, path, LATER)
+
+    assert len(found) == 1
+    assert (done.num_deleted, done.num_held, done.finished) == (0, 0, True)
+    assert offsets(clock) == list(range(1, 22))
+    assert documents(clock) == []
+
+
+# ---------------------------------------------------------------------- who was slow
+
+
+def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[], object]) -> list[str]:
+    """Let something happen once, just before a request; returns where it did."""
+    slept: list[str] = []
+
+    def before(at_kind: str, path: str) -> None:
+        if not slept and at_kind == kind and path_part in path:
+            slept.append(path)
+            meanwhile()
+
+    clock.before = before
+    return slept
+
+
+@pytest.mark.parametrize(("kind", "path_part"), [("create", "/log/"), ("replace", "MANIFEST")])
+def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore, kind: str, path_part: str) -> None:
+    """Between upload and commit, or before the upload: what it uploaded was condemned and deleted meanwhile."""
+    clock = clocked(store)
+    before = held(clock)
+
+    with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
+        slept = sleeps(clock, kind, path_part, lambda: collect_orphans(clock))
+        first = writer.append(b"slow").offset
+        second = writer.append(b"quick").offset
+
+    assert slept
+    assert (first, second) == (21, 22)
+    assert offsets(clock) == list(range(1, 23))
+    assert scrub(clock, LOG).sound
+    if kind == "replace":
+        assert manifest_of(clock).fence == 1
+    collect_orphans(clock)
+    assert held(clock) == reachable(clock)
+    assert before <= held(clock)
+
+
+def test_writer_that_slept_before_each_of_many_commits_gets_all_of_them_in(store: ObjectStore) -> None:
+    clock = clocked(store)
+
+    with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
+        for count in range(3):
+            sleeps(clock, "replace", "MANIFEST", lambda: collect_orphans(clock))
+            futures = [writer.submit(b"%d" % number) for number in range(4)]
+            assert [future.result().offset for future in futures] == list(range(21 + 4 * count, 25 + 4 * count))
+
+    assert offsets(clock) == list(range(1, 33))
+    assert scrub(clock, LOG).sound
+
+
+def test_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+    """The same records under a later fence make a snapshot of another name."""
+    clock = ClockStore(store)
+    append(clock, 20)
+    place(clock, 1)
+    options = SnapshotCompactorOptions(snapshots=SMALL, pointers_per_step_max=1, retry=QUICK)
+    slept = sleeps(clock, "replace", "MANIFEST", lambda: collect_orphans(clock))
+
+    SnapshotCompactor(clock, LOG, options=options).compact()
+
+    assert slept
+    assert manifest_of(clock).fence == 1
+    assert manifest_of(clock).snapshots
+    assert offsets(clock) == list(range(1, 21))
+    assert scrub(clock, LOG).sound
+    collect_orphans(clock)
+    assert held(clock) == reachable(clock)
+    assert offsets(clock) == list(range(1, 21))
+
+
+def test_writer_s_own_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    append(clock, 6)
+    place(clock, 1)
+    with LogWriter.open(clock, LOG, options=WriterOptions(batch_records_max=1, snapshots=SMALL)) as writer:
+        for number in range(6):
+            writer.append(b"%d" % number)
+            collect_orphans(clock)
+
+    assert offsets(clock) == list(range(1, 13))
+    assert scrub(clock, LOG).sound
+    assert {pointer.path for pointer in every_pointer(clock, manifest_of(clock).pointers)} <= held(clock)
+
+
+def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: ObjectStore) -> None:
+    """It died between writing what stays and pruning; what it wrote was condemned, and another prunes the same."""
+    clock = clocked(store, cursor=12)
+    sleeps(clock, "replace", "MANIFEST", lambda: None)
+    collector = Collector(clock, LOG, options=LATER)
+    path = collector.announce(collector.plan())
+    sleeps(clock, "replace", "MANIFEST", crash)
+    with pytest.raises(Crashed):
+        collector.prune(path)
+    clock.before = lambda _kind, _path: None
+    written = held(clock) - reachable(clock)
+    clock.pass_s(2 * DAY_S)
+
+    condemned = condemn(clock, sorted(written))
+    assert isinstance(collector.prune(path), Pruned)
+    clock.pass_s(DAY_S)
+    delete(clock, condemned, LATER)
+
+    assert len(written) == 2
+    assert written.isdisjoint(held(clock))
+    assert offsets(clock) == list(range(12, 21))
+    assert scrub(clock, LOG).sound
+
+
+def test_orphans_of_a_sealed_log_go_too(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock)
+    seal(clock, LOG, reason="the end", sealed_by="a test")
+
+    collect_orphans(clock)
+
+    assert set(left).isdisjoint(held(clock))
+    assert held(clock) == reachable(clock)
+    assert offsets(clock) == list(range(1, 21))
+
+
+def test_one_collection_condemns_and_a_later_one_deletes(store: ObjectStore) -> None:
+    clock = clocked(store)
+    left = abandon(clock, 3)
+
+    rounds = []
+    for _ in range(4):
+        done = gather(clock, LATER)
+        rounds.append((done.num_orphans, sum(each.num_deleted for each in done.deleted), set(left) <= held(clock)))
+        clock.pass_s(DAY_S)
+
+    assert rounds == [(0, 0, True), (3, 0, True), (0, 3, False), (0, 0, False)]
+    assert held(clock) == reachable(clock)
+    assert gather(clock, NOW).num_orphans == 0

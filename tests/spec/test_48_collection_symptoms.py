@@ -1,0 +1,425 @@
+"""What went wrong in the field when logs were collected, each under the name of what people saw."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import (
+    DAY_S,
+    LATER,
+    LOG,
+    NOW,
+    QUICK,
+    UNROLLED,
+    ClockStore,
+    Crashed,
+    Later,
+    announce,
+    append,
+    count_requests,
+    crash,
+    delete,
+    documents,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    planted,
+    prune,
+    reachable,
+    replant,
+    roll,
+    stride,
+)
+from tests.stores import FaultyStore
+from wal3_core import (
+    CursorConflictError,
+    CursorStore,
+    GarbageCollectedError,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    PinStore,
+    UnavailableError,
+    copy,
+    pinned_records,
+    scrub,
+)
+from wal3_core.errors import CollectionRefusedError
+from wal3_core.log.collector import Collector, Overtaken, Pruned
+from wal3_core.log.deleter import Deleter
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.model.snapshot import Snapshot
+from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+# ---------------------------------------------------------------------- the collector
+
+
+def test_collector_that_loses_the_cas_goes_on_to_delete(store: ObjectStore) -> None:
+    """It must not: neither when the manifest changes under it again and again, nor when another overtook it."""
+    plant(store, cursor=12)
+    before = held(store)
+    faulty = FaultyStore(store)
+    deleted: list[str] = []
+
+    def note(kind: str, path: str) -> None:
+        if kind == "delete":
+            deleted.append(path)
+        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).collecting is not None:
+            append(store, 1)
+
+    faulty.before = note
+    with pytest.raises(UnavailableError, match="not pruned: the manifest changed 6 times over"):
+        gather(faulty, replace(NOW, rebases_max=6))
+    following = manifest_of(store).next.position.offset
+    assert following > 22
+    assert deleted == []
+    assert before <= held(store)
+    assert offsets(store) == list(range(1, following))
+
+    overtaken = announce(store)
+    announce(store)
+    assert isinstance(Collector(store, LOG, options=NOW).prune(overtaken), Overtaken)
+    assert before <= held(store)
+    assert offsets(store) == list(range(1, following))
+
+
+def test_garbage_file_from_a_crashed_run_wedges_the_next(store: ObjectStore) -> None:
+    """Whatever it says and however far it had come: later runs, for other places, get done and clear it away."""
+    template, requests = planted()
+
+    for number in range(25, min(requests, 60), 1 if stride(store) == 1 else 8):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        Later(faulty, number, crash)
+        with pytest.raises(Crashed):
+            gather(faulty)
+        append(log, 4)
+        roll(log, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
+        place(log, 18)
+        gather(log)
+        gather(log)
+
+        assert offsets(log) == list(range(18, 25)), f"request {number}"
+        assert documents(log) == []
+        clock = ClockStore(log)
+        for _ in range(3):
+            gather(clock, LATER)
+            clock.pass_s(DAY_S)
+        assert held(log) == reachable(log), f"request {number}"
+
+
+def test_many_garbage_files_from_crashed_runs_wedge_the_next(store: ObjectStore) -> None:
+    plant(store, cursor=2)
+    for cursor in (4, 6, 9, 12):
+        place(store, cursor)
+        announce(store)
+    assert len(documents(store)) == 4
+
+    gather(store)
+
+    assert offsets(store) == list(range(12, 21))
+    assert documents(store) == []
+    assert manifest_of(store).collecting is None
+
+
+def test_log_whose_fragments_all_went_into_a_snapshot_cannot_be_appended_to(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    append(clock, 8)
+    roll(clock, SnapshotOptions(fragments_per_snapshot=2, fragments_kept=0, snapshots_per_roll=2))
+    assert manifest_of(clock).fragments == ()
+    place(clock, 6)
+
+    with LogWriter.open(clock, LOG) as writer:
+        assert writer.append(b"behind snapshots alone").offset == 9
+        gather(clock)
+        assert writer.append(b"behind the cut").offset == 10
+    roll(clock, SnapshotOptions(fragments_per_snapshot=1, fragments_kept=0, snapshots_per_roll=100))
+    assert manifest_of(clock).fragments == ()
+    place(clock, 11)
+    gather(clock)
+    append(clock, 1)
+    clock.pass_s(1)
+    gather(clock)
+
+    assert offsets(clock) == [11]
+    assert held(clock) == reachable(clock)
+
+
+def test_two_snapshots_with_one_setsum_and_other_content_are_taken_for_each_other(store: ObjectStore) -> None:
+    """The records are the same, in other snapshots or under another fence: deleting one must not delete the other."""
+    plant(store, cursor=1)
+    before = manifest_of(store)
+    tops = {pointer.setsum.hexdigest() for pointer in before.snapshots}
+    clock = ClockStore(store)
+    Collector(clock, LOG, options=LATER).condemn(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
+    rewritten = manifest_of(store)
+    assert rewritten.fence == before.fence + 1
+    old = [pointer.path for pointer in before.snapshots]
+
+    rewrite(clock)
+
+    new = [pointer.path for pointer in manifest_of(store).snapshots]
+    assert [path.split(".")[1] for path in new] == [path.split(".")[1] for path in old]
+    assert {path.split(".")[1] for path in new} == tops
+    assert set(new).isdisjoint(old)
+    for _ in range(3):
+        clock.pass_s(DAY_S)
+        gather(clock, LATER)
+    assert set(new) <= held(store)
+    assert set(old).isdisjoint(held(store))
+    assert offsets(store) == list(range(1, 21))
+    assert scrub(store, LOG).sound
+
+
+def rewrite(store: ObjectStore) -> None:
+    """Put each snapshot in the manifest in its own place, written anew under the fence of now."""
+    inside, runtime = log_store(store, LOG), shared_runtime()
+    manifests, snapshots = ManifestStore(inside, runtime), SnapshotStore(inside, runtime, loaded_max=9)
+    base = manifests.load()
+    manifest = base.manifest
+    for pointer in manifest.snapshots:
+        anew = snapshots.write(Snapshot(snapshots.load(pointer).pointers, manifest.fence), QUICK)
+        manifest = manifest.apply_snapshot(anew, [pointer])
+    assert isinstance(manifests.install(manifest, base), Installed)
+
+
+def test_collection_that_takes_everything_leaves_positions_and_seq_nos_wrong(store: ObjectStore) -> None:
+    plant(store, cursor=21)
+    before = manifest_of(store)
+
+    gather(store)
+
+    after = manifest_of(store)
+    assert held(store) == set()
+    assert (after.first, after.next) == (before.next, before.next)
+    assert (after.setsum, after.pruned, after.epochs) == (before.setsum, before.setsum, before.epochs)
+    assert (after.num_records, after.num_bytes, offsets(store)) == (0, 0, [])
+    with LogWriter.open(store, LOG) as writer:
+        position = writer.append(b"after everything")
+    [pointer] = manifest_of(store).fragments
+    assert (position.offset, pointer.seq_no) == (21, 21)
+    assert position.timestamp_us >= before.next.position.timestamp_us
+    with pytest.raises(GarbageCollectedError, match="from 21"):
+        list(LogReader.open(store, LOG).records(20))
+    place(store, 22)
+    gather(store)
+    append(store, 2)
+    assert offsets(store) == [22, 23]
+    assert held(store) == reachable(store)
+    assert scrub(store, LOG).sound
+
+
+def test_object_that_was_there_when_it_was_listed_is_deleted_though_it_came_to_be_needed(store: ObjectStore) -> None:
+    """A pin made between listing and deleting."""
+    clock = ClockStore(store)
+    plant(clock, cursor=1)
+    larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=0, snapshots_per_roll=4)
+    PinStore(clock, LOG).create("audit", reason="a test")
+    repack(clock, larger)
+    clock.pass_s(2 * DAY_S)
+    PinStore(clock, LOG).delete("audit")
+    found = Deleter(clock, LOG, options=LATER).orphans()
+    assert found
+    condemned = Collector(clock, LOG, options=LATER).condemn(found, "a test")
+    assert isinstance(condemned, Pruned)
+    PinStore(clock, LOG).create("again", reason="a test")
+    clock.pass_s(DAY_S)
+
+    delete(clock, condemned.path, LATER)
+
+    assert [record.offset for record in pinned_records(clock, LOG, "again")] == list(range(1, 21))
+    assert offsets(clock) == list(range(1, 21))
+
+
+def repack(store: ObjectStore, options: SnapshotOptions) -> None:
+    SnapshotCompactor(store, LOG, options=SnapshotCompactorOptions(snapshots=options, retry=QUICK)).compact()
+
+
+# ---------------------------------------------------------------------- copies
+
+
+def test_copy_that_races_appends_and_collections_has_holes(store: ObjectStore) -> None:
+    """The source grows, is rolled, and loses what it held, at every one of the copy's requests."""
+    template = MemoryStore(shared_runtime())
+    plant(template, cursor=1)
+    counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
+    requests = count_requests(counted, lambda: copy(LogAt(counted, LOG), LogAt(counted, "b")))
+
+    for number in range(1, requests + 1, 4 * stride(store)):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        Later(faulty, number, lambda log=log: churn(log))  # type: ignore[misc]
+
+        copied = copy(LogAt(faulty, LOG), LogAt(faulty, "b"))
+
+        found = offsets(log, log="b")
+        # Pinned before the source lost anything, or after.
+        assert found in (list(range(1, 21)), list(range(20, 25))), f"request {number}"
+        assert copied.num_records == len(found)
+        assert scrub(log, "b").sound
+        assert offsets(log) == list(range(20, 25))
+        gather(log)
+        assert held(log) == reachable(log), f"request {number}"
+
+
+def churn(log: ObjectStore) -> None:
+    append(log, 4)
+    roll(log)
+    place(log, 20)
+    gather(log)
+
+
+# ---------------------------------------------------------------------- cursors and pins that come in between
+
+# Once for the orphans, twice for the plan, and then to verify it.
+CURSOR_LISTINGS = 4
+
+
+def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | None]) -> None:
+    """Let somebody come to rely on a place before each request of a collection up to 12.
+
+    Whoever is told that it holds reads everything from there, after this collection and after the next.
+    """
+    template, requests = planted()
+    outcomes = set()
+    for number in range(1, requests + 1, stride(store)):
+        log = replant(template, store, number)
+        faulty, relied = FaultyStore(log), list[int | None]()
+        Later(faulty, number, lambda log=log, relied=relied: relied.append(come(log)))  # type: ignore[misc]
+        with contextlib.suppress(CollectionRefusedError):
+            gather(faulty)
+        for _ in range(2):
+            outcomes.add(bool(relied and relied[0]))
+            first = manifest_of(log).first.position.offset
+            assert offsets(log) == list(range(first, 21)), f"request {number}"
+            if relied and relied[0]:
+                assert first <= relied[0], f"request {number}: told that {relied[0]} is held, found {first}"
+            assert held(log) >= reachable(log)
+            gather(log)
+    if stride(store) == 1:
+        assert outcomes == {True, False}, "some come in time, and some too late"
+
+
+def test_cursor_that_comes_between_planning_and_verifying_makes_the_collection_fail(store: ObjectStore) -> None:
+    """It is planned anew, as when the cursor comes a moment later."""
+    plant(store, cursor=12)
+    faulty = FaultyStore(store)
+    listed: list[str] = []
+
+    def before(kind: str, path: str) -> None:
+        if (kind, path) == ("list", "a/cursor/"):
+            listed.append(path)
+            if len(listed) == CURSOR_LISTINGS:
+                place(store, 6, "late")
+
+    faulty.before = before
+    gather(faulty)
+
+    assert len(listed) >= CURSOR_LISTINGS
+    assert offsets(store) == list(range(6, 21))
+
+
+def test_cursor_created_during_the_dance_points_at_what_is_gone(store: ObjectStore) -> None:
+    """INV-14."""
+
+    def come(log: ObjectStore) -> int | None:
+        try:
+            return CursorStore(log, LOG, retry=QUICK).init("late", LogPosition(6, 0)).cursor.position.offset
+        except GarbageCollectedError:
+            return None
+
+    at_every_request(store, come)
+
+
+def test_cursor_moved_back_during_the_dance_points_at_what_is_gone(store: ObjectStore) -> None:
+    def come(log: ObjectStore) -> int | None:
+        cursors = CursorStore(log, LOG, retry=QUICK)
+        witness = cursors.load("reader")
+        assert witness is not None
+        try:
+            return cursors.save("reader", LogPosition(6, 0), witness).cursor.position.offset
+        except (GarbageCollectedError, CursorConflictError):
+            left = cursors.load("reader")
+            assert left is not None
+            assert left.cursor.position.offset == 12
+            return None
+
+    at_every_request(store, come)
+
+
+def test_pin_made_during_the_dance_misses_what_it_names(store: ObjectStore) -> None:
+    template, requests = planted()
+
+    for number in range(1, requests + 1, stride(store)):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        Later(faulty, number, lambda log=log: PinStore(log, LOG).create("audit", reason="a test"))  # type: ignore[misc]
+        gather(faulty)
+        gather(log)
+
+        pin = PinStore(log, LOG).load("audit")
+        if pin is not None:
+            first = pin.manifest.first.position.offset
+            found = [record.offset for record in pinned_records(log, LOG, "audit")]
+            assert found == list(range(first, 21)), f"request {number}"
+        assert offsets(log) == list(range(12, 21))
+
+
+def test_collection_during_the_creation_of_a_cursor_takes_what_it_was_told_it_has(store: ObjectStore) -> None:
+    """The other way round: the whole dance, up to each of its steps, at each request of whoever creates the cursor."""
+    template = MemoryStore(shared_runtime())
+    plant(template, cursor=12)
+    counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
+    requests = count_requests(counted, lambda: place(counted, 6, "late"))
+    assert requests >= 4
+
+    for index, dance in enumerate((announce, prune, gather)):
+        for number in range(1, requests + 1):
+            log = replant(template, store, 100 * index + number)
+            faulty = FaultyStore(log)
+            happening = Later(faulty, number, lambda log=log, dance=dance: dance(log))  # type: ignore[misc]
+            held_back = True
+            try:
+                place(faulty, 6, "late")
+            except GarbageCollectedError:
+                held_back = False
+            assert happening.happened
+            gather(log)
+            gather(log)
+            first = 6 if held_back else 12
+            assert offsets(log) == list(range(first, 21)), f"{dance.__name__} at request {number}"
+            assert held(log) == reachable(log)
+
+
+def test_append_that_was_acknowledged_during_the_dance_is_gone(store: ObjectStore) -> None:
+    template, requests = planted()
+
+    for number in range(1, requests + 1, 2 * stride(store)):
+        log = replant(template, store, number)
+        faulty = FaultyStore(log)
+        with LogWriter.open(log, LOG, options=UNROLLED) as writer:
+            Later(faulty, number, lambda writer=writer: writer.append(b"during"))  # type: ignore[misc]
+            gather(faulty)
+            after = writer.append(b"after").offset
+        assert offsets(log) == list(range(12, after + 1)), f"request {number}"
+        gather(log)
+        assert held(log) == reachable(log)

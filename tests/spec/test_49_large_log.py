@@ -1,0 +1,191 @@
+"""A log of thousands of fragments: collected down to what is referred to, and as cheap to open as a small one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.large_logs import Grower, reachable, stored
+from tests.stores import CountingStore, FaultyStore
+from wal3_core import LogError, LogReader, LogWriter
+from wal3_core.log.collection import Collection, collect
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
+from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
+from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
+from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
+# What a writer leaves that never came to roll.
+FLAT = SnapshotOptions(fragments_per_snapshot=100_000)
+NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9)
+
+
+def manifest_of(store: ObjectStore) -> Manifest:
+    return LogReader.open(store, "a").manifest()
+
+
+def advance(store: ObjectStore, offset: int) -> None:
+    """Move the cursor up to an offset, and create it there when there is none."""
+    cursors, position = CursorStore(store, "a"), LogPosition(offset, 0)
+    witness = cursors.load("reader")
+    if witness is None:
+        cursors.init("reader", position)
+    else:
+        cursors.save("reader", position, witness)
+
+
+def left_behind(store: ObjectStore) -> set[str]:
+    """What collections leave of their own."""
+    return {meta.path for meta in log_store(store, "a").list_objects("gc/")} - {CLOCK}
+
+
+def check_exact(store: ObjectStore, offset: int) -> None:
+    """What is stored is what the manifest leads to, from the fragment with the offset to the last one."""
+    present = set(stored(store))
+    following = manifest_of(store).next.seq_no
+
+    assert present == reachable(store)
+    assert sorted(fragment_seq_no(path) for path in present if path.startswith("log/")) == list(
+        range(offset, following)
+    )
+    assert left_behind(store) == set()
+
+
+@pytest.mark.parametrize(("tree", "size", "step"), [(TREE, 800, 171), (FLAT, 200, 41)], ids=["tree", "flat"])
+def test_storage_holds_what_the_manifest_leads_to_and_nothing_else_after_every_round(
+    memory_store: MemoryStore, tree: SnapshotOptions, size: int, step: int
+) -> None:
+    """INV-16: nothing that is referred to is deleted, and nothing else stays."""
+    grower = Grower(memory_store, tree=tree)
+    grower.grow(size)
+    advance(memory_store, FIRST_OFFSET)
+    held_bytes, counts = [], []
+
+    for number in range(1, 5):
+        # Across leaves' and nodes' boundaries.
+        offset = 1 + number * step
+        advance(memory_store, offset)
+        grower.grow(step)
+        before = len(stored(memory_store))
+        collect(memory_store, "a", options=NOW)
+        after = stored(memory_store)
+        held_bytes.append(sum(after.values()))
+        counts.append(before - len(after))
+        check_exact(memory_store, offset)
+
+    # Every round takes what it brought: what is stored stays within a few percent of itself.
+    assert max(held_bytes) < 1.05 * min(held_bytes)
+    assert all(gone >= step for gone in counts)
+    held = [record.offset for record in LogReader.open(memory_store, "a").records()]
+    assert held == list(range(offset, size + 4 * step + 1))
+
+
+def test_log_collected_to_its_end_at_once_holds_nothing_and_goes_on(memory_store: MemoryStore) -> None:
+    Grower(memory_store, tree=TREE).grow(600)
+    advance(memory_store, 601)
+
+    collect(memory_store, "a", options=NOW)
+
+    assert (stored(memory_store), reachable(memory_store), left_behind(memory_store)) == ({}, set(), set())
+    with LogWriter.open(memory_store, "a") as writer:
+        assert writer.append(b"on").offset == 601
+    check_exact(memory_store, 601)
+
+
+def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(memory_store: MemoryStore) -> None:
+    # Rolled into snapshots of fragments alone, which leaves no orphan of its own.
+    Grower(memory_store, tree=replace(TREE, snapshots_per_roll=1000)).grow(250)
+    advance(memory_store, FIRST_OFFSET)
+    inside = log_store(memory_store, "a")
+    for fragment in LogReader.open(memory_store, "a").scan():
+        inside.create(fragment_path(fragment.seq_no, "f" * 16), b"never linked")
+
+    rounds: list[Collection] = []
+    while not rounds or rounds[-1].num_orphans:
+        rounds.append(collect(memory_store, "a", options=replace(NOW, orphans_max=100)))
+
+    assert [done.num_orphans for done in rounds] == [100, 100, 50, 0]
+    check_exact(memory_store, FIRST_OFFSET)
+
+
+def test_more_orphans_than_a_document_names_never_keep_later_collections_from_their_work(
+    memory_store: MemoryStore,
+) -> None:
+    """A document was written that could not be read again, and every collection after it failed."""
+    Grower(memory_store, tree=TREE).grow(100)
+    advance(memory_store, 51)
+    orphans = [fragment_path(FragmentSeqNo(number), "f" * 16) for number in range(1, POINTERS_MAX + 2)]
+
+    with suppress(LogError):
+        Collector(memory_store, "a", options=NOW).condemn(orphans, "too many at once")
+    collect(memory_store, "a", options=NOW)
+
+    check_exact(memory_store, 51)
+
+
+def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_store: MemoryStore) -> None:
+    """A collector that asks more between its look at the manifest and its change of it than a writer never wins."""
+    Grower(memory_store, tree=TREE).grow(300)
+    advance(memory_store, 150)
+    busy, requests = FaultyStore(memory_store), count(1)
+    collector = Collector(busy, "a", options=replace(NOW, rebases_max=16))
+    plan = collector.plan()
+
+    with LogWriter.open(memory_store, "a") as writer:
+
+        def append_now_and_then(_kind: str, _path: str) -> None:
+            # A writer asks twice for an append: for the upload, and for the change of the manifest.
+            if next(requests) % 3 == 0:
+                writer.append(b"beside")
+
+        busy.before = append_now_and_then
+        outcome = collector.prune(collector.announce(plan))
+
+    assert isinstance(outcome, Pruned)
+    assert manifest_of(memory_store).first.position.offset == 150
+
+
+def test_pointers_and_requests_to_open_stay_few_as_the_log_grows(memory_store: MemoryStore) -> None:
+    """INV-8."""
+    counting = CountingStore(memory_store)
+    grower = Grower(memory_store, tree=TREE, real=False)
+    sizes, pointers = [], []
+
+    for _ in range(8):
+        grower.grow(500)
+        counting.requests.clear()
+        reader = LogReader.open(counting, "a")
+        assert counting.requests == {"get": 1}
+        sizes.append(len(reader.manifest().to_bytes()))
+        pointers.append(len(reader.manifest().pointers))
+
+    # What one more fragment adds is its share of a snapshot of snapshots: 1 of 8 x 16.
+    least = TREE.fragments_per_snapshot + TREE.fragments_kept + TREE.snapshots_per_roll
+    assert all(each <= least + number * 500 / 128 + 1 for number, each in enumerate(pointers, start=1))
+    assert sizes[-1] < 4000 / 128 * 600 + least * 600
+
+
+def test_full_scan_costs_a_request_for_each_fan_out_of_fragments(memory_store: MemoryStore) -> None:
+    Grower(memory_store, tree=TREE, real=False).grow(2000)
+    counting = CountingStore(memory_store)
+    reader = LogReader.open(counting, "a", options=ReaderOptions(snapshots_loaded_max=2))
+    counting.requests.clear()
+
+    found = reader.scan()
+
+    assert [pointer.seq_no for pointer in found] == list(range(1, 2001))
+    leaves = 2000 / TREE.fragments_per_snapshot
+    assert set(counting.requests) == {"get", "read"}
+    assert counting.requests["get"] == 1
+    assert counting.requests["read"] <= leaves + leaves / TREE.snapshot_pointers_max + 1

@@ -1,0 +1,361 @@
+"""What came too late, or grew stale meanwhile: announcements, policies, cursors, pins, copies, destroyed logs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore, damage
+from wal3_core import (
+    CollectionRefusedError,
+    CursorStore,
+    Deleter,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogAt,
+    LogPosition,
+    LogReader,
+    PinStore,
+    PolicyStore,
+    copy,
+    destroy,
+    records_across,
+    seal,
+)
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.model.policy import Policy
+from wal3_core.model.snapshot import SnapshotPointer
+
+from .collecting import (
+    LOG,
+    NOW,
+    QUICK,
+    Crashed,
+    announce,
+    append,
+    delete,
+    documents,
+    every_pointer,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    prune,
+    reachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+ALL_GOES = Policy(retention_s=0, without_cursors=True)
+
+
+def once(store: ObjectStore, kind: str, path: str, act: Callable[[], object]) -> FaultyStore:
+    """Let something happen just before the first request of a kind for a path."""
+    faulty = FaultyStore(store)
+
+    def before(asked: str, at: str) -> None:
+        if asked == kind and path in at:
+            faulty.before = lambda _kind, _path: None
+            act()
+
+    faulty.before = before
+    return faulty
+
+
+def crash() -> None:
+    raise Crashed
+
+
+# ---------------------------------------------------------------------- announcements and policies
+
+
+@pytest.mark.parametrize(
+    "changed", [Policy(retention_s=10**8, without_cursors=True), Policy(retention_s=0)], ids=["longer", "with cursors"]
+)
+def test_collection_announced_under_another_policy_is_withdrawn(memory_store: MemoryStore, changed: Policy) -> None:
+    append(memory_store, 20)
+    policies = PolicyStore(memory_store, LOG)
+    policies.change(lambda _: ALL_GOES)
+    path = announce(memory_store)
+
+    policies.change(lambda _: changed)
+    outcome = Collector(memory_store, LOG, options=NOW).prune(path)
+
+    assert not isinstance(outcome, Pruned)
+    assert manifest_of(memory_store).collecting is None
+    assert len(offsets(memory_store)) == 20
+
+
+def test_collection_is_withdrawn_when_the_last_cursor_is_gone(memory_store: MemoryStore) -> None:
+    plant(memory_store, cursor=12)
+    path = announce(memory_store)
+
+    CursorStore(memory_store, LOG).delete("reader")
+    outcome = Collector(memory_store, LOG, options=NOW).prune(path)
+
+    assert not isinstance(outcome, Pruned)
+    assert offsets(memory_store)[0] == 1
+
+
+def test_document_that_was_forgotten_as_it_was_announced_is_written_again(memory_store: MemoryStore) -> None:
+    """Another run looked before the announcement, and deletes what it took for a dead run's at the worst moment."""
+    plant(memory_store, cursor=12)
+    options = replace(NOW, orphans_max=0)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        go_on.wait(10)
+
+    other = Collector(once(memory_store, "delete", "GARBAGE", hold), LOG, options=options)
+    settling = threading.Thread(target=other.settle)
+
+    def settle() -> None:
+        settling.start()
+        reached.wait(10)
+
+    def forget() -> None:
+        go_on.set()
+        settling.join(10)
+
+    announcing = Collector(once(memory_store, "replace", "MANIFEST", settle), LOG, options=options)
+    path = announcing.announce(announcing.plan())
+    Collector(once(memory_store, "replace", "GARBAGE", forget), LOG, options=options).prune(path)
+
+    assert documents(memory_store) == [path]
+    assert Deleter(memory_store, LOG, options=options).delete(path).num_deleted > 0
+    assert held(memory_store) == reachable(memory_store)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_damaged_snapshot_in_a_garbage_document_stops_no_later_collection(
+    memory_store: MemoryStore, depth: int
+) -> None:
+    plant(memory_store, cursor=12)
+    collector = Collector(memory_store, LOG, options=NOW)
+    plan = collector.plan()
+    gone = [
+        pointer.path
+        for pointer in every_pointer(memory_store, manifest_of(memory_store).pointers)
+        if isinstance(pointer, SnapshotPointer) and pointer.depth == depth
+    ]
+    prune(memory_store)
+    damage(memory_store, f"{LOG}/{gone[0]}")
+    place(memory_store, 16)
+
+    problems = [deleted.problems for _ in range(2) for deleted in gather(memory_store).deleted]
+
+    assert any(problems)
+    assert plan.first.position.offset == 12
+    assert offsets(memory_store)[0] == 16
+
+
+# ---------------------------------------------------------------------- cursors
+
+
+def test_cursor_of_a_log_that_was_destroyed_empties_no_new_one(memory_store: MemoryStore) -> None:
+    append(memory_store, 20)
+    late = once(memory_store, "delete", "MANIFEST", lambda: place(memory_store, 20, "late"))
+    destroy(late, LOG)
+    append(memory_store, 5)
+
+    with pytest.raises(CollectionRefusedError, match="expected cursors up to its end, 6, found .*late.*20"):
+        gather(memory_store)
+
+    assert len(offsets(memory_store)) == 5
+
+
+def test_cursor_that_is_moved_on_from_where_nobody_looked_is_told(memory_store: MemoryStore) -> None:
+    """Whoever moved it back died before it looked at the manifest; its next reader goes on from there."""
+    plant(memory_store, cursor=12)
+    announce(memory_store)
+    dying = FaultyStore(memory_store)
+
+    def die(kind: str, path: str) -> None:
+        if kind == "get" and "MANIFEST" in path and place_of(memory_store) == 3:
+            raise Crashed
+
+    dying.before = die
+    with pytest.raises(Crashed):
+        place(dying, 3)
+
+    cursors = CursorStore(memory_store, LOG)
+    witness = cursors.load("reader")
+    assert witness is not None
+    with pytest.raises(GarbageCollectedError, match="it lies at 12 now"):
+        cursors.save("reader", LogPosition(5, 0), witness)
+
+    assert place_of(memory_store) == 12
+    assert gather(memory_store).plan.empty
+
+
+def test_moving_a_cursor_on_costs_one_look_at_the_manifest_and_then_none(memory_store: MemoryStore) -> None:
+    append(memory_store, 20)
+    place(memory_store, 2)
+    asked: list[str] = []
+    store = FaultyStore(memory_store)
+    store.before = lambda kind, path: asked.append(f"{kind} {path}")
+    cursors = CursorStore(store, LOG)
+    witness = cursors.load("reader")
+    assert witness is not None
+
+    for offset in range(3, 10):
+        asked.clear()
+        witness = cursors.save("reader", LogPosition(offset, 0), witness)
+
+    assert asked == ["replace a/cursor/reader.json"]
+
+
+def test_cursor_that_is_just_being_put_right_is_no_alarm(memory_store: MemoryStore) -> None:
+    plant(memory_store, cursor=12)
+    path = prune(memory_store)
+    looks: list[str] = []
+    store = FaultyStore(memory_store)
+
+    def before(kind: str, at: str) -> None:
+        if (kind, at) == ("list", "a/cursor/"):
+            looks.append(at)
+            if len(looks) == 2:
+                place(memory_store, 12)
+
+    store.before = before
+    abandon(memory_store)
+
+    assert delete(store, path).finished
+    assert len(looks) == 2
+
+
+def place_of(store: ObjectStore) -> int:
+    witness = CursorStore(store, LOG).load("reader")
+    assert witness is not None
+    return witness.cursor.position.offset
+
+
+def abandon(store: ObjectStore) -> None:
+    """Move the cursor to what is gone, and die before that is noticed."""
+    dying = FaultyStore(store)
+
+    def die(kind: str, path: str) -> None:
+        if kind == "get" and "MANIFEST" in path and place_of(store) == 3:
+            raise Crashed
+
+    dying.before = die
+    with pytest.raises(Crashed):
+        place(dying, 3)
+
+
+# ---------------------------------------------------------------------- pins, copies, destroyed logs
+
+
+def test_log_that_is_being_destroyed_is_not_pinned(memory_store: MemoryStore) -> None:
+    append(memory_store, 5)
+    refused: list[str] = []
+
+    def pin() -> None:
+        with pytest.raises(InvalidRequestError, match="found it being destroyed") as caught:
+            PinStore(memory_store, LOG).create("audit", reason="a test")
+        refused.append(str(caught.value))
+        PinStore(memory_store, LOG).delete("audit")
+
+    destroy(once(memory_store, "delete", "/log/", pin), LOG)
+
+    assert len(refused) == 1
+    assert list(memory_store.list_objects("a/")) == []
+
+
+def test_copy_with_cursors_is_finished_though_the_source_lost_one_meanwhile(memory_store: MemoryStore) -> None:
+    append(memory_store, 5)
+    place(memory_store, 2)
+    place(memory_store, 3, "other")
+    with pytest.raises(Crashed):
+        copy(
+            LogAt(memory_store, LOG),
+            LogAt(once(memory_store, "create", "t/manifest/", crash), "t"),
+            with_cursors=True,
+        )
+
+    CursorStore(memory_store, LOG).delete("other")
+    copied = copy(LogAt(memory_store, LOG), LogAt(memory_store, "t"), with_cursors=True)
+
+    assert copied.resumed
+    assert list(CursorStore(memory_store, "t").list()) == ["reader"]
+    assert list(LogReader.open(memory_store, "t").records()) == list(LogReader.open(memory_store, LOG).records())
+
+
+def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore) -> None:
+    plant(memory_store, cursor=12)
+
+    def fail_beside() -> None:
+        denied = FaultyStore(memory_store)
+        denied.fail("create", "t/", "denied", times=100)
+        with pytest.raises(Exception, match="expected access"):
+            copy(LogAt(memory_store, LOG), LogAt(denied, "t"))
+        gather(memory_store)
+        gather(memory_store)
+
+    copy(LogAt(memory_store, LOG), LogAt(once(memory_store, "create", "t/log/", fail_beside), "t"))
+
+    assert offsets(memory_store)[0] == 12
+    assert [record.offset for record in records_across(memory_store, "t")] == list(range(1, 21))
+
+
+# ---------------------------------------------------------------------- what could not be read back
+
+
+HALF = "na\udcefve"
+
+
+def test_text_that_could_not_be_read_back_is_never_written(memory_store: MemoryStore) -> None:
+    append(memory_store, 3)
+    before = manifest_of(memory_store)
+
+    with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
+        seal(memory_store, LOG, reason=HALF)
+    with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
+        PinStore(memory_store, LOG).create("audit", reason=HALF)
+
+    assert manifest_of(memory_store) == before
+    assert PinStore(memory_store, LOG).list() == {}
+    assert seal(memory_store, LOG, reason="whole: \U0001f512 and \\ud83d").reason == "whole: \U0001f512 and \\ud83d"
+
+
+@pytest.mark.parametrize("retention_s", [-1, 2**64, 1.5, True])
+def test_retention_that_could_not_be_read_back_is_refused(memory_store: MemoryStore, retention_s: int) -> None:
+    append(memory_store, 3)
+
+    with pytest.raises(InvalidRequestError, match="policy: retention_s: expected an integer from 0"):
+        PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, retention_s=retention_s))
+
+    assert PolicyStore(memory_store, LOG).load() == Policy()
+
+
+def test_name_that_nobody_can_give_is_told_as_damage(memory_store: MemoryStore) -> None:
+    append(memory_store, 3)
+    place(memory_store, 2)
+    memory_store.create(f"a/cursor/{'x' * 201}.json", b"{}")
+
+    with pytest.raises(CollectionRefusedError, match="expected cursor/<name>.json"):
+        gather(memory_store)
+
+
+def test_log_whose_policy_allows_it_is_collected_whole(memory_store: MemoryStore) -> None:
+    """Its reader keeps up: nearly everything may go each time."""
+    append(memory_store, 20)
+    place(memory_store, 21)
+    options = replace(NOW, fraction_max=0.9, retry=QUICK)
+    with pytest.raises(CollectionRefusedError, match="at most 90%"):
+        gather(memory_store, options)
+
+    PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, percent_max=100))
+
+    assert gather(memory_store, options).plan.num_records == 20
+    assert offsets(memory_store) == []

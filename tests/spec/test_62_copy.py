@@ -1,0 +1,358 @@
+"""Copying: another log of the same records at the same places, whole or not at all."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.copies import collect, data, fill, grow, manifest_of, paths, records
+from tests.stores import CountingStore, FaultyStore, damage
+from wal3_core import (
+    Copied,
+    CorruptError,
+    CursorStore,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogAt,
+    LogExistsError,
+    LogNotFoundError,
+    LogReader,
+    LogWriter,
+    PinStore,
+    UnavailableError,
+    copy,
+    open_store,
+    scrub,
+    seal,
+)
+from wal3_core.model.position import LogPosition
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest, store: ObjectStore) -> ObjectStore:
+    """Another store of the kind of ``store``."""
+    if isinstance(store, MemoryStore):
+        return MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
+    if store.url.startswith("s3:"):
+        return open_store(f"{request.getfixturevalue('s3_bucket_url')}/{uuid.uuid4().hex}")
+    return open_store((request.getfixturevalue("tmp_path") / "other").as_uri())
+
+
+def test_copy_holds_the_same_bytes_at_the_same_places(store: ObjectStore, other: ObjectStore) -> None:
+    held = grow(store, "a")
+    told: list[tuple[int, int]] = []
+
+    copied = copy(LogAt(store, "a"), LogAt(other, "x/b"), progress=lambda done, total: told.append((done, total)))
+
+    source, target = manifest_of(store, "a"), manifest_of(other, "x/b")
+    # The source may hold a snapshot that nothing refers to yet.
+    assert data(other, "x/b").items() <= data(store, "a").items()
+    assert target.pointers == source.pointers
+    assert (target.setsum, target.pruned) == (source.setsum, source.pruned)
+    assert (target.first, target.next, target.epochs) == (source.first, source.next, source.epochs)
+    assert (target.generation, target.seal, target.collecting) == (1, None, None)
+    assert records(other, "x/b") == records(store, "a")
+    assert scrub(other, "x/b").sound
+    assert told == [(number, held) for number in range(1, held + 1)]
+    assert (copied.num_records, copied.num_fragments, copied.setsum) == (held, held, source.setsum)
+    assert PinStore(store, "a").list() == {}
+
+
+def test_copy_is_a_log_of_its_own(store: ObjectStore) -> None:
+    fill(store, "a", 3)
+    seal(store, "a", reason="full")
+
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+    fill(store, "b", 2)
+
+    assert [record.offset for record in records(store, "b")] == [1, 2, 3, 4, 5]
+    assert [record.offset for record in records(store, "a")] == [1, 2, 3]
+    assert manifest_of(store, "b").last_epoch == manifest_of(store, "a").last_epoch + 1
+    assert scrub(store, "b").sound
+
+
+def test_empty_and_wholly_collected_logs_are_copied(store: ObjectStore, other: ObjectStore) -> None:
+    fill(store, "empty", 0)
+    fill(store, "gone", 3)
+    collect(store, "gone", 4)
+
+    for log in ("empty", "gone"):
+        copy(LogAt(store, log), LogAt(other, log))
+        assert manifest_of(other, log).next == manifest_of(store, log).next
+        assert scrub(other, log).sound
+    fill(other, "gone", 1)
+
+    assert [record.offset for record in records(other, "gone")] == [4]
+
+
+def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: MemoryStore) -> None:
+    held = grow(memory_store, "a")
+    source = manifest_of(memory_store, "a")
+    every = records(memory_store, "a")
+
+    for offset in range(1, held + 2):
+        copied = copy(LogAt(memory_store, "a"), LogAt(memory_store, f"b{offset}"), from_offset=offset)
+
+        target = manifest_of(memory_store, f"b{offset}")
+        assert copied.first_offset == offset
+        assert target.first.position.offset == offset
+        assert records(memory_store, f"b{offset}") == every[offset - 1 :]
+        assert (target.setsum, target.next) == (source.setsum, source.next)
+        assert scrub(memory_store, f"b{offset}").sound
+        fill(memory_store, f"b{offset}", 1)
+        assert scrub(memory_store, f"b{offset}").num_records == held + 2 - offset
+
+
+def test_copy_from_an_offset_begins_with_the_whole_fragment(store: ObjectStore, other: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append_many([b"1", b"2", b"3"])
+        writer.append_many([b"4", b"5", b"6"])
+
+    copied = copy(LogAt(store, "a"), LogAt(other, "a"), from_offset=5)
+
+    assert copied == Copied(
+        log="a",
+        first_offset=4,
+        next_offset=7,
+        num_records=3,
+        num_bytes=manifest_of(store, "a").fragments[1].num_bytes,
+        num_fragments=1,
+        num_cursors=0,
+        setsum=manifest_of(store, "a").setsum,
+        pinned_us=copied.pinned_us,
+        resumed=False,
+    )
+    assert [record.body for record in records(other, "a")] == [b"4", b"5", b"6"]
+    assert scrub(other, "a").sound
+
+
+@pytest.mark.parametrize(
+    ("offset", "error", "complaint"),
+    [(9, InvalidRequestError, "from 1 to 4, found 9"), (1, GarbageCollectedError, "from 2, found 1")],
+)
+def test_offset_that_the_log_does_not_hold_is_refused(
+    memory_store: MemoryStore, offset: int, error: type[Exception], complaint: str
+) -> None:
+    fill(memory_store, "a", 3)
+    collect(memory_store, "a", 2)
+
+    with pytest.raises(error, match=complaint):
+        copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), from_offset=offset)
+
+    assert paths(memory_store, "b") == set()
+    assert PinStore(memory_store, "a").list() == {}
+
+
+# ---------------------------------------------------------------------- targets
+
+
+def test_log_that_is_there_is_not_copied_over(store: ObjectStore) -> None:
+    fill(store, "a", 2)
+    fill(store, "b", 1)
+    before = data(store, "b"), manifest_of(store, "b")
+
+    with pytest.raises(LogExistsError, match="expected no log to copy to"):
+        copy(LogAt(store, "a"), LogAt(store, "b"))
+    with pytest.raises(InvalidRequestError, match="found itself"):
+        copy(LogAt(store, "a"), LogAt(store, "a"))
+
+    assert (data(store, "b"), manifest_of(store, "b")) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "log/Bucket=0000000000000000/Writer=0123456789abcdef/FragmentSeqNo=0000000000000001.parquet",
+        "log/notes.txt",
+        "cursor/reader.json",
+        "pin/audit.json",
+        "policy.json",
+        "notes.txt",
+    ],
+)
+def test_foreign_object_in_the_target_is_named_and_left_alone(store: ObjectStore, path: str) -> None:
+    fill(store, "a", 2)
+    store.create(f"b/{path}", b"somebody's")
+
+    with pytest.raises(InvalidRequestError, match="expected nothing there but .*" + path.replace(".", r"\.")):
+        copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    assert paths(store, "b") == {path}
+    assert PinStore(store, "a").list() == {}
+
+
+def test_logs_below_the_target_are_in_nobody_s_way(store: ObjectStore) -> None:
+    fill(store, "a", 2)
+    fill(store, "b/c", 1)
+
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    assert len(records(store, "b")) == 2
+    assert len(records(store, "b/c")) == 1
+
+
+@pytest.mark.parametrize(("source", "target"), [("../a", "b"), ("a", "../b"), ("a", "x/log")])
+def test_bad_log_name_is_refused(memory_store: MemoryStore, source: str, target: str) -> None:
+    fill(memory_store, "a", 1)
+
+    with pytest.raises(InvalidRequestError, match="log name"):
+        copy(LogAt(memory_store, source), LogAt(memory_store, target))
+
+
+def test_log_that_is_not_there_can_not_be_copied(store: ObjectStore) -> None:
+    with pytest.raises(LogNotFoundError):
+        copy(LogAt(store, "none"), LogAt(store, "b"))
+
+    assert paths(store, "none") == set()
+
+
+# ---------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("harm", ["flipped", "longer", "missing", "another's"])
+def test_damaged_fragment_is_not_copied_and_there_is_no_log_then(store: ObjectStore, harm: str) -> None:
+    fill(store, "a", 5)
+    pointers = manifest_of(store, "a").fragments
+    path = f"a/{pointers[1].path}"
+    stored = store.read(path)
+    assert stored is not None
+    match harm:
+        case "flipped":
+            damage(store, path)
+        case "missing":
+            store.delete(path)
+        case _:
+            store.delete(path)
+            store.create(path, stored + b"x" if harm == "longer" else store.read(f"a/{pointers[0].path}") or b"")
+
+    with pytest.raises(CorruptError, match=f"fragment {pointers[1].seq_no}"):
+        copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    with pytest.raises(LogNotFoundError):
+        LogReader.open(store, "b")
+    # The next try goes on from there.
+    [pin] = PinStore(store, "a").list().values()
+    assert pin.reason == f"being copied to {log_store(store, 'b').url}"
+
+
+def test_damage_on_the_way_is_asked_for_again(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    broken = [True]
+
+    class Flaky(CountingStore):
+        def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+            found = super().read(path, start=start, length=length)
+            if found is not None and path.startswith("a/log/") and broken:
+                broken.pop()
+                return found[:-1] + b"?"
+            return found
+
+    copy(LogAt(Flaky(memory_store), "a"), LogAt(memory_store, "b"))
+
+    assert scrub(memory_store, "b").sound
+
+
+def test_store_that_never_takes_the_copy_leaves_no_log_and_a_pin_to_go_on_from(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    other = FaultyStore(MemoryStore(shared_runtime()))
+    other.fail("create", "log/", "denied", times=100)
+
+    with pytest.raises(UnavailableError):
+        copy(LogAt(memory_store, "a"), LogAt(other, "b"))
+
+    assert paths(other, "b") == set()
+    assert len(PinStore(memory_store, "a").list()) == 1
+
+
+@pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
+@pytest.mark.parametrize("part", ["log/", "snapshot/", "MANIFEST", "cursor/"])
+def test_unanswered_writes_are_settled(memory_store: MemoryStore, fault: str, part: str) -> None:
+    grow(memory_store, "a")
+    CursorStore(memory_store, "a").init("reader", LogPosition(2, 0))
+    other = FaultyStore(MemoryStore(shared_runtime()))
+    other.fail("create", part, fault)  # type: ignore[arg-type]
+
+    copy(LogAt(memory_store, "a"), LogAt(other, "b"), with_cursors=True)
+
+    assert other.fired[fault] == 1
+    assert data(other, "b").items() <= data(memory_store, "a").items()
+    assert scrub(other, "b").sound
+
+
+# ---------------------------------------------------------------------- cursors
+
+
+def test_cursors_are_copied_when_asked_for(store: ObjectStore, other: ObjectStore) -> None:
+    fill(store, "a", 5)
+    cursors = CursorStore(store, "a")
+    for name, offset in (("old", 1), ("first", 3), ("next", 6)):
+        cursors.init(name, LogPosition(offset, 7))
+
+    bare = copy(LogAt(store, "a"), LogAt(other, "bare"))
+    copied = copy(LogAt(store, "a"), LogAt(other, "b"), from_offset=3, with_cursors=True)
+
+    assert (bare.num_cursors, copied.num_cursors) == (0, 2)
+    assert CursorStore(other, "bare").list() == {}
+    found = {name: witness.cursor for name, witness in CursorStore(other, "b").list().items()}
+    assert found == {name: cursors.list()[name].cursor for name in ("first", "next")}
+
+
+def test_cursor_beyond_what_is_copied_is_set_to_its_end(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+    end = manifest_of(memory_store, "a").next.position
+
+    def move_on(kind: str, path: str) -> None:
+        if kind == "list" and "cursor/" in path and path.startswith("a/"):
+            store.before = lambda _kind, _path: None
+            fill(memory_store, "a", 3)
+            CursorStore(memory_store, "a").init("reader", manifest_of(memory_store, "a").next.position)
+
+    store.before = move_on
+    copy(LogAt(store, "a"), LogAt(memory_store, "b"), with_cursors=True)
+
+    witness = CursorStore(memory_store, "b").load("reader")
+    assert witness is not None
+    assert witness.cursor.position == end
+    assert scrub(memory_store, "b").sound
+
+
+def test_few_fragments_are_on_their_way_at_a_time(memory_store: MemoryStore) -> None:
+    """While the first one is held up, not many others are read."""
+    fill(memory_store, "a", 60)
+    first = f"b/{records_path(memory_store)}"
+    source, target = FaultyStore(memory_store), FaultyStore(MemoryStore(shared_runtime()))
+    read: list[str] = []
+    meanwhile: list[int] = []
+
+    def reading(kind: str, path: str) -> None:
+        if kind == "read" and path.startswith("a/log/"):
+            read.append(path)
+
+    def writing(kind: str, path: str) -> None:
+        if (kind, path) == ("create", first):
+            until_s = time.monotonic() + 0.5
+            while len(read) <= 8 and time.monotonic() < until_s:
+                time.sleep(0.01)
+            meanwhile.append(len(read))
+
+    source.before, target.before = reading, writing
+    copy(LogAt(source, "a"), LogAt(target, "b"))
+
+    assert len(meanwhile) == 1
+    assert meanwhile[0] <= 8
+    assert len(read) == 60
+
+
+def records_path(store: ObjectStore) -> str:
+    """Path of the log's first fragment."""
+    return LogReader.open(store, "a").scan()[0].path

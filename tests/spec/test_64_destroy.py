@@ -1,0 +1,409 @@
+"""Destroying: a log is sealed and deleted, whole, and nothing else is touched."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    CorruptError,
+    CursorStore,
+    InvalidRequestError,
+    LogAt,
+    LogNotFoundError,
+    LogReader,
+    LogWriter,
+    PinStore,
+    SealedError,
+    UnavailableError,
+    copy,
+    destroy,
+    list_logs,
+    plan_destroy,
+    seal,
+)
+from wal3_core.log.collector import Collector
+from wal3_core.model.position import LogPosition
+from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+FEW = WriterOptions(
+    snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2),
+    retry=RetryOptions(attempts_max=2, pause_s_min=0.001),
+)
+NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+def fill(store: ObjectStore, log: str, count: int) -> None:
+    with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
+        for _ in range(count):
+            writer.append(b"x")
+
+
+def everything(store: ObjectStore, log: str) -> None:
+    """Make a log that has an object of every kind."""
+    fill(store, log, 12)
+    CursorStore(store, log).init("reader", LogPosition(6, 0))
+    PinStore(store, log).create("audit", reason="a test")
+    collector = Collector(store, log, options=NOW)
+    collector.prune(collector.announce(collector.plan()))
+    store.create(f"{log}/policy.json", b"{}")
+    store.create(f"{log}/gc/CLOCK", b"")
+
+
+def paths(store: ObjectStore, log: str) -> list[str]:
+    return [meta.path for meta in store.list_objects(f"{log}/")]
+
+
+def test_plan_counts_every_object_and_changes_nothing(store: ObjectStore) -> None:
+    everything(store, "a")
+    before = {meta.path: meta for meta in store.list_objects("a/")}
+
+    plan = plan_destroy(store, "a")
+
+    assert {meta.path: meta for meta in store.list_objects("a/")} == before
+    assert (plan.num_objects, plan.num_bytes) == (len(before), sum(meta.size for meta in before.values()))
+    counted = {part.kind: part.num_objects for part in plan.parts}
+    folders = [path.split("/")[1] for path in before]
+    names = {"log": "fragment", "gc": "garbage", "policy.json": "policy"}
+    assert counted == {names.get(folder, folder): folders.count(folder) for folder in folders}
+    assert set(counted) == {"manifest", "fragment", "snapshot", "cursor", "pin", "garbage", "policy"}
+    assert plan.pins == ("audit",)
+    assert plan.has_manifest
+
+
+def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
+    everything(store, "a")
+    told: list[tuple[int, int]] = []
+    total = plan_destroy(store, "a").num_objects
+
+    deleted = destroy(store, "a", also_pinned=True, progress=lambda done, total: told.append((done, total)))
+
+    assert deleted == total
+    assert told == [(number, total) for number in range(1, total + 1)]
+    assert paths(store, "a") == []
+    with pytest.raises(LogNotFoundError):
+        LogReader.open(store, "a")
+    for again in (plan_destroy, destroy):
+        with pytest.raises(LogNotFoundError, match="found nothing"):
+            again(store, "a")
+    fill(store, "a", 1)
+    assert [record.offset for record in LogReader.open(store, "a").records()] == [1]
+
+
+def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> None:
+    fill(store, "a", 3)
+    writer = LogWriter.open(store, "a", options=FEW)
+    faulty = FaultyStore(store)
+
+    def append(kind: str, _path: str) -> None:
+        if kind == "delete":
+            faulty.before = lambda _kind, _path: None
+            with pytest.raises(SealedError, match="being destroyed"):
+                writer.append(b"late")
+
+    faulty.before = append
+    destroy(faulty, "a")
+
+    writer.close()
+    assert paths(store, "a") == []
+
+
+def test_logs_beside_and_below_are_not_touched(store: ObjectStore) -> None:
+    others = ("a-b", "ab", "a/b", "a/deep/below/c", "a/logs")
+    for log in ("a", *others):
+        fill(store, log, 3)
+    # A log that lost its manifest is one, too.
+    store.delete("a/logs/manifest/MANIFEST.json")
+    before = {log: paths(store, log) for log in others}
+
+    deleted = destroy(store, "a")
+
+    assert deleted >= 4
+    assert {log: paths(store, log) for log in others} == before
+    assert len(list(LogReader.open(store, "a/b").records())) == 3
+    assert {"a-b", "ab", "a/b", "a/deep/below/c"} <= set(list_logs(store))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "notes.txt",
+        "policy.json.bak",
+        "zebra",
+        "~tilde",
+        "manifest/MANIFEST.json.bak",
+        "log/notes.txt",
+        "log/Bucket=0000000000000000/Writer=x/FragmentSeqNo=0000000000000001.parquet",
+        "log/Bucket=0000000000001000/Writer=0123456789abcdef/FragmentSeqNo=0000000000000001.parquet",
+        "snapshot/SNAPSHOT.x",
+        "snapshot/~",
+        "cursor/deep/reader.json",
+        "cursor/reader.json.bak",
+        "pin/audit",
+        "gc/x",
+        "junk/file",
+        "a folder/log/x",
+        "a folder/file",
+    ],
+)
+def test_object_that_no_log_has_is_named_and_stops_everything(store: ObjectStore, path: str) -> None:
+    everything(store, "a")
+    fill(store, "a/below", 1)
+    store.create(f"a/{path}", b"somebody's")
+    before = paths(store, "a")
+
+    for refused in (plan_destroy, destroy):
+        with pytest.raises(InvalidRequestError) as caught:
+            refused(store, "a")
+        assert f"expected nothing but a log's objects, found {path}: move or delete" in str(caught.value)
+
+    assert paths(store, "a") == before
+    assert LogReader.open(store, "a").manifest().seal is None
+
+
+def test_first_ten_of_many_unknown_objects_are_named(store: ObjectStore) -> None:
+    fill(store, "a", 1)
+    for number in range(12):
+        store.create(f"a/cursor/{number:02}.txt", b"")
+
+    with pytest.raises(InvalidRequestError, match=r"found cursor/00\.txt, .*, cursor/09\.txt and more: move"):
+        plan_destroy(store, "a")
+
+
+def test_unknown_object_that_appears_meanwhile_stops_it(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+
+    def appear(kind: str, _path: str) -> None:
+        if kind == "replace":
+            memory_store.create("a/log/notes.txt", b"somebody's")
+
+    store.before = appear
+    with pytest.raises(InvalidRequestError, match=r"log/notes\.txt"):
+        destroy(store, "a")
+
+    assert memory_store.read("a/log/notes.txt") == b"somebody's"
+    assert memory_store.head("a/manifest/MANIFEST.json") is not None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemoryStore, *, late: bool) -> None:
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+
+    def pin(kind: str, _path: str) -> None:
+        if kind == "replace":
+            store.before = lambda _kind, _path: None
+            PinStore(memory_store, "a").create("audit", reason="a test")
+
+    if late:
+        store.before = pin
+    else:
+        PinStore(memory_store, "a").create("audit", reason="a test")
+    with pytest.raises(InvalidRequestError, match="expected no pins, found audit"):
+        destroy(store, "a")
+
+    assert len(list(LogReader.open(memory_store, "a").records())) == 3
+    destroy(memory_store, "a", also_pinned=True)
+    assert paths(memory_store, "a") == []
+
+
+def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+    refused: list[str] = []
+
+    def interfere(kind: str, path: str) -> None:
+        if kind == "create" and path == "b/manifest/MANIFEST.json" and not refused:
+            with pytest.raises(InvalidRequestError, match="expected no pins") as caught:
+                destroy(memory_store, "a")
+            refused.append(str(caught.value))
+
+    store.before = interfere
+    copy(LogAt(memory_store, "a"), LogAt(store, "b"))
+
+    assert len(refused) == 1
+    assert len(list(LogReader.open(memory_store, "b").records())) == 3
+
+
+def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> None:
+    steps = 0
+    for step in range(200):
+        origin = MemoryStore(shared_runtime())
+        everything(origin, "a")
+        fill(origin, "a/below", 1)
+        store = FaultyStore(origin)
+        left = [step]
+
+        def crash(kind: str, _path: str, left: list[int] = left) -> None:
+            left[0] -= kind in {"replace", "delete"}
+            if left[0] < 0:
+                raise Crashed
+
+        store.before = crash
+        try:
+            destroy(store, "a", also_pinned=True)
+            break
+        except Crashed:
+            steps += 1
+        # The manifest goes last.
+        assert origin.head("a/manifest/MANIFEST.json") is not None
+        with LogWriter.open(origin, "a", options=FEW) as writer:
+            if step:
+                with pytest.raises(SealedError):
+                    writer.append(b"late")
+        destroy(origin, "a", also_pinned=True)
+        assert [path for path in paths(origin, "a") if not path.startswith("a/below/")] == []
+        assert len(list(LogReader.open(origin, "a/below").records())) == 1
+
+    assert steps >= 20
+
+
+def test_what_a_lost_manifest_left_behind_is_destroyed_too(store: ObjectStore) -> None:
+    everything(store, "a")
+    store.delete("a/manifest/MANIFEST.json")
+
+    assert not plan_destroy(store, "a").has_manifest
+    destroy(store, "a", also_pinned=True)
+
+    assert paths(store, "a") == []
+    LogWriter.initialize(store, "a")
+
+
+def test_unfinished_copy_is_destroyed(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 5)
+    store = FaultyStore(memory_store)
+    store.fail("create", "MANIFEST", "denied")
+    with pytest.raises(UnavailableError):
+        copy(LogAt(memory_store, "a"), LogAt(store, "b"))
+
+    destroy(memory_store, "b")
+
+    assert paths(memory_store, "b") == []
+    assert len(list(LogReader.open(memory_store, "a").records())) == 5
+
+
+def test_sealed_log_is_destroyed(store: ObjectStore) -> None:
+    fill(store, "a", 2)
+    seal(store, "a", reason="full", successor="b")
+
+    destroy(store, "a")
+
+    assert paths(store, "a") == []
+
+
+def test_uploads_that_were_under_way_are_deleted_too(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+    stored = next(meta.path for meta in memory_store.list_objects("a/log/"))
+    late = iter(["0123456789abcdef", "fedcba9876543210"])
+
+    def upload(kind: str, path: str) -> None:
+        if kind == "delete" and path.startswith("a/log/") and (token := next(late, None)) is not None:
+            memory_store.create(stored.replace(stored.split("Writer=")[1][:16], token), b"late")
+
+    store.before = upload
+    destroy(store, "a")
+
+    assert next(late, None) is None
+    assert paths(memory_store, "a") == []
+
+
+def test_objects_that_never_stop_appearing_end_it_with_the_manifest_in_place(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 1)
+    store = FaultyStore(memory_store)
+    number = iter(range(10_000))
+
+    def upload(kind: str, path: str) -> None:
+        if kind == "delete" and "/log/" in path:
+            token = f"{next(number):016x}"
+            name = f"a/log/Bucket={0:016x}/Writer={token}/FragmentSeqNo={1:016x}.parquet"
+            memory_store.create(name, b"late")
+
+    store.before = upload
+    with pytest.raises(UnavailableError, match="kept appearing"):
+        destroy(store, "a")
+
+    assert memory_store.head("a/manifest/MANIFEST.json") is not None
+
+
+def test_two_destroyers_at_once_both_succeed_or_find_nothing(store: ObjectStore) -> None:
+    fill(store, "a", 10)
+
+    def attempt(_number: int) -> str:
+        try:
+            destroy(store, "a")
+        except LogNotFoundError:
+            return "found nothing"
+        return "destroyed"
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(attempt, range(3)))
+
+    assert "destroyed" in answers
+    assert set(answers) <= {"destroyed", "found nothing"}
+    assert paths(store, "a") == []
+
+
+@pytest.mark.parametrize("remains", [False, True])
+def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemoryStore, *, remains: bool) -> None:
+    fill(memory_store, "a", 5)
+    if remains:
+        memory_store.delete("a/manifest/MANIFEST.json")
+    store = FaultyStore(memory_store)
+
+    def begin_anew(kind: str, path: str) -> None:
+        if kind == "list" and path == "a/pin/" and memory_store.head("a/log/") is None:
+            begun.append(path)
+            if len(begun) == 2:
+                store.before = lambda _kind, _path: None
+                destroy(memory_store, "a")
+                fill(memory_store, "a", 2)
+
+    begun: list[str] = []
+    store.before = begin_anew
+    with pytest.raises(InvalidRequestError, match="found another: left alone"):
+        destroy(store, "a")
+
+    assert len(list(LogReader.open(memory_store, "a").records())) == 2
+
+
+def test_log_whose_manifest_is_damaged_is_not_destroyed(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 2)
+    memory_store.delete("a/manifest/MANIFEST.json")
+    memory_store.create("a/manifest/MANIFEST.json", b"{}")
+    before = paths(memory_store, "a")
+
+    with pytest.raises(CorruptError, match="MANIFEST"):
+        destroy(memory_store, "a")
+
+    assert paths(memory_store, "a") == before
+
+
+def test_delete_that_is_not_answered_is_tried_again(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 5)
+    store = FaultyStore(memory_store)
+    store.fail("delete", "/log/", "unavailable", times=3)
+
+    destroy(store, "a")
+
+    assert store.fired["unavailable"] == 3
+    assert paths(memory_store, "a") == []
+
+
+@pytest.mark.parametrize("log", ["../a", "", "a/log", "pin"])
+def test_bad_log_name_is_refused(memory_store: MemoryStore, log: str) -> None:
+    with pytest.raises(InvalidRequestError, match="log name"):
+        destroy(memory_store, log)

@@ -1,0 +1,62 @@
+"""``wal3 copy``."""
+
+from __future__ import annotations
+
+import click
+
+from wal3_core.cli.output import count, print_json, progress, size, time
+from wal3_core.cli.session import Session, json_option, open_named, pass_session
+from wal3_core.log.copier import LogAt
+from wal3_core.log.copier import copy as copy_log
+
+
+@click.command()
+@click.argument("log")
+@click.argument("target")
+@click.option("--to-store", metavar="URL", help="The store TARGET lies in; LOG's by default.")
+@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
+@click.option("--with-cursors", is_flag=True, help="Copy the cursors that lie in what is copied, too.")
+@json_option
+@pass_session
+def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
+    session: Session,
+    log: str,
+    target: str,
+    to_store: str | None,
+    from_offset: int | None,
+    with_cursors: bool,
+    as_json: bool,
+) -> None:
+    """Copy LOG as it is now to the new log TARGET; offsets and times stay the same.
+
+    Every record is checked on the way. LOG may be appended to and collected meanwhile; what comes
+    after the start is not copied. There is no log TARGET before all of it is there: a copy that was
+    cut short is finished when the command is run again, as of when it was begun.
+
+    \b
+    Examples:
+      wal3 copy orders orders-backup
+      wal3 copy orders orders --to-store s3://backup/2026-10
+      wal3 copy orders orders-tail --from-offset 1000000 --with-cursors
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    other = store if to_store is None else open_named(to_store)
+    with progress(f"copy {log}", None) as advance:
+        copied = copy_log(
+            LogAt(store, log),
+            LogAt(other, target),
+            from_offset=from_offset,
+            with_cursors=with_cursors,
+            progress=advance,
+        )
+    if as_json:
+        print_json({"source": log, **copied.to_json()})
+        return
+    offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
+    cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
+    resumed = " (begun by an earlier try)" if copied.resumed else ""
+    click.echo(
+        f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {count(copied.num_records)} records"
+        f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
+        f" setsum {copied.setsum} verified"
+    )

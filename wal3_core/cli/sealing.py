@@ -1,0 +1,82 @@
+"""``wal3 seal`` and ``wal3 migrate``."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.failures import Failure
+from wal3_core.cli.output import plain, print_json, time
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.errors import SealedError
+from wal3_core.log.sealer import migrate as migrate_log
+from wal3_core.log.sealer import seal as seal_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Seal
+
+_reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever meets the seal.")
+
+
+@click.command()
+@click.argument("log")
+@_reason_option
+@click.option("--successor", metavar="NAME", help="The log that will go on from LOG; it must not exist yet.")
+@json_option
+@pass_session
+def seal(session: Session, log: str, reason: str, successor: str | None, as_json: bool) -> None:
+    """Close LOG for good: it can be read, and takes no more records.
+
+    Writers are told the reason and the successor. A seal is never lifted. `wal3 migrate` seals and
+    begins the successor in one go.
+
+    \b
+    Examples:
+      wal3 seal orders --reason "replaced by orders-2026" --successor orders-2026
+      wal3 seal trial --reason "no longer used"
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    with _sealed_before():
+        found = seal_log(session.store(), log, reason=reason, successor=successor)
+    _show(log, found, as_json=as_json)
+
+
+@click.command()
+@click.argument("log")
+@click.argument("successor")
+@_reason_option
+@json_option
+@pass_session
+def migrate(session: Session, log: str, successor: str, reason: str, as_json: bool) -> None:
+    """Seal LOG and begin the log SUCCESSOR where it ends.
+
+    Offsets go on from one to the other. An append that races is in LOG, or is told to go to
+    SUCCESSOR. Run it again when it was cut short: it finishes what was begun.
+
+    \b
+    Examples:
+      wal3 migrate orders orders-2026 --reason "a log a year"
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    with _sealed_before():
+        found = migrate_log(session.store(), log, successor, reason=reason)
+    _show(log, found, as_json=as_json)
+
+
+@contextmanager
+def _sealed_before() -> Iterator[None]:
+    """Report a log that is sealed already without a word on appends."""
+    try:
+        yield
+    except SealedError as error:
+        raise Failure(str(error)) from error
+
+
+def _show(log: str, found: Seal, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"log": log, **found.to_json()})
+        return
+    successor = f"; it goes on in {found.successor}" if found.successor else ""
+    click.echo(plain(f"sealed {log} at {time(found.timestamp_us)}: {found.reason}{successor}"))

@@ -1,0 +1,83 @@
+"""One whole collection of one log, from what earlier ones left to what this one deletes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import OutdatedPlanError, UnavailableError
+from wal3_core.log.collector import Collector, Overtaken, Plan, Pruned
+from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import Runtime, shared_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What a collection did: what it pruned, how many orphans it condemned, and what was deleted or waits."""
+
+    plan: Plan
+    num_orphans: int
+    deleted: tuple[Deleted, ...]
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the last of what waits may be deleted; 0 when nothing does."""
+        return max((deleted.wait_s for deleted in self.deleted), default=0.0)
+
+
+def collect(
+    store: ObjectStore,
+    log: str,
+    *,
+    limit_offset: int | None = None,
+    options: CollectorOptions | None = None,
+    runtime: Runtime | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Collection:
+    """Collect a log's garbage, all but the waiting: what is pruned now is deleted by a collection an interval later.
+
+    Looking for orphans lists every object the log has; with ``orphans_max`` 0 the cost is that of what goes.
+    CollectionRefusedError when that would not be safe; what earlier collections decided is finished first.
+    """
+    options, runtime = options or CollectorOptions(), runtime or shared_runtime()
+    collector = Collector(store, log, options=options, runtime=runtime)
+    deleter = Deleter(store, log, options=options, runtime=runtime)
+    pruned = {each.path: each for each in collector.settle()}
+    deleted = {path: deleter.delete(path, progress=progress) for path in pruned}
+    waiting = (each.garbage for each in pruned.values() if not deleted[each.path].finished)
+    found = deleter.orphans(waiting)
+    if found:
+        condemned = collector.condemn(found, f"{len(found)} objects that nothing refers to")
+        if isinstance(condemned, Pruned):
+            deleted[condemned.path] = deleter.delete(condemned.path, progress=progress)
+    plan, path = _prune(collector, limit_offset, options.rounds_max)
+    if path is not None:
+        deleted[path] = deleter.delete(path, progress=progress)
+    return Collection(plan=plan, num_orphans=len(found), deleted=tuple(deleted.values()))
+
+
+def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> tuple[Plan, str | None]:
+    """Plan, verify and prune; again when a cursor came in between."""
+    cause = ""
+    for _ in range(rounds_max):
+        plan = collector.plan(limit_offset)
+        if plan.empty:
+            return plan, None
+        try:
+            collector.verify(plan)
+            outcome = collector.prune(collector.announce(plan))
+        except OutdatedPlanError as error:
+            outcome = Overtaken(str(error))
+        match outcome:
+            case Pruned(path):
+                return plan, path
+            case Overtaken(cause):
+                collector.settle()
+    message = f"log {collector.log}: not pruned in {rounds_max} tries: {cause}"
+    raise UnavailableError(message)

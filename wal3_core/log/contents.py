@@ -1,0 +1,124 @@
+"""What lies under a log's root: its own objects by kind, and what does not belong to any log.
+
+A log may lie below another one: a folder whose name may be part of a log's name, and in or below
+which there is a log, is not this log's, and is not looked into further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.paths import (
+    CLOCK,
+    CURSOR_FOLDER,
+    FRAGMENT_FOLDER,
+    GARBAGE_FOLDER,
+    MANIFEST,
+    PIN_FOLDER,
+    POLICY,
+    SNAPSHOT_FOLDER,
+    check_garbage_path,
+    check_object_path,
+    cursor_name,
+    is_name_part,
+    pin_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+
+
+class Kind(StrEnum):
+    """What an object of a log is."""
+
+    MANIFEST = "manifest"
+    FRAGMENT = "fragment"
+    SNAPSHOT = "snapshot"
+    CURSOR = "cursor"
+    PIN = "pin"
+    GARBAGE = "garbage"
+    POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object under a log's root; ``kind`` is None where no log has such an object."""
+
+    kind: Kind | None
+    meta: ObjectMeta
+
+
+def _check_garbage(path: str) -> None:
+    if path != CLOCK:
+        check_garbage_path(path)
+
+
+_MANIFEST_FOLDER = "manifest/"
+_CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
+    PIN_FOLDER: (Kind.PIN, pin_name),
+    CURSOR_FOLDER: (Kind.CURSOR, cursor_name),
+    GARBAGE_FOLDER: (Kind.GARBAGE, _check_garbage),
+    SNAPSHOT_FOLDER: (Kind.SNAPSHOT, check_object_path),
+    FRAGMENT_FOLDER: (Kind.FRAGMENT, check_object_path),
+}
+_DISCOVERED_BY = frozenset({"manifest", "log"})
+
+
+def kind_of(path: str) -> Kind | None:
+    """Tell what the object at a path is; None for what no log has."""
+    if path == MANIFEST:
+        return Kind.MANIFEST
+    if path == POLICY:
+        return Kind.POLICY
+    kind, check = _CHECKS.get(f"{path.partition('/')[0]}/", (None, _refuse))
+    try:
+        check(path)
+    except CorruptError:
+        return None
+    return kind
+
+
+def _refuse(path: str) -> None:
+    raise CorruptError(path)
+
+
+def own_objects(store: ObjectStore) -> Iterator[Found]:
+    """Go through all that lies in a log's own folders and directly under its root; ``store`` is the log's own."""
+    for folder in (*_CHECKS, _MANIFEST_FOLDER):
+        for meta in store.list_objects(folder):
+            yield Found(kind_of(meta.path), meta)
+    for meta in _root_objects(store):
+        yield Found(kind_of(meta.path), meta)
+
+
+def strangers(store: ObjectStore) -> Iterator[Found]:
+    """Go through the objects in other folders under the root in which there is no log."""
+    for folder in store.list_folders(""):
+        if folder not in _CHECKS and folder != _MANIFEST_FOLDER and not _holds_log(store, folder):
+            for meta in store.list_objects(folder):
+                yield Found(None, meta)
+
+
+def _root_objects(store: ObjectStore) -> Iterator[ObjectMeta]:
+    """Go through the objects directly under the root, past the folders without listing them."""
+    after = ""
+    while (found := next(iter(store.list_objects("", start_after=after)), None)) is not None:
+        folder, slash, _ = found.path.partition("/")
+        if not slash:
+            yield found
+        # Names of our own sort before ~; what comes after it in a folder is passed one by one.
+        after = max(found.path, f"{folder}/~") if slash else found.path
+
+
+def _holds_log(store: ObjectStore, folder: str) -> bool:
+    """Tell whether a folder is a log's root, or leads to one."""
+    if not is_name_part(folder.rstrip("/").rpartition("/")[2]):
+        return False
+    below = store.list_folders(folder)
+    names = {found.removeprefix(folder).removesuffix("/") for found in below}
+    return not _DISCOVERED_BY.isdisjoint(names) or any(_holds_log(store, found) for found in below)

@@ -1,0 +1,321 @@
+"""Deletes what collections left behind, and finds what nobody ever came to refer to.
+
+Nothing is deleted but an interval after it was pruned or condemned, by the store's own clock, and
+nothing that the newest manifest or a pin refers to. Keeps INV-15 and INV-16. Source:
+docs/protocol.md, "Collection".
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.references import References, every_path
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.paths import (
+    CLOCK,
+    FRAGMENT_FOLDER,
+    GARBAGE_FOLDER,
+    SNAPSHOT_FOLDER,
+    check_garbage_path,
+    check_log_name,
+    check_object_path,
+)
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
+from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.document_store import DocumentStore
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import ObjectStore, Versioned, log_store
+from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.retry import attempts
+from wal3_core.storage.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.storage.object_store import ObjectMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What became of one garbage document: how many objects went, how many a pin holds, what is yet to wait.
+
+    ``problems`` name snapshots that can not be read, and so do not say what to delete below them.
+    """
+
+    path: str
+    num_deleted: int = 0
+    num_held: int = 0
+    wait_s: float = 0.0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is gone, and the document with it."""
+        return not (self.num_held or self.wait_s or self.problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of what a garbage document names: pointers that go with all below them, snapshots, and orphans."""
+
+    dropped: tuple[Pointer, ...] = ()
+    replaced: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+
+    @classmethod
+    def whole(cls, garbage: Garbage) -> Part:
+        """Return all of it."""
+        replaced = tuple(pointer.path for pointer in garbage.replaced)
+        return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
+
+
+class _Pass:
+    """One pass over a garbage document, and what came of it so far."""
+
+    def __init__(self, references: Sequence[References], progress: Callable[[int], None]) -> None:
+        self.references = references
+        self.progress = progress
+        self.num_deleted = 0
+        self.num_held = 0
+        self.problems: list[str] = []
+
+    @property
+    def num_left(self) -> int:
+        """How many objects stay, or may have something below them that does."""
+        return self.num_held + len(self.problems)
+
+
+class Deleter:
+    """Deletes one log's garbage; any number may run at once, and repeat each other."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: CollectorOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.log = check_log_name(log)
+        self._store = log_store(store, log)
+        self._runtime = runtime or shared_runtime()
+        self._options = options or CollectorOptions()
+        retry = self._options.retry
+        self._manifests = ManifestStore(self._store, self._runtime, retry)
+        self._cursors = CursorStore(store, log, runtime=self._runtime, retry=retry)
+        self._pins = PinStore(store, log, runtime=self._runtime, retry=retry)
+        self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots_loaded_max)
+        self._documents = DocumentStore(
+            self._store, self._runtime, retry, lambda data, what: Garbage.from_bytes(data, what=what)
+        )
+
+    # ------------------------------------------------------------------ delete
+
+    def wait_s(self, path: str) -> float:
+        """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may."""
+        found = self._store.head(path)
+        if found is None:
+            # Gone: another has deleted what it named, or wrongly forgotten it and is about to write it again.
+            return self._options.interval_s
+        return max(0.0, self._options.interval_s - (self.store_now_us() - found.last_modified_us) / US_PER_S)
+
+    def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+        """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
+        found = self.due(path)
+        if isinstance(found, Deleted):
+            return found
+        return self.finish(path, [self.delete_part(path, Part.whole(found), progress=progress)])
+
+    def without_pinned(self, paths: Iterable[str]) -> Iterator[str]:
+        """Leave out what a pin refers to."""
+        pinned = self._pinned()
+        return (path for path in paths if not any(each.hold(path) for each in pinned))
+
+    def objects(self, garbage: Garbage) -> Iterator[str]:
+        """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
+        references, part = self._references(), Part.whole(garbage)
+        for path in chain(every_path(part.dropped, self._snapshots.load), part.replaced, part.orphans):
+            if not any(each.hold(path) for each in references):
+                yield path
+
+    def due(self, path: str) -> Garbage | Deleted:
+        """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait."""
+        seen = self._documents.load(path)
+        if seen is None:
+            return Deleted(path=path)
+        if not seen.document.pruned:
+            message = f"log {self._store.url}: expected {path} to be pruned before it is deleted, found it was not"
+            raise InvalidRequestError(message)
+        wait_s = self.wait_s(path)
+        return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
+
+    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+        """Delete a part of what a garbage document that is due names; the document stays."""
+        going = _Pass(self._references(), progress)
+        self._delete_pointers(part.dropped, going)
+        self._delete_paths(part.replaced, going)
+        held = going.num_held
+        # What an orphan came to be held by is none any more: it is not waited for.
+        self._delete_paths(part.orphans, going)
+        return Deleted(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
+
+    def finish(self, path: str, parts: Sequence[Deleted]) -> Deleted:
+        """Add up what became of all the parts of a garbage document; when nothing is left of it, it goes itself."""
+        deleted = Deleted(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
+        if deleted.finished:
+            self._documents.delete(path)
+        return deleted
+
+    def documents(self) -> Iterator[ObjectMeta]:
+        """List the garbage documents that are there, in order of their paths."""
+        for meta in self._store.list_objects(GARBAGE_FOLDER):
+            if meta.path != CLOCK:
+                check_garbage_path(meta.path)
+                yield meta
+
+    def pending(self) -> list[Garbage]:
+        """Load the garbage documents that are there."""
+        seen = (self._documents.load(meta.path) for meta in self.documents())
+        return [each.document for each in seen if each is not None]
+
+    def _references(self) -> list[References]:
+        manifest = self._manifests.load().manifest
+        try:
+            self._refuse_dangling(manifest)
+            pinned = self._pinned()
+        except CorruptError as error:
+            message = f"log {self._store.url}: nothing is deleted while a cursor or pin can not be read: {error}"
+            raise CollectionRefusedError(message) from error
+        return [References([manifest.pointers], self._snapshots.load), *pinned]
+
+    def _pinned(self) -> list[References]:
+        pins = self._pins.list().values()
+        complete = [pin.manifest.pointers for pin in pins if pin.complete]
+        # Its maker died, or has not looked at the manifest yet: it may have come too late for some of what it names.
+        unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
+        return [
+            References(complete, self._snapshots.load),
+            References(unfinished, self._snapshots.load, partly_deleted=True),
+        ]
+
+    def _refuse_dangling(self, manifest: Manifest) -> None:
+        """Keep everything while a cursor points below: its creation was not finished, or something is wrong."""
+        first = manifest.first.position.offset
+        below: dict[str, int] = {}
+        # One that comes too late is put right at once by whoever brought it.
+        for _ in attempts(self._options.retry, self._runtime):
+            offsets = {name: witness.cursor.position.offset for name, witness in self._cursors.list().items()}
+            below = {name: offset for name, offset in offsets.items() if offset < first}
+            if not below:
+                return
+        message = (
+            f"log {self._store.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
+            f" delete or move them"
+        )
+        raise CollectionRefusedError(message)
+
+    def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
+        """Delete snapshots after what they hold: until then they say what is left to delete."""
+        self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), going)
+        for pointer in pointers:
+            if isinstance(pointer, SnapshotPointer):
+                self._delete_tree(pointer, going)
+
+    def _delete_tree(self, pointer: SnapshotPointer, going: _Pass) -> None:
+        left = going.num_left
+        try:
+            self._delete_pointers(self._snapshots.load(pointer).pointers, going)
+        except MissingError:
+            # Gone, and what it held was gone before.
+            return
+        except CorruptError as error:
+            going.problems.append(str(error))
+            return
+        if going.num_left == left:
+            self._delete_paths((pointer.path,), going)
+
+    def _delete_paths(self, paths: Iterable[str], going: _Pass) -> None:
+        began_s, began = self._runtime.monotonic_s(), going.num_deleted
+        free = []
+        for path in paths:
+            if any(references.hold(path) for references in going.references):
+                going.num_held += 1
+            else:
+                free.append(path)
+        for _ in ahead(self._runtime, self._store.delete, free, count=self._options.deletes_ahead):
+            going.num_deleted += 1
+            going.progress(going.num_deleted)
+            # Slowly: the store has others to serve.
+            due_s = began_s + (going.num_deleted - began) / self._options.deletes_per_s
+            if due_s > self._runtime.monotonic_s():
+                self._runtime.sleep(due_s - self._runtime.monotonic_s())
+
+    # ------------------------------------------------------------------ orphans
+
+    def orphans(self, pending: Iterable[Garbage] = ()) -> list[str]:
+        """Name the oldest objects that nothing refers to and that are older than the interval.
+
+        What is ``pending`` will be deleted anyway, and is left out.
+        """
+        if self._options.orphans_max == 0:
+            return []
+        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)]
+
+    def orphans_below(
+        self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
+    ) -> list[ObjectMeta]:
+        """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
+        pending = list(pending)
+        leaving = References(
+            # What was replaced may lie one in another, and is no run.
+            [run for garbage in pending for run in (garbage.dropped, *((pointer,) for pointer in garbage.replaced))],
+            self._snapshots.load,
+            partly_deleted=True,
+        )
+        known = [*self._references(), leaving]
+        condemned = {path for garbage in pending for path in garbage.orphans}
+        now_us = self.store_now_us() if now_us is None else now_us
+        limit_us = now_us - int(self._options.interval_s * US_PER_S)
+        found = (
+            meta
+            for meta in self._data_objects(folders)
+            if meta.last_modified_us <= limit_us
+            and meta.path not in condemned
+            and not any(references.hold(meta.path) for references in known)
+        )
+        return heapq.nsmallest(self._options.orphans_max, found, key=lambda meta: (meta.last_modified_us, meta.path))
+
+    def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
+        for folder in folders:
+            for meta in self._store.list_objects(folder):
+                check_object_path(meta.path)
+                yield meta
+
+    def store_now_us(self) -> int:
+        """Ask for the store's own time: when it says that an object written just now was changed.
+
+        One that could not be written now tells an earlier time, and there is longer to wait.
+        """
+        data, found = self._runtime.token().encode(), self._store.get(CLOCK)
+        if isinstance(found, Versioned):
+            self._store.replace(CLOCK, data, found.etag)
+        else:
+            self._store.create(CLOCK, data)
+        written = self._store.head(CLOCK)
+        if written is None:
+            message = f"log {self._store.url}: {CLOCK} could not be written to learn the store's time"
+            raise UnavailableError(message)
+        return written.last_modified_us

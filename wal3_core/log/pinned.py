@@ -1,0 +1,48 @@
+"""Reading what a pin keeps: the log as it was when the pin was made, whatever was collected since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.log.reader import LogReader
+from wal3_core.log.scan import check_start, clip, select, trim
+from wal3_core.model import parquet
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.storage.pin_store import PinStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def pinned_records(
+    store: ObjectStore,
+    log: str,
+    name: str,
+    start: ReadStart = None,
+    limits: Limits = UNLIMITED,
+    *,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Go through the records that a pin keeps; InvalidRequestError when there is no finished pin of that name."""
+    runtime, options = runtime or shared_runtime(), ReaderOptions()
+    reader = LogReader.open(store, log, options=options, runtime=runtime)
+    pin = PinStore(store, log, runtime=runtime).load(name)
+    if pin is None:
+        message = f"log {log}: expected a pin {name}, found none"
+        raise InvalidRequestError(message)
+    if not pin.complete:
+        message = f"log {log}: expected pin {name} to be finished, found that its maker never was: pin it again"
+        raise InvalidRequestError(message)
+    check_start(pin.manifest, start)
+    fragments = clip(select(pin.manifest.pointers, start, limits, reader.load_snapshot), start, limits)
+    left = limits.records
+    for fragment in ahead(runtime, reader.fetch, fragments, count=max(1, options.prefetch_fragments)):
+        taken = trim(fragment.table, start, limits).slice(0, left)
+        left = None if left is None else left - len(taken)
+        yield from parquet.records_of(taken)

@@ -1,0 +1,83 @@
+"""What is still referred to: asked object by object, so that a log need not be held in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, MissingError
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no
+from wal3_core.model.snapshot import SnapshotPointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.model.snapshot import Pointer, Snapshot
+
+
+def every_path(pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]) -> Iterator[str]:
+    """Name all the objects that pointers lead to, in log order, each snapshot behind what it holds.
+
+    A snapshot that is gone is left out: what it held was deleted before it.
+    """
+    for pointer in pointers:
+        if isinstance(pointer, SnapshotPointer):
+            try:
+                below = load(pointer).pointers
+            except MissingError:
+                continue
+            yield from every_path(below, load)
+        yield pointer.path
+
+
+class References:
+    """The objects that runs of pointers, each in log order, lead to; ``load`` keeps what it loaded for a while.
+
+    ``partly_deleted`` says that snapshots may be gone, or past reading, which then lead to nothing any more.
+    """
+
+    def __init__(
+        self,
+        runs: Iterable[Sequence[Pointer]],
+        load: Callable[[SnapshotPointer], Snapshot],
+        *,
+        partly_deleted: bool = False,
+    ) -> None:
+        self._runs = [run for run in runs if run]
+        self._load = load
+        self._partly_deleted = partly_deleted
+        self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
+
+    def hold(self, path: str) -> bool:
+        """Tell whether an object is referred to; CorruptError for a path that is no fragment's or snapshot's."""
+        if path.startswith(SNAPSHOT_FOLDER):
+            return path in self._snapshots
+        seq_no = fragment_seq_no(path)
+        return any(self._leads_to(run, seq_no, path) for run in self._runs)
+
+    def _below(self, pointer: SnapshotPointer) -> Sequence[Pointer]:
+        try:
+            return self._load(pointer).pointers
+        except CorruptError:
+            if self._partly_deleted:
+                return ()
+            raise
+
+    def _every_snapshot(self, pointers: Sequence[Pointer]) -> Iterator[SnapshotPointer]:
+        for pointer in pointers:
+            if isinstance(pointer, SnapshotPointer):
+                yield pointer
+                if pointer.depth > 1:
+                    yield from self._every_snapshot(self._below(pointer))
+
+    def _leads_to(self, pointers: Sequence[Pointer], seq_no: FragmentSeqNo, path: str) -> bool:
+        at = bisect_right(pointers, seq_no, key=attrgetter("first_seq_no")) - 1
+        if at < 0 or pointers[at].last_seq_no < seq_no:
+            return False
+        pointer = pointers[at]
+        if isinstance(pointer, FragmentPointer):
+            return pointer.path == path
+        return self._leads_to(self._below(pointer), seq_no, path)

@@ -1,0 +1,148 @@
+"""Reading from a sealed log on into its successor, and into that one's.
+
+Each log is read with its own checks; between two of them nothing is skipped: the successor must begin
+where the sealed log ends, and still hold it. Keeps INV-10 of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import TYPE_CHECKING, SupportsIndex
+
+from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.log.reader import LogReader
+from wal3_core.log.scan import trim
+from wal3_core.model import parquet
+from wal3_core.model.position import AtTime, LogPosition
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+# Logs are sealed by people: more than this is a mistake.
+_HOPS_MAX = 256
+
+
+def records_across(
+    store: ObjectStore,
+    log: str,
+    start: ReadStart = None,
+    limits: Limits = UNLIMITED,
+    *,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Go through the records of a log and of those that go on from it, to the end as of now.
+
+    ``start`` may lie in any of them; the limits hold for all together. LogNotFoundError when a successor
+    is named and not there (it may yet have to be initialized), GarbageCollectedError when records
+    between two logs are gone, CorruptError when a successor does not go on where the log before ends.
+    """
+    reading = _Reading(start, limits)
+    before: tuple[str, Manifest] | None = None
+    for _ in range(_HOPS_MAX):
+        reader = _open(store, log, before, options=options, runtime=runtime)
+        manifest = reader.manifest()
+        if before is not None and not goes_on_from(before[1], manifest):
+            message = (
+                f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
+                f" found one that begins at {manifest.first.position}"
+            )
+            raise CorruptError(message)
+        yield from reading.records(reader, manifest)
+        successor = None if manifest.seal is None else manifest.seal.successor
+        if successor is None or reading.finished:
+            return
+        reading.go_on_after(manifest)
+        before, log = (log, manifest), successor
+    message = f"log {log}: expected to reach an open log within {_HOPS_MAX} successors, found none"
+    raise CorruptError(message)
+
+
+def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
+    """Tell whether a log is one that began where the sealed one ends; appended to and collected since, maybe."""
+    if found.first.seq_no == sealed.next.seq_no:
+        return found.first == sealed.next and found.pruned == sealed.setsum
+    # Collected since: its first epoch, if it is still in the table, began where the log did.
+    oldest = found.epochs[:1]
+    began_there = all(entry.epoch > 1 or entry.first_seq_no == sealed.next.seq_no for entry in oldest)
+    later = found.first.position.offset > sealed.next.position.offset
+    return found.first.seq_no > sealed.next.seq_no and later and began_there
+
+
+def _open(
+    store: ObjectStore,
+    log: str,
+    before: tuple[str, Manifest] | None,
+    *,
+    options: ReaderOptions | None,
+    runtime: Runtime | None,
+) -> LogReader:
+    try:
+        return LogReader.open(store, log, options=options, runtime=runtime)
+    except LogNotFoundError as error:
+        if before is None:
+            raise
+        message = (
+            f"log {before[0]}: sealed, and said to go on in {log} from {before[1].next.position}, which is not"
+            f" there: initialize the successor"
+        )
+        raise LogNotFoundError(message) from error
+
+
+class _Reading:
+    """How far a read has come, and what its limits leave."""
+
+    def __init__(self, start: ReadStart, limits: Limits) -> None:
+        # Whatever stands for an integer, numpy's and Arrow's included.
+        self._start: ReadStart = operator.index(start) if isinstance(start, SupportsIndex) else start
+        self._limits = limits
+        self._begun = False
+        self.finished = False
+
+    def records(self, reader: LogReader, manifest: Manifest) -> Iterator[Record]:
+        """Go through the records that one log holds of the range."""
+        if manifest.seal is not None and self._lies_beyond(manifest):
+            return
+        limits, end = self._limits, manifest.next.position.offset
+        # What is appended meanwhile is no part of the read: it ends at one manifest, as reading one log does.
+        bounded = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
+        for fragment, begin in reader.fragments(self._start, bounded):
+            taken = trim(fragment.table, begin, bounded).slice(0, self._limits.records)
+            self._count(len(taken), fragment.pointer.num_bytes)
+            self._begun = self._begun or len(taken) > 0
+            yield from parquet.records_of(taken)
+            if self.finished:
+                return
+
+    def go_on_after(self, manifest: Manifest) -> None:
+        """Begin in the next log where this one ended, unless the start lies further on."""
+        nothing_yet = self._start is None and manifest.first == manifest.next
+        searching = isinstance(self._start, AtTime) and not self._begun
+        if not (nothing_yet or searching or self._lies_beyond(manifest)):
+            self._start = manifest.next.position
+
+    def _lies_beyond(self, manifest: Manifest) -> bool:
+        offset = self._start.offset if isinstance(self._start, LogPosition) else self._start
+        return isinstance(offset, int) and offset > manifest.next.position.offset
+
+    def _count(self, num_records: int, num_bytes: int) -> None:
+        limits = self._limits
+        self._limits = replace(
+            limits,
+            records=_less(limits.records, num_records),
+            num_bytes=_less(limits.num_bytes, num_bytes),
+            fragments=_less(limits.fragments, 1),
+        )
+        self.finished = 0 in (self._limits.records, self._limits.num_bytes, self._limits.fragments)
+
+
+def _less(limit: int | None, amount: int) -> int | None:
+    return None if limit is None else max(0, limit - amount)

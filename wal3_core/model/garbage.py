@@ -1,0 +1,203 @@
+"""Collection as values: the cut through a log's tree, and the document that names what it leaves behind.
+
+A cut takes the fragments that lie wholly below an offset. Snapshots wholly below go with all they
+hold; one that straddles is replaced by a new one of what stays (INV-13).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CollectionRefusedError, CorruptError
+from wal3_core.model import strict_json
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.paths import check_object_path, check_token, garbage_path
+from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, check_format_version, check_run, sum_setsums
+from wal3_core.options import POINTERS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.model.setsum import Setsum
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+FORMAT_VERSION = 1
+BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a manifest keeps from ``first`` on, and what goes.
+
+    ``dropped`` are pointers gone with all below them, in log order; ``replaced`` are snapshots of
+    which a part stays; ``written`` are the snapshots that hold those parts, deepest first.
+    """
+
+    first: Place
+    pointers: tuple[Pointer, ...]
+    dropped: tuple[Pointer, ...]
+    replaced: tuple[SnapshotPointer, ...]
+    written: tuple[Snapshot, ...]
+
+
+def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer], Snapshot]) -> Cut:
+    """Cut off the fragments whose records all lie below ``offset``; ``dropped`` is empty when there are none."""
+    cutter = _Cutter(offset, manifest.fence, load)
+    kept = tuple(cutter.keep(manifest.pointers))
+    first = Place(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
+    return Cut(
+        first=first,
+        pointers=kept,
+        dropped=tuple(cutter.dropped),
+        replaced=tuple(cutter.replaced),
+        written=tuple(cutter.written),
+    )
+
+
+class _Cutter:
+    def __init__(self, offset: int, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> None:
+        self._offset = offset
+        self._fence = fence
+        self._load = load
+        self.dropped: list[Pointer] = []
+        self.replaced: list[SnapshotPointer] = []
+        self.written: list[Snapshot] = []
+
+    def keep(self, pointers: Sequence[Pointer]) -> Sequence[Pointer]:
+        for index, pointer in enumerate(pointers):
+            if pointer.limit.offset <= self._offset:
+                self.dropped.append(pointer)
+            elif isinstance(pointer, SnapshotPointer) and pointer.start.offset < self._offset:
+                return [self._keep_part(pointer), *pointers[index + 1 :]]
+            else:
+                return pointers[index:]
+        return []
+
+    def _keep_part(self, pointer: SnapshotPointer) -> SnapshotPointer:
+        below = self._load(pointer).pointers
+        kept = tuple(self.keep(below))
+        if kept == below:
+            return pointer
+        self.replaced.append(pointer)
+        part = Snapshot(kept, self._fence)
+        self.written.append(part)
+        return part.pointer_to(part.to_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """What a collection leaves to be deleted, why, and since when it may be.
+
+    ``first`` is what the log keeps, None when only ``orphans`` (paths) go. ``pruned`` says that no
+    manifest refers to any of it any more; the object's age counts from then.
+    """
+
+    generation: int
+    token: str
+    writer: str
+    reason: str
+    first: Place | None
+    dropped: tuple[Pointer, ...] = ()
+    replaced: tuple[SnapshotPointer, ...] = ()
+    orphans: tuple[str, ...] = ()
+    pruned: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where the document lies: named by what is dropped, and by the collection."""
+        return garbage_path(self.setsum, self.token)
+
+    @property
+    def setsum(self) -> Setsum:
+        """What the dropped records sum to."""
+        return sum_setsums(self.dropped)
+
+    @property
+    def num_records(self) -> int:
+        """How many records are dropped."""
+        return sum(pointer.num_records for pointer in self.dropped)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the fragments that are dropped."""
+        return sum(pointer.num_bytes for pointer in self.dropped)
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON; CollectionRefusedError for more than could be read back."""
+        first: JsonObject = {} if self.first is None else {"first": self.first.to_json()}
+        data = strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "token": self.token,
+                "writer": self.writer,
+                "reason": self.reason,
+                **first,
+                "dropped": [_pointer_to_json(pointer) for pointer in self.dropped],
+                "replaced": [pointer.to_json() for pointer in self.replaced],
+                "orphans": [{"path": path} for path in self.orphans],
+                "pruned": self.pruned,
+            }
+        )
+        count = max(map(len, (self.dropped, self.replaced, self.orphans)))
+        if count > POINTERS_MAX or len(data) > BYTES_MAX:
+            message = (
+                f"garbage of {self.token}: expected at most {POINTERS_MAX} pointers and {BYTES_MAX} bytes, found"
+                f" {count} and {len(data)}: compact the log's snapshots first, or collect fewer at a time"
+            )
+            raise CollectionRefusedError(message)
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Garbage:
+        """Decode and check; CorruptError names ``what`` when anything is off."""
+        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        garbage = cls(
+            generation=fields.integer("generation"),
+            token=check_token(fields.string("token"), what),
+            writer=fields.string("writer"),
+            reason=fields.string("reason"),
+            first=Place.from_json(fields.object("first")) if fields.has("first") else None,
+            dropped=tuple(_pointer_from_json(item) for item in fields.objects("dropped", count_max=POINTERS_MAX)),
+            replaced=tuple(
+                SnapshotPointer.from_json(item) for item in fields.objects("replaced", count_max=POINTERS_MAX)
+            ),
+            orphans=tuple(_orphan_from_json(item) for item in fields.objects("orphans", count_max=POINTERS_MAX)),
+            pruned=fields.flag("pruned"),
+        )
+        fields.finish()
+        garbage.check(what)
+        return garbage
+
+    def check(self, what: str) -> None:
+        """Refuse what could not have been dropped together."""
+        check_run(self.dropped)
+        limit = self.dropped[-1].last_seq_no + 1 if self.dropped else None
+        if self.dropped and (self.first is None or self.first.seq_no != limit):
+            found = None if self.first is None else self.first.seq_no
+            message = f"{what}: expected the log to go on from fragment {limit}, found {found}"
+            raise CorruptError(message)
+
+
+def _pointer_to_json(pointer: Pointer) -> JsonObject:
+    kind = "fragment" if isinstance(pointer, FragmentPointer) else "snapshot"
+    return {kind: pointer.to_json()}
+
+
+def _pointer_from_json(fields: Fields) -> Pointer:
+    pointer: Pointer
+    if fields.has("fragment"):
+        pointer = FragmentPointer.from_json(fields.object("fragment"))
+    else:
+        pointer = SnapshotPointer.from_json(fields.object("snapshot"))
+    fields.finish()
+    return pointer
+
+
+def _orphan_from_json(fields: Fields) -> str:
+    path = check_object_path(fields.string("path"))
+    fields.finish()
+    return path

@@ -1,0 +1,59 @@
+"""Pins: whole manifests kept alive under a name, so that a long read does not race collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wal3_core.model import strict_json
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.snapshot import check_format_version
+
+FORMAT_VERSION = 1
+# A manifest's own bound, written as text inside a document.
+BYTES_MAX = 130 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What was pinned, why, when (microseconds since the epoch) and by whom.
+
+    ``complete`` says that all of it was there after the pin was written, so that all of it stays; a pin
+    whose maker died before it had looked keeps what there is.
+    """
+
+    manifest: Manifest
+    reason: str
+    epoch_us: int
+    writer: str
+    generation: int
+    complete: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON; the manifest is kept as the document it was."""
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "reason": self.reason,
+                "epoch_us": self.epoch_us,
+                "writer": self.writer,
+                "complete": self.complete,
+                "manifest": self.manifest.to_bytes().decode(),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Pin:
+        """Decode; CorruptError names ``what`` when anything is off."""
+        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        pin = cls(
+            generation=fields.integer("generation"),
+            reason=fields.string("reason"),
+            epoch_us=fields.integer("epoch_us"),
+            writer=fields.string("writer"),
+            complete=fields.flag("complete"),
+            manifest=Manifest.from_bytes(fields.string("manifest").encode(), what=f"{what}.manifest"),
+        )
+        fields.finish()
+        return pin

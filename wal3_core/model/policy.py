@@ -1,0 +1,77 @@
+"""A log's policy: what its owner says of how it is collected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError
+from wal3_core.model import strict_json
+from wal3_core.model.snapshot import check_format_version
+
+if TYPE_CHECKING:
+    from wal3_core.model.strict_json import JsonObject
+
+FORMAT_VERSION = 1
+BYTES_MAX = 64 * 2**10
+# A thousand years: a clock in microseconds goes further.
+RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What may be collected of a log, beside what its cursors say.
+
+    ``retention_s`` keeps every record that many seconds, whatever cursors say. ``without_cursors`` says
+    that age alone decides while the log has no cursor; without it such a log is not collected at all.
+    ``percent_max`` allows one collection to take that much of the log's bytes, where the default is less.
+    """
+
+    generation: int = 0
+    writer: str = ""
+    retention_s: int | None = None
+    without_cursors: bool = False
+    percent_max: int | None = None
+
+    def check(self) -> None:
+        """Refuse what makes no sense, or leaves nothing to decide by; InvalidRequestError."""
+        for name, value, most in (
+            ("retention_s", self.retention_s, RETENTION_S_MAX),
+            ("percent_max", self.percent_max, 100),
+        ):
+            if value is not None and (type(value) is not int or not 0 <= value <= most):
+                message = f"policy: {name}: expected an integer from 0 to {most}, found {value}"
+                raise InvalidRequestError(message)
+        if self.without_cursors and self.retention_s is None:
+            message = "policy: expected a retention for a log without cursors, found none: nothing says what may go"
+            raise InvalidRequestError(message)
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON."""
+        retention: JsonObject = {} if self.retention_s is None else {"retention_s": self.retention_s}
+        percent: JsonObject = {} if self.percent_max is None else {"percent_max": self.percent_max}
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "generation": self.generation,
+                "writer": self.writer,
+                "without_cursors": self.without_cursors,
+                **retention,
+                **percent,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Policy:
+        """Decode; CorruptError names ``what`` when anything is off."""
+        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        check_format_version(fields, FORMAT_VERSION)
+        policy = cls(
+            generation=fields.integer("generation"),
+            writer=fields.string("writer"),
+            without_cursors=fields.flag("without_cursors"),
+            retention_s=fields.integer("retention_s") if fields.has("retention_s") else None,
+            percent_max=fields.integer("percent_max") if fields.has("percent_max") else None,
+        )
+        fields.finish()
+        return policy

@@ -1,0 +1,286 @@
+"""Re-packing the manifest's tree where collections, compactions, dead writers or new options left it lopsided.
+
+What a writer builds is left as it is. A node is rewritten only when it is too full, or when it is
+less than half full and fits together with its neighbour: of what is left, any two neighbours hold
+more than one node can, or are half full each. Every step leaves fewer bad nodes than there were, so
+that steps come to an end, and a tree that is well shaped gives none. Keeps INV-8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
+from wal3_core.model.tree import US_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.options import SnapshotOptions
+
+# A writer's own roll may be under way: what it leaves in the manifest is left to it up to so many rolls.
+ROLLS_LEFT = 2
+
+
+class Reason(StrEnum):
+    """Why pointers are packed anew."""
+
+    FRAGMENTS = "fragments in the manifest that no writer rolled"
+    LEAVES = "snapshots of fragments that are too full, or fit together"
+    NODES = "snapshots in the manifest that no writer rolled, are too full, or fit together"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repack:
+    """Runs of siblings that are to be packed into snapshots of ``depth`` anew.
+
+    ``parent`` holds the siblings; None for the manifest itself. ``runs`` are [start, limit) among them.
+    """
+
+    reason: Reason
+    depth: int
+    parent: SnapshotPointer | None
+    siblings: tuple[Pointer, ...]
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def packed(self) -> tuple[Pointer, ...]:
+        """The siblings that are packed anew."""
+        return tuple(pointer for start, limit in self.runs for pointer in self.siblings[start:limit])
+
+    @property
+    def opened(self) -> tuple[SnapshotPointer, ...]:
+        """The snapshots among them whose pointers go into others."""
+        return tuple(p for p in self.packed if isinstance(p, SnapshotPointer) and p.depth == self.depth)
+
+    @property
+    def num_pointers(self) -> int:
+        """How many pointers are packed."""
+        return sum(_size(pointer, self.depth) for pointer in self.packed)
+
+    def within(self, pointers_max: int) -> Repack:
+        """Return the part that packs about so many pointers at most, and leaves fewer bad nodes all the same."""
+        start, limit = self.runs[0]
+        runs, left = [], pointers_max
+        for index in range(start, limit):
+            left -= _size(self.siblings[index], self.depth)
+            if left <= 0:
+                return replace(self, runs=((start, index + 1),))
+        runs.append((start, limit))
+        for run in self.runs[1:]:
+            left -= sum(_size(pointer, self.depth) for pointer in self.siblings[slice(*run)])
+            if left < 0:
+                break
+            runs.append(run)
+        return replace(self, runs=tuple(runs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacked:
+    """What a step comes to: a run of the manifest's pointers, and those that take its place.
+
+    ``written`` are the snapshots that are new, deepest first; they carry the fence they were made
+    under. ``num_bytes`` is their size.
+    """
+
+    replaced: tuple[Pointer, ...]
+    pointers: tuple[Pointer, ...]
+    written: tuple[Snapshot, ...]
+    num_bytes: int
+
+
+class Repacker:
+    """Plans the steps for one log; remembers which snapshots it found well shaped, as they never change.
+
+    A step packs about ``pointers_max`` pointers at most, and rewrites the snapshot above them. Only
+    snapshots of depth 2 are loaded for a plan.
+    """
+
+    def __init__(
+        self, options: SnapshotOptions, load: Callable[[SnapshotPointer], Snapshot], *, pointers_max: int
+    ) -> None:
+        self._options = options
+        self._load = load
+        # With less a step might pack a node alone, and come to nothing.
+        self._pointers_max = max(pointers_max, 2 * options.fragments_per_snapshot, 2 * options.snapshot_pointers_max)
+        self._sound: set[str] = set()
+
+    def plan(self, manifest: Manifest) -> Repack | None:
+        """Choose the next step; None when the tree is well shaped."""
+        found = next(self.findings(manifest), None)
+        return None if found is None else found.within(self._pointers_max)
+
+    def findings(self, manifest: Manifest) -> Iterator[Repack]:
+        """Go through all that there is to pack, as the tree is now; what one step changes may call for another."""
+        loose = manifest.fragments[: -self._options.fragments_kept or None]
+        if len(loose) >= ROLLS_LEFT * self._options.fragments_per_snapshot:
+            yield from self._found(Reason.FRAGMENTS, 1, loose)
+        yield from self._leaves(manifest)
+        yield from self._found(Reason.NODES, DEPTH_MAX, self._rolled(manifest.snapshots))
+
+    def _leaves(self, manifest: Manifest) -> Iterator[Repack]:
+        run: list[SnapshotPointer] = []
+        for pointer in manifest.snapshots:
+            if pointer.depth == 1:
+                run.append(pointer)
+                continue
+            yield from self._found(Reason.LEAVES, 1, run)
+            run = []
+            if pointer.path not in self._sound:
+                yield from self._leaves_below(pointer)
+        yield from self._found(Reason.LEAVES, 1, run)
+
+    def _leaves_below(self, parent: SnapshotPointer) -> Iterator[Repack]:
+        found = list(self._found(Reason.LEAVES, 1, self._load(parent).pointers))
+        if not found:
+            self._sound.add(parent.path)
+        yield from (replace(repack, parent=parent) for repack in found)
+
+    def _rolled(self, snapshots: Sequence[SnapshotPointer]) -> Sequence[SnapshotPointer]:
+        """Leave out the newest snapshots of depth 1 while they are few."""
+        deep = [index for index, pointer in enumerate(snapshots, start=1) if pointer.depth == DEPTH_MAX]
+        limit = deep[-1] if deep else 0
+        enough = len(snapshots) - limit >= ROLLS_LEFT * self._options.snapshots_per_roll
+        return snapshots if enough else snapshots[:limit]
+
+    def _found(self, reason: Reason, depth: int, siblings: Sequence[Pointer]) -> Iterator[Repack]:
+        runs = find_runs(siblings, depth, capacity(self._options, depth))
+        if runs:
+            yield Repack(reason=reason, depth=depth, parent=None, siblings=tuple(siblings), runs=tuple(runs))
+
+
+def capacity(options: SnapshotOptions, depth: int) -> int:
+    """Say how many pointers a snapshot of a depth holds at most."""
+    return options.fragments_per_snapshot if depth == 1 else options.snapshot_pointers_max
+
+
+def half(full: int) -> int:
+    """Say from how many pointers on a node counts as half full."""
+    return max(1, full // 2)
+
+
+def _size(pointer: Pointer, depth: int) -> int:
+    """How many pointers it brings into a node of a depth: those it holds, or itself."""
+    return pointer.num_pointers if isinstance(pointer, SnapshotPointer) and pointer.depth == depth else 1
+
+
+# ---------------------------------------------------------------------- which nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Siblings [start, limit) with ``size`` pointers in them; ``dirty`` when they are packed anew."""
+
+    start: int
+    limit: int
+    size: int
+    dirty: bool
+
+    def joins(self, after: _Segment, full: int) -> bool:
+        """Tell whether packing the two together leaves less than packing, or keeping, each."""
+        if self.dirty and after.dirty:
+            return True
+        if min(self.size, after.size) >= half(full):
+            return False
+        # What is packed into several nodes anyway takes a small neighbour in.
+        return self.size + after.size <= full or max(self.size, after.size) > full
+
+
+def find_runs(siblings: Sequence[Pointer], depth: int, full: int) -> list[tuple[int, int]]:
+    """Find the runs of siblings to pack into nodes of a depth that hold ``full`` pointers each.
+
+    Siblings of a lesser depth have to go into a node in any case.
+    """
+    segments: list[_Segment] = []
+    for index, pointer in enumerate(siblings):
+        size = _size(pointer, depth)
+        node = isinstance(pointer, SnapshotPointer) and pointer.depth == depth
+        segment = _Segment(index, index + 1, size, dirty=not node or size > full)
+        while segments and segments[-1].joins(segment, full):
+            before = segments.pop()
+            segment = _Segment(before.start, segment.limit, before.size + segment.size, dirty=True)
+        segments.append(segment)
+    return [(segment.start, segment.limit) for segment in segments if segment.dirty]
+
+
+# ---------------------------------------------------------------------- new nodes
+
+
+def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> list[tuple[Pointer, ...]]:
+    """Cut pointers into nodes of at most ``full``, each at least half full if all together are.
+
+    A node ends with the last collection interval that ends within reach.
+    """
+    nodes, start = [], 0
+    while start < len(pointers):
+        length = _length(pointers, start, full, interval_us)
+        nodes.append(tuple(pointers[start : start + length]))
+        start += length
+    return nodes
+
+
+def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int) -> int:
+    left = len(pointers) - start
+    # What remains must fill half a node.
+    longest = min(full, left - half(full))
+    for length in range(longest, half(full) - 1, -1):
+        before, after = pointers[start + length - 1].limit, pointers[start + length].start
+        if before.timestamp_us // interval_us != after.timestamp_us // interval_us:
+            return length
+    return left if left <= full else longest
+
+
+def build_repack(
+    repack: Repack, options: SnapshotOptions, fence: int, load: Callable[[SnapshotPointer], Snapshot]
+) -> Repacked:
+    """Make the snapshots for a step; loads those that it opens."""
+    packer = _Packer(options, fence, load)
+    runs, parent = repack.runs, repack.parent
+    first, last = (runs[0][0], runs[-1][1]) if parent is None else (0, len(repack.siblings))
+    made: list[Pointer] = []
+    at = first
+    for start, limit in runs:
+        made += repack.siblings[at:start]
+        made += packer.nodes(repack.siblings[start:limit], repack.depth)
+        at = limit
+    made += repack.siblings[at:last]
+    return Repacked(
+        replaced=repack.siblings[first:last] if parent is None else (parent,),
+        pointers=tuple(made if parent is None else packer.nodes(made, DEPTH_MAX)),
+        written=tuple(packer.written),
+        num_bytes=packer.num_bytes,
+    )
+
+
+class _Packer:
+    def __init__(self, options: SnapshotOptions, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> None:
+        self._options = options
+        self._fence = fence
+        self._load = load
+        self.written: list[Snapshot] = []
+        self.num_bytes = 0
+
+    def nodes(self, siblings: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
+        """Pack what the siblings hold, and those that are no nodes of this depth themselves."""
+        pointers: list[Pointer] = []
+        known: dict[tuple[FragmentSeqNo, FragmentSeqNo], SnapshotPointer] = {}
+        for sibling in siblings:
+            if isinstance(sibling, SnapshotPointer) and sibling.depth == depth:
+                known[sibling.first_seq_no, sibling.last_seq_no] = sibling
+                pointers += self._load(sibling).pointers
+            else:
+                pointers.append(sibling)
+        interval_us = self._options.gc_interval_s * US_PER_S
+        for node in pack(pointers, capacity(self._options, depth), interval_us):
+            same = known.get((node[0].first_seq_no, node[-1].last_seq_no))
+            yield self._write(Snapshot(node, self._fence)) if same is None else same
+
+    def _write(self, snapshot: Snapshot) -> SnapshotPointer:
+        data = snapshot.to_bytes()
+        self.written.append(snapshot)
+        self.num_bytes += len(data)
+        return snapshot.pointer_to(data)

@@ -1,0 +1,122 @@
+"""Pins on storage: a manifest kept alive under a name.
+
+Whoever creates one writes it first and looks at the manifest afterwards: a log that does not hold
+all of it any more means that it came too late, and it pins what there is now (INV-14).
+Source: docs/protocol.md, "Pins".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.model.manifest import BEING_DESTROYED
+from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
+from wal3_core.model.pin import Pin
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.document_store import DocumentStore, Seen
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.retry import until_answered
+
+if TYPE_CHECKING:
+    from wal3_core.model.manifest import Manifest
+
+# The writer's own snapshots get in between at most now and then.
+_TRIES_MAX = 16
+
+
+class PinStore:
+    """The pins of one log."""
+
+    def __init__(
+        self, store: ObjectStore, log: str, *, runtime: Runtime | None = None, retry: RetryOptions | None = None
+    ) -> None:
+        self._store = log_store(store, log)
+        self._runtime = runtime or shared_runtime()
+        self._retry = retry or RetryOptions()
+        self._manifests = ManifestStore(self._store, self._runtime, self._retry)
+        self._documents = DocumentStore(
+            self._store, self._runtime, self._retry, lambda data, what: Pin.from_bytes(data, what=what)
+        )
+
+    def create(self, name: str, *, reason: str) -> Pin:
+        """Keep what the log holds now; InvalidRequestError when there is a pin of that name.
+
+        A pin that was never finished is made anew. When this one can not be finished it stays as it is:
+        it keeps what it can, and is there to be made anew or deleted.
+        """
+        path = pin_path(check_pin_name(name))
+        seen = self._documents.load(path)
+        if seen is not None and seen.document.complete:
+            raise self._taken(path)
+        base = self._load()
+        for _ in range(_TRIES_MAX):
+            saved = self._documents.save(path, self._pin(base, reason, seen), seen)
+            if saved is None:
+                raise self._taken(path)
+            now = self._load()
+            if now.seal is not None and now.seal.reason == BEING_DESTROYED:
+                message = f"pin {self._store.url}/{path}: expected a log that stays, found it {BEING_DESTROYED}"
+                raise InvalidRequestError(message)
+            if _still_whole(base, now):
+                return self._complete(path, saved)
+            base, seen = now, saved
+        message = (
+            f"pin {self._store.url}/{path}: the log was being reorganised {_TRIES_MAX} times over;"
+            f" not finished: pin it again, or delete it"
+        )
+        raise UnavailableError(message)
+
+    def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
+        """Write down that it keeps all it names: from here on whoever finds part of it gone raises the alarm."""
+        completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
+        if self._documents.save(path, completed, saved) is None:
+            raise self._taken(path)
+        return completed
+
+    def _taken(self, path: str) -> InvalidRequestError:
+        return InvalidRequestError(f"pin {self._store.url}/{path}: expected no pin of that name, found one")
+
+    def load(self, name: str) -> Pin | None:
+        """Load a pin; None when there is none of that name."""
+        seen = self._documents.load(pin_path(name))
+        return None if seen is None else seen.document
+
+    def list(self) -> dict[str, Pin]:
+        """Load all pins by name; CorruptError for a file that is none."""
+        found = {}
+        for meta in self._store.list_objects(PIN_FOLDER):
+            name = pin_name(meta.path)
+            pin = self.load(name)
+            if pin is not None:
+                found[name] = pin
+        return found
+
+    def delete(self, name: str) -> None:
+        """Remove a pin: the next collection takes what only it held."""
+        self._documents.delete(pin_path(name))
+
+    def _load(self) -> Manifest:
+        return until_answered(self._manifests.load, self._retry, self._runtime).manifest
+
+    def _pin(self, base: Manifest, reason: str, seen: Seen[Pin] | None) -> Pin:
+        return Pin(
+            manifest=base,
+            reason=reason,
+            epoch_us=self._runtime.now_us(),
+            writer=f"{self._runtime.process_name()} {self._runtime.token()}",
+            generation=1 if seen is None else seen.document.generation + 1,
+        )
+
+
+def _still_whole(pinned: Manifest, now: Manifest) -> bool:
+    """Tell whether the log still holds every object of the pinned manifest.
+
+    A collection that is announced but has not pruned yet does no harm: it deletes nothing before it
+    has, and whoever deletes looks at the pins after that, and finds this one.
+    """
+    count = len(pinned.pointers)
+    return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers
