@@ -2,17 +2,27 @@
 
 from dagster import Definitions, in_process_executor
 
+from wal3_orchestration.defs import garbage_collection as garbage
+from wal3_orchestration.defs import snapshot_compaction as snapshots
 from wal3_orchestration.defs.discovery import discovery
+from wal3_orchestration.defs.garbage_sensors import deletion, pruning
 from wal3_orchestration.defs.manifests import manifest, manifest_job
+from wal3_orchestration.defs.orphans import condemned_orphans, orphans_job, weekly_orphans
 from wal3_orchestration.defs.verification import nightly_verification, verification, verification_job
-from wal3_orchestration.resources import StoreResource, spark_resource
+from wal3_orchestration.resources import resources
 
 defs = Definitions(
-    assets=[manifest, verification],
-    jobs=[manifest_job, verification_job],
-    sensors=[discovery],
-    schedules=[nightly_verification],
-    resources={"store": StoreResource.from_environment(), "spark": spark_resource()},
+    assets=[
+        *(manifest, verification, snapshots.compacted_snapshots),
+        *(garbage.garbage_plan, garbage.pruned_manifest, condemned_orphans, garbage.deleted_garbage),
+    ],
+    jobs=[
+        *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),
+        *(garbage.garbage_plan_job, garbage.collection_job, garbage.deletion_job),
+    ],
+    sensors=[discovery, pruning, deletion, snapshots.lopsided_snapshots],
+    schedules=[nightly_verification, garbage.daily_collection, weekly_orphans, snapshots.weekly_snapshot_compaction],
+    resources=resources(),
     # One process and one Spark session a run; nothing is handed between steps but their order.
     executor=in_process_executor,
 )

@@ -1,4 +1,4 @@
-"""The demo: real input in a local store, looked at and verified by a real Dagster instance.
+"""The demo: real input in a local store, looked at, collected, packed and verified by a real Dagster instance.
 
 Everything lies in .demo/ at the top of the checkout: the store, and Dagster's home. ``--dev`` then
 opens Dagster's UI on both.
@@ -20,12 +20,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, open_store
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
+from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.demo_input import read_input
-from wal3_orchestration.demo_runs import Workflows
+from wal3_orchestration.demo_runs import Collected, Packed, Workflows
 from wal3_orchestration.log_state import LogState
-from wal3_orchestration.resources import STORE_VARIABLE
+from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +41,11 @@ JAVA_MIN = 17
 PARTS = 5
 FRAGMENTS_PER_PART = 10
 PORT = 3000
-COLUMNS = ("records", "bytes", "fragments", "lag/demo", "lag/tail")
+# Nobody reads the demo's logs for long.
+INTERVAL_S = 1
+COLUMNS = ("records", "bytes")
+# Many small snapshots, as short-lived writers of another setting would leave them, for compaction to pack.
+_WRITER = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2))
 _INSTALL_JAVA = (
     f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (Debian, Ubuntu),"
     " dnf install java-17-openjdk-headless (Fedora), brew install openjdk@17 (macOS)"
@@ -70,7 +75,11 @@ class Places:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that lead Dagster here."""
-        return {STORE_VARIABLE: self.store.absolute().as_uri(), "DAGSTER_HOME": str(self.home.absolute())}
+        return {
+            STORE_VARIABLE: self.store.absolute().as_uri(),
+            INTERVAL_VARIABLE: str(INTERVAL_S),
+            "DAGSTER_HOME": str(self.home.absolute()),
+        }
 
 
 @click.command()
@@ -79,7 +88,7 @@ class Places:
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / ".demo", help="Where to keep everything.")
 @click.option("--port", default=PORT, show_default=True, help="The UI's port on 127.0.0.1.")
 def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
-    """Show the whole system on this machine: append, discover, look, verify."""
+    """Show the whole system on this machine: append, discover, look, collect, pack snapshots, verify."""
     java = java_problem()
     if java is not None:
         raise click.ClickException(java)
@@ -152,13 +161,26 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
     store = open_store(places.environment()[STORE_VARIABLE])
     with Workflows.open() as workflows:
         for number, part in enumerate(parts(found.messages), start=1):
-            console.print(f"Part {number} of {PARTS}: appending, moving cursors")
             for log, messages in part.items():
                 append(store, log, messages)
             runs = workflows.discover()
-            console.print(f"Part {number} of {PARTS}: Dagster found what changed and looked at it, in {runs} run(s)")
-        console.print("Dagster verifies every log in one run on Spark (starting Spark takes a few seconds)")
-        show(console, workflows.verify())
+            console.print(
+                f"Part {number} of {PARTS}: appended, and moved each log's cursors;"
+                f" Dagster saw what changed and looked at it, in {runs} run{'s' if runs > 1 else ''}"
+            )
+        console.print(
+            "Garbage collection: what lies below every cursor is planned, verified, pruned, and after an interval of"
+            f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and a few warnings of its own)"
+        )
+        collected = workflows.collect()
+        console.print("Snapshot compaction: trees that are lopsided are packed anew, in a run each")
+        packed = workflows.compact()
+        console.print("Orphans: what nothing refers to any more, as packing left it, is condemned, and later deleted")
+        orphans = workflows.sweep()
+        workflows.discover()
+        console.print("Verification: every log is read back whole, in one run on Spark")
+        show(console, workflows.verify(), collected, packed)
+        console.print(f"Orphans deleted: {orphans:,} objects")
     if workflows.failures:
         raise click.ClickException("\n".join(workflows.failures))
     console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
@@ -173,7 +195,7 @@ def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Seque
 def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
     """Append messages in several fragments; ``tail`` stays where they begin, ``demo`` goes to the log's middle."""
     size = max(1, -(-len(messages) // FRAGMENTS_PER_PART))
-    with LogWriter.open_or_initialize(store, log) as writer:
+    with LogWriter.open_or_initialize(store, log, options=_WRITER) as writer:
         reader = LogReader.open(store, log)
         move(store, log, "tail", reader.manifest().next.position.offset)
         for start in range(0, len(messages), size):
@@ -194,15 +216,31 @@ def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
         cursors.save(name, position, witness)
 
 
-def show(console: Console, findings: Sequence[Finding]) -> None:
-    """Print the table of what was found."""
-    table = Table(title="What Dagster found")
+def show(
+    console: Console, findings: Sequence[Finding], collected: Mapping[str, Collected], packed: Mapping[str, Packed]
+) -> None:
+    """Print the table of what was found, and what collection and compaction did."""
+    table = Table(title="What Dagster found and did")
     table.add_column("log", overflow="fold")
-    for column in (*COLUMNS, "sound"):
+    for column in (*COLUMNS, "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
         table.add_column(column, justify="right", no_wrap=True)
     for finding in findings:
-        table.add_row(finding.state.log, *_numbers(finding.state), _verdict(finding))
+        log = finding.state.log
+        taken = collected.get(log, Collected())
+        table.add_row(
+            log,
+            *_numbers(finding.state),
+            f"{taken.records:,}",
+            f"{taken.objects:,}",
+            f"{packed[log].before} to {packed[log].after}" if log in packed else "",
+            _verdict(finding),
+        )
     console.print(table)
+    total = sum(taken.num_bytes for taken in collected.values())
+    objects = sum(taken.objects for taken in collected.values())
+    console.print(
+        f"Collected: {total:,} bytes in {objects:,} objects; every cursor still finds what it has yet to read."
+    )
 
 
 def _numbers(state: LogState | UnreadableLog) -> Iterator[str]:

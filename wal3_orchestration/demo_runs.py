@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster import (
     AddDynamicPartitionsRequest,
+    AssetKey,
     DagsterInstance,
     DeleteDynamicPartitionsRequest,
     RunRequest,
@@ -15,18 +16,24 @@ from dagster import (
     build_sensor_context,
 )
 
+from wal3_core.runtime import shared_runtime
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discovery
+from wal3_orchestration.defs.snapshot_compaction import lopsided_snapshots
 from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
 from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.resources import CollectionResource, StoreResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dagster import ExecuteInProcessResult
 
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+# Small as they are, the demo's logs are planned and deleted on Spark; half of one is garbage, and meant to be.
+_LIMITS = {"spark_logs_min": 1, "spark_objects_min": 1, "fraction_max": 1.0, "fraction_alarm": 1.0}
+_COLLECTION = {"resources": {"collection": {"config": _LIMITS}}}
+_COLLECTED = {"records": "records", "num_bytes": "bytes", "objects": "objects"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,23 @@ class Finding:
     sound: bool | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What collections took from a log so far: records that are pruned, bytes and objects that are deleted."""
+
+    records: int = 0
+    num_bytes: int = 0
+    objects: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """How many snapshots a log's tree had, and how many it came to have."""
+
+    before: int
+    after: int
+
+
 class Workflows:
     """The project's workflows on the instance that DAGSTER_HOME names; ``failures`` tells of the runs that failed."""
 
@@ -44,6 +68,7 @@ class Workflows:
         self._instance = instance
         self._store = store
         self._cursor: str | None = None
+        self._interval_s = CollectionResource().waiting_s
         self.failures: list[str] = []
 
     @classmethod
@@ -65,13 +90,51 @@ class Workflows:
         self._cursor = result.cursor
         return len(result.run_requests or ())
 
+    def collect(self) -> dict[str, Collected]:
+        """Collect every log: one run plans, verifies and prunes, another deletes once the interval is over."""
+        self._run("collection_job", self._every_log(), _COLLECTION)
+        deleted = self._delete()
+        return {
+            log: Collected(**{name: int(str(found[label])) for name, label in _COLLECTED.items()})
+            for log, found in deleted.items()
+        }
+
+    def sweep(self) -> int:
+        """Condemn what nothing refers to, and delete it once the interval is over; return how many objects went."""
+        # Only what is older than the interval is looked at.
+        shared_runtime().sleep(self._interval_s)
+        self._run("orphans_job", self._every_log(), _COLLECTION)
+        return sum(int(str(found["objects"])) for found in self._delete().values())
+
+    def _delete(self) -> dict[str, Mapping[str, object]]:
+        # What the deletion sensor does not do: it looks again later.
+        shared_runtime().sleep(self._interval_s)
+        return _recorded(self._run("deletion_job", self._every_log(), _COLLECTION), "deleted_garbage")
+
+    def compact(self) -> dict[str, Packed]:
+        """Tick the sensor that finds lopsided trees, and do the runs it asks for."""
+        with build_sensor_context(self._instance, resources={"store": self._store}) as context:
+            result = lopsided_snapshots(context)
+        assert isinstance(result, SensorResult)
+        packed: dict[str, Mapping[str, object]] = {}
+        for request in result.run_requests or ():
+            packed |= _recorded(self._run("snapshot_compaction_job", request), "compacted_snapshots")
+        return {
+            log: Packed(before=int(str(found["snapshots_before"])), after=int(str(found["snapshots"])))
+            for log, found in packed.items()
+        }
+
     def verify(self) -> list[Finding]:
         """Verify every log in one run."""
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)
-        result = self._run("verification_job", run_request(logs[0], logs[-1]))
+        result = self._run("verification_job", self._every_log())
         sound = {check.partition: check.passed for check in result.get_asset_check_evaluations()}
         states = look_at_all(self._store.open(), logs)
         return [Finding(state=state, sound=sound.get(state.log)) for state in states]
+
+    def _every_log(self) -> RunRequest:
+        logs = self._instance.get_dynamic_partitions(LOGS_NAME)
+        return run_request(logs[0], logs[-1])
 
     def _change_partitions(self, request: AddDynamicPartitionsRequest | DeleteDynamicPartitionsRequest) -> None:
         if isinstance(request, AddDynamicPartitionsRequest):
@@ -80,10 +143,10 @@ class Workflows:
         for key in request.partition_keys:
             self._instance.delete_dynamic_partition(request.partitions_def_name, key)
 
-    def _run(self, job: str, request: RunRequest) -> ExecuteInProcessResult:
+    def _run(self, job: str, request: RunRequest, config: Mapping[str, object] | None = None) -> ExecuteInProcessResult:
         result = defs.resolve_job_def(job).execute_in_process(
             instance=self._instance,
-            run_config=_QUIET,
+            run_config={**_QUIET, **(config or {})},
             partition_key=request.partition_key,
             tags=request.tags,
             raise_on_error=False,
@@ -96,3 +159,14 @@ class Workflows:
 def _cause(result: ExecuteInProcessResult) -> str:
     failures = [event.step_failure_data.error for event in result.get_step_failure_events()]
     return "; ".join(error.message.strip() for error in failures if error is not None) or "see the run in Dagster's UI"
+
+
+def _recorded(result: ExecuteInProcessResult, asset: str) -> dict[str, Mapping[str, object]]:
+    """Return what a run recorded of an asset, by log."""
+    return {
+        str(event.partition): {
+            label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
+        }
+        for event in result.get_asset_materialization_events()
+        if event.asset_key == AssetKey(asset)
+    }

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader
+from wal3_core.fleet.discovery import lost_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -84,7 +85,8 @@ def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
         manifest = LogReader.open(store, log).manifest()
         cursors = {name: witness.cursor for name, witness in CursorStore(store, log).list().items()}
     except LogNotFoundError:
-        return None
+        lost = lost_manifest(store, log)
+        return None if lost is None else UnreadableLog(log=log, message=str(lost))
     except CorruptError as error:
         return UnreadableLog(log=log, message=str(error))
     return LogState(log=log, manifest=manifest, cursors=cursors)

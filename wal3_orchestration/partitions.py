@@ -1,4 +1,7 @@
-"""Logs as partitions: a log's name is its partition's key, the ``/`` between its parts included."""
+"""Logs as partitions, and the names that runs and assets share.
+
+A log's name is its partition's key, the ``/`` between its parts included.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,18 @@ from typing import TYPE_CHECKING
 from dagster import DynamicPartitionsDefinition, RunRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 LOGS_NAME = "log"
 LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 
 # dagster.yaml lets one run at a time have any one value of this tag.
 LOG_TAG = "wal3/log"
+# The pruning sensor collects what runs with this tag have planned.
+COLLECT_TAG = "wal3/collect"
+
+# One group, so that the UI opens on the whole graph.
+GROUP = "log_maintenance"
 
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
@@ -40,8 +48,10 @@ def range_tags(first: str, last: str) -> dict[str, str]:
     return dict(zip(_RANGE_TAGS, (first, last), strict=True))
 
 
-def run_request(first: str, last: str, *, run_key: str | None = None) -> RunRequest:
+def run_request(
+    first: str, last: str, *, run_key: str | None = None, tags: Mapping[str, str] | None = None
+) -> RunRequest:
     """Ask for one run over the partitions from ``first`` to ``last``, both included."""
     if first == last:
-        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: first})
-    return RunRequest(run_key=run_key, tags=range_tags(first, last))
+        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: first, **(tags or {})})
+    return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})

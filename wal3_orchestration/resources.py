@@ -3,6 +3,7 @@
 WAL3_STORE         URL of the store; without it a local one in .demo/store below the working directory
 WAL3_SPARK_MASTER  where Spark runs: local[2] unless told, spark://…, yarn, k8s://…
 WAL3_SPARK_CONF    further Spark settings as a JSON object: {"spark.executor.memory": "4g"}
+WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a day unless told
 """
 
 import json
@@ -19,12 +20,14 @@ from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
 from wal3_core import open_store
+from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"
 CONF_VARIABLE = "WAL3_SPARK_CONF"
+INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
 
 
 class StoreResource(ConfigurableResource["StoreResource"]):
@@ -81,3 +84,45 @@ def spark_session(spark: LazyPySparkResource) -> SparkSession:
     use_this_python()
     session: SparkSession = spark.spark_session
     return session
+
+
+class CollectionResource(ConfigurableResource["CollectionResource"]):
+    """How garbage is collected, and what is out of the ordinary.
+
+    ``interval_s`` lies between pruning and deleting: WAL3_GC_INTERVAL_S when it is 0, a day when that is
+    not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused. The
+    alarms: a plan takes more than ``fraction_alarm`` of a log; a garbage document is older than
+    ``intervals_max`` intervals, an announced collection older than ``announced_s_max`` seconds, what a
+    plan ``planned_s_max`` seconds ago found to collect is still there; a cursor
+    with at least ``lag_min`` records to go stood still for ``cursor_idle_s_max`` seconds while the log grew;
+    at least ``orphans_max`` orphans were found, or twice in a row more than the time before, beyond
+    ``orphans_min``. Work on fewer than ``spark_logs_min`` logs, or ``spark_objects_min`` objects, is done
+    without Spark, which takes seconds to start.
+    """
+
+    interval_s: float = 0.0
+    fraction_max: float = CollectorOptions().fraction_max
+    fraction_alarm: float = 0.75
+    intervals_max: float = 2.0
+    announced_s_max: float = 60 * 60
+    planned_s_max: float = 2 * 24 * 60 * 60
+    cursor_idle_s_max: float = 3 * 24 * 60 * 60
+    lag_min: int = 1
+    orphans_max: int = 5_000
+    orphans_min: int = 100
+    spark_logs_min: int = 8
+    spark_objects_min: int = 5_000
+
+    def options(self) -> CollectorOptions:
+        """Return the library's options."""
+        return CollectorOptions(interval_s=self.waiting_s, fraction_max=self.fraction_max)
+
+    @property
+    def waiting_s(self) -> float:
+        """The seconds between pruning and deleting."""
+        return self.interval_s or float(os.environ.get(INTERVAL_VARIABLE) or CollectorOptions().interval_s)
+
+
+def resources() -> dict[str, StoreResource | LazyPySparkResource | CollectionResource]:
+    """Describe all that the workflows use, as the environment says."""
+    return {"store": StoreResource.from_environment(), "spark": spark_resource(), "collection": CollectionResource()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from dagster import DagsterInstance
+from dagster import AssetKey, DagsterInstance
 
 from wal3_core import LogWriter, open_store
 from wal3_orchestration.definitions import defs
@@ -28,15 +27,31 @@ class Write(Protocol):
 
 
 class Run(Protocol):
-    def __call__(self, job: str, request: RunRequest) -> ExecuteInProcessResult: ...
+    def __call__(
+        self, job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
+    ) -> ExecuteInProcessResult: ...
+
+
+# Dagster otherwise starts four processes a step, to catch what it prints.
+QUIET = """
+compute_logs:
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
+
+SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+def make_home(home: Path) -> Path:
+    """An empty home with the project's settings."""
+    home.mkdir()
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + QUIET)
+    return home
 
 
 @pytest.fixture
 def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home with the project's settings."""
-    home = tmp_path / "dagster_home"
-    home.mkdir()
-    shutil.copy(ROOT / "dagster.yaml", home)
+    home = make_home(tmp_path / "dagster_home")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     return home
 
@@ -68,11 +83,18 @@ def write(fleet: ObjectStore) -> Write:
 
 @pytest.fixture
 def run(instance: DagsterInstance) -> Run:
-    """Does a run that was requested, partitions and all, in this process."""
+    """Does a run that was requested, partitions and all, in this process; of ``only`` one of the job's assets."""
 
-    def execute(job: str, request: RunRequest) -> ExecuteInProcessResult:
+    def execute(
+        job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
+    ) -> ExecuteInProcessResult:
         return defs.resolve_job_def(job).execute_in_process(
-            instance=instance, partition_key=request.partition_key, tags=request.tags, raise_on_error=False
+            instance=instance,
+            run_config={**SILENT, **(config or {})},
+            partition_key=request.partition_key,
+            tags=request.tags,
+            asset_selection=None if only is None else [AssetKey(only)],
+            raise_on_error=False,
         )
 
     return execute

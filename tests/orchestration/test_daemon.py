@@ -11,19 +11,37 @@ from typing import TYPE_CHECKING
 import pytest
 from dagster import AssetKey, DagsterRunStatus
 
-from wal3_orchestration.partitions import LOGS_NAME
+from wal3_core import CursorStore, LogPosition, LogReader
+from wal3_core.log.deleter import Deleter
+from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Write
+    from conftest import Run, Write
     from dagster import DagsterInstance
+
+    from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def daemon(instance: DagsterInstance, write: Write, tmp_path: Path) -> Iterator[Path]:  # noqa: ARG001 - its home and store, by the environment
+def pruned(
+    instance: DagsterInstance, write: Write, fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two logs with garbage: of one it is pruned, the other's was found by a plan that is to be carried out."""
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    for log in ("planned", "pruned"):
+        write(log, fragments=3)
+        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+    instance.add_dynamic_partitions(LOGS_NAME, ["planned", "pruned"])
+    assert run("garbage_plan_job", run_request("planned", "planned", tags={COLLECT_TAG: "true"})).success
+    assert run("collection_job", run_request("pruned", "pruned")).success
+
+
+@pytest.fixture
+def daemon(instance: DagsterInstance, write: Write, pruned: None, tmp_path: Path) -> Iterator[Path]:  # noqa: ARG001 - its home and store, by the environment
     """Dagster's daemon as a user runs it; yields what it printed so far."""
     output = tmp_path / "daemon.log"
     with output.open("wb") as file:
@@ -54,15 +72,24 @@ def _eventually(seen: Callable[[], bool], output: Path, timeout_s: float = 120) 
 
 
 @pytest.mark.slow
-def test_running_daemon_finds_logs_and_looks_at_them_by_itself(
-    write: Write, instance: DagsterInstance, daemon: Path
+def test_running_daemon_finds_logs_looks_at_them_prunes_and_deletes_by_itself(
+    write: Write, instance: DagsterInstance, fleet: ObjectStore, daemon: Path
 ) -> None:
     for log in ("alpha", "beta/one"):
         write(log)
 
-    _eventually(lambda: set(instance.get_dynamic_partitions(LOGS_NAME)) == {"alpha", "beta/one"}, daemon)
-    _eventually(lambda: instance.get_materialized_partitions(AssetKey("manifest")) == {"alpha", "beta/one"}, daemon)
+    logs = {"alpha", "beta/one", "planned", "pruned"}
+    _eventually(lambda: set(instance.get_dynamic_partitions(LOGS_NAME)) == logs, daemon)
+    for asset, seen in {
+        "manifest": logs,
+        "pruned_manifest": {"planned", "pruned"},
+        "deleted_garbage": {"pruned"},
+    }.items():
+        _eventually(lambda: seen <= instance.get_materialized_partitions(AssetKey(asset)), daemon)  # noqa: B023 - called at once
     _eventually(lambda: all(run.status is DagsterRunStatus.SUCCESS for run in instance.get_runs()), daemon)
 
-    (run,) = instance.get_runs()[-1:]
-    assert (run.job_name, run.tags["dagster/sensor_name"]) == ("manifest_job", "discovery")
+    asked = {(run.job_name, run.tags.get("dagster/sensor_name")) for run in instance.get_runs()}
+    by_sensor = {("manifest_job", "discovery"), ("collection_job", "pruning"), ("deletion_job", "deletion")}
+    assert by_sensor <= asked
+    assert list(Deleter(fleet, "pruned").documents()) == []
+    assert LogReader.open(fleet, "planned").manifest().first.position.offset == 4

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster import Definitions
+from dagster import DagsterRun, Definitions
+from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from wal3_orchestration.definitions import defs
+from wal3_orchestration.partitions import run_request
 
 if TYPE_CHECKING:
     from dagster import AssetSpec, DagsterInstance
@@ -27,7 +29,9 @@ def _asset(spec: AssetSpec) -> dict[str, Any]:
         "partitions": None if partitions is None else partitions.name,
         "backfill": str(assets.backfill_policy),
         "pool": assets.op.pool,
-        "retries": str(assets.op.retry_policy),
+        # None: a step asks for its retries itself, or what was cancelled would be tried again.
+        "retries": assets.op.retry_policy,
+        "group": spec.group_name,
         "checks": {
             check.name: {"blocking": check.blocking, "partitions": check.partitions_def and check.partitions_def.name}
             for check in assets.check_specs
@@ -98,7 +102,32 @@ def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstanc
     assert concurrency.pool_config.default_pool_limit == 1
     assert str(concurrency.pool_config.pool_granularity.value) == "run"
     assert concurrency.run_queue_config.tag_concurrency_limits == [
-        {"key": "wal3/log", "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
+        {"key": key, "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
+        for key in ("wal3/log", "dagster/partition")
     ]
     assert instance.run_monitoring_enabled
     assert Path(instance.storage_directory()).parent == Path(instance.root_directory)
+
+
+def test_queue_keeps_two_runs_off_one_log_and_lets_those_of_others_go_ahead(instance: DagsterInstance) -> None:
+    limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
+    going, same, other = (
+        DagsterRun(job_name="collection_job", tags=run_request(log, log).tags) for log in ("alpha", "alpha", "gamma")
+    )
+
+    counter = TagConcurrencyLimitsCounter(limits, [going])
+
+    assert counter.is_blocked(same)
+    assert not counter.is_blocked(other)
+
+
+def test_queue_keeps_two_runs_that_were_launched_by_hand_off_one_log(instance: DagsterInstance) -> None:
+    limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
+    going, same, other = (
+        DagsterRun(job_name="collection_job", tags={"dagster/partition": log}) for log in ("alpha", "alpha", "gamma")
+    )
+
+    counter = TagConcurrencyLimitsCounter(limits, [going])
+
+    assert counter.is_blocked(same)
+    assert not counter.is_blocked(other)

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
-from wal3_core import LogWriter, list_logs, open_store
+from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
+from wal3_core.log.deleter import Deleter
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.options import CollectorOptions
 from wal3_orchestration.demo import PARTS, Places, java_problem, parts
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,7 +74,7 @@ def test_parts_hold_every_message_once_and_in_order() -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_demo_starts_afresh_and_leaves_a_verified_store_and_its_runs_behind(tmp_path: Path) -> None:
+def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_behind(tmp_path: Path) -> None:
     places = Places(tmp_path / "demo")
     LogWriter.initialize(open_store(places.store.as_uri()), "from-an-earlier-run")
 
@@ -83,10 +87,26 @@ def test_demo_starts_afresh_and_leaves_a_verified_store_and_its_runs_behind(tmp_
     assert {"src", "slatedb", "root", "github"} <= logs
     assert "from-an-earlier-run" not in logs
     with DagsterInstance.from_config(str(places.home)) as instance:
-        assert instance.get_materialized_partitions(AssetKey("manifest")) == logs
-        assert instance.get_materialized_partitions(AssetKey("verification")) == logs
+        whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "condemned_orphans", "verification")
+        for asset in whole:
+            assert instance.get_materialized_partitions(AssetKey(asset)) == logs, asset
+        packed = instance.get_materialized_partitions(AssetKey("compacted_snapshots"))
+        assert {"src", "slatedb"} <= packed < logs
         assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
-        assert len(instance.get_runs()) == PARTS + 1
+        jobs = Counter(run.job_name for run in instance.get_runs())
+        # A look at every part, and at what the collection changed.
+        assert jobs.pop("manifest_job") > PARTS
+        assert jobs.pop("snapshot_compaction_job") == len(packed)
+        # What is pruned is deleted at one time, what is condemned at another.
+        assert jobs.pop("deletion_job") == 2
+        assert jobs == dict.fromkeys(("collection_job", "orphans_job", "verification_job"), 1)
+    store = open_store(places.store.as_uri())
+    first = LogReader.open(store, "slatedb").manifest().first.position.offset
+    assert first > 1
+    assert min(cursor.cursor.position.offset for cursor in CursorStore(store, "slatedb").list().values()) >= first
+    assert list(Deleter(store, "slatedb").documents()) == []
+    assert Deleter(store, "slatedb", options=CollectorOptions(interval_s=0)).orphans() == []
+    assert all(SnapshotCompactor(store, log).plan().empty for log in packed)
 
 
 def test_demo_in_use_is_not_swept_away(tmp_path: Path) -> None:

@@ -1,29 +1,29 @@
-from __future__ import annotations
-
 import pytest
-from dagster import AssetsDefinition, DagsterInstance, asset, materialize
+from dagster import AssetExecutionContext, AssetsDefinition, DagsterInstance, asset, materialize
+from pyspark.errors import PySparkException
 
 from wal3_core import CorruptError, InvalidRequestError, LogError, StoreDeniedError, UnavailableError
-from wal3_orchestration.failures import RETRIES, retried_only_when_unavailable
+from wal3_orchestration.failures import RETRIES, raise_together, retried_only_when_unavailable
 
 AT_ONCE = RETRIES._replace(delay=0)
 
 
-def _failing(errors: list[LogError]) -> AssetsDefinition:
+def _failing(errors: list[Exception]) -> AssetsDefinition:
     """An asset that fails with each of the errors in turn, and then no more."""
 
-    @asset(retry_policy=AT_ONCE)
-    def work() -> None:
-        with retried_only_when_unavailable():
+    @asset
+    def work(context: AssetExecutionContext) -> None:
+        with retried_only_when_unavailable(context, AT_ONCE):
             if errors:
                 raise errors.pop(0)
 
     return work
 
 
-def test_store_that_comes_back_costs_retries_only() -> None:
+@pytest.mark.parametrize("error", [UnavailableError("503"), PySparkException("executor lost")])
+def test_store_or_cluster_that_comes_back_costs_retries_only(error: Exception) -> None:
     with DagsterInstance.ephemeral() as instance:
-        result = materialize([_failing([UnavailableError("503")] * 2)], instance=instance)
+        result = materialize([_failing([error] * 2)], instance=instance)
 
     assert result.success
     assert result.retry_attempts_for_node("work") == 2
@@ -35,6 +35,7 @@ def test_store_that_stays_away_fails_the_step_after_the_retries() -> None:
 
     assert not result.success
     assert result.retry_attempts_for_node("work") == RETRIES.max_retries
+    assert "503" in str(result.failure_data_for_node("work"))
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,21 @@ def test_what_another_try_can_not_mend_is_not_tried_again_and_says_what_it_was(e
     assert not result.success
     assert result.retry_attempts_for_node("work") == 0
     assert f"{type(error).__name__}: {error}" in str(result.failure_data_for_node("work"))
+
+
+@pytest.mark.parametrize(("transient", "attempts"), [(True, RETRIES.max_retries), (False, 0)])
+def test_step_over_many_logs_is_tried_again_only_if_that_may_do_and_names_those_that_failed(
+    transient: bool,  # noqa: FBT001 - the table's column
+    attempts: int,
+) -> None:
+    @asset
+    def work(context: AssetExecutionContext) -> None:
+        with retried_only_when_unavailable(context, AT_ONCE):
+            raise_together({"alpha": "503"}, 2, transient=transient)
+
+    with DagsterInstance.ephemeral() as instance:
+        result = materialize([work], instance=instance, raise_on_error=False)
+
+    assert not result.success
+    assert result.retry_attempts_for_node("work") == attempts
+    assert "1 of 2 logs: alpha: 503" in str(result.failure_data_for_node("work"))

@@ -112,6 +112,17 @@ def test_damaged_manifest_fails_the_run_once_and_the_other_logs_are_recorded(
     assert instance.get_materialized_partitions(KEY) == {"alpha", "beta/one"}
 
 
+def test_log_whose_manifest_is_lost_is_told_apart_from_one_that_vanished(
+    known: list[str], fleet: ObjectStore, run: Run
+) -> None:
+    fleet.delete("gamma/manifest/MANIFEST.json")
+
+    result = run("manifest_job", run_request(known[0], known[-1]))
+
+    assert not result.success
+    assert "beside its fragments, found none" in str(result.failure_data_for_node("manifest"))
+
+
 def test_vanished_log_fails_the_run_and_is_named(known: list[str], run: Run, instance: DagsterInstance) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["never-there"])
 

@@ -16,17 +16,17 @@ from dagster import (
     define_asset_job,
 )
 
-from wal3_orchestration.failures import RETRIES, retried_only_when_unavailable
+from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
-from wal3_orchestration.partitions import LOGS
+from wal3_orchestration.partitions import GROUP, LOGS
 from wal3_orchestration.resources import StoreResource
 
 
 @asset(
     partitions_def=LOGS,
+    group_name=GROUP,
     backfill_policy=BackfillPolicy.single_run(),
     pool="wal3_manifest",
-    retry_policy=RETRIES,
     kinds={"wal3"},
 )
 def manifest(
@@ -36,7 +36,7 @@ def manifest(
 
     Plots by partition compare the logs; plots by event follow each log over time.
     """
-    with retried_only_when_unavailable():
+    with retried_only_when_unavailable(context):
         seen = look_at_all(store.open(), context.partition_keys)
     states = [state for state in seen if isinstance(state, LogState)]
     for state in states:

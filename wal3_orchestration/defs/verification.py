@@ -8,9 +8,7 @@ from dagster import (
     AssetCheckSpec,
     AssetExecutionContext,
     AssetMaterialization,
-    AssetRecordsFilter,
     BackfillPolicy,
-    DagsterInstance,
     DefaultScheduleStatus,
     MaterializeResult,
     Output,
@@ -29,8 +27,9 @@ from dagster_pyspark import LazyPySparkResource
 from wal3_core import ScrubReport
 from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.defs.manifests import manifest
-from wal3_orchestration.failures import RETRIES, retried_only_when_unavailable
-from wal3_orchestration.partitions import LOGS, LOGS_NAME, run_request
+from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.outcomes import latest_target
+from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request
 from wal3_orchestration.resources import StoreResource, spark_session
 
 PROBLEMS_SHOWN_MAX = 100
@@ -50,9 +49,9 @@ SOUND = AssetCheckSpec(
     deps=[manifest],
     check_specs=[SOUND],
     partitions_def=LOGS,
+    group_name=GROUP,
     backfill_policy=BackfillPolicy.single_run(),
     pool="wal3_verification",
-    retry_policy=RETRIES,
     output_required=False,
     kinds={"wal3", "pyspark"},
 )
@@ -60,7 +59,7 @@ def verification(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource
 ) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
     """Read a log back whole: it is materialized when sound; when damaged, the check fails and names the bad objects."""
-    with retried_only_when_unavailable():
+    with retried_only_when_unavailable(context):
         reports = verify_logs(spark_session(spark), store.url, context.partition_keys)
     if all(report.sound for report in reports):
         for report in reports:
@@ -73,7 +72,7 @@ def verification(
                 yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report))
     yield Output(None, output_name=SOUND.get_python_identifier())
     for report in reports:
-        yield evaluation(report, _latest(context.instance, report.log))
+        yield evaluation(report, latest_target(context.instance, SOUND.asset_key, report.log))
 
 
 def evaluation(report: ScrubReport, target: _Target | None = None) -> AssetCheckEvaluation:
@@ -96,14 +95,6 @@ def evaluation(report: ScrubReport, target: _Target | None = None) -> AssetCheck
             "problems": [problem.to_json() for problem in shown],
         },
     )
-
-
-def _latest(instance: DagsterInstance, log: str) -> _Target | None:
-    """Find the log's newest materialization: Dagster shows a check's outcome for as long as there is no newer one."""
-    records = AssetRecordsFilter(SOUND.asset_key, asset_partitions=[log])
-    for found in instance.fetch_materializations(records, limit=1).records:
-        return _Target(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
-    return None
 
 
 def _metadata(report: ScrubReport) -> dict[str, int | str]:

@@ -1,0 +1,30 @@
+"""The project's code location on a store that stops runs where a test wants them to, and a process for one such run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dagster import DagsterInstance
+
+import wal3_orchestration.resources as resources_module
+from tests.orchestration.phased_store import wait_at_gates
+from wal3_core import open_store
+from wal3_orchestration.definitions import defs
+from wal3_orchestration.partitions import run_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+resources_module.open_store = lambda url, session=None: wait_at_gates(open_store(url, session=session))  # type: ignore[assignment]
+
+
+def execute(job: str, log: str, environment: Mapping[str, str]) -> None:
+    """Do a run in this process; it exits with 1 when the run fails."""
+    os.environ.update(environment)
+    request = run_request(log, log)
+    with DagsterInstance.get() as instance:
+        result = defs.resolve_job_def(job).execute_in_process(
+            instance=instance, partition_key=log, tags=request.tags, raise_on_error=False
+        )
+    raise SystemExit(0 if result.success else 1)

@@ -1,0 +1,156 @@
+"""Each alarm sounds for what it is for, and for nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
+from wal3_core.log.collector import Collector
+from wal3_core.options import CollectorOptions
+from wal3_core.spark.collect_survey import CursorAge, Standing, Survey, survey_log
+from wal3_orchestration.garbage_alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
+from wal3_orchestration.partitions import run_request
+from wal3_orchestration.resources import CollectionResource
+
+if TYPE_CHECKING:
+    from conftest import Run, Write
+
+    from wal3_core.storage.object_store import ObjectStore
+
+LIMITS = CollectionResource(interval_s=100, announced_s_max=50, cursor_idle_s_max=1000, lag_min=5)
+QUIET = Survey(log="a")
+
+
+@pytest.mark.parametrize(("fraction_alarm", "sounds"), [(0.4, True), (0.6, False)])
+def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
+    memory_store: ObjectStore,
+    fraction_alarm: float,
+    sounds: bool,  # noqa: FBT001 - the table's column
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        for _ in range(4):
+            writer.append_many([b"x"])
+    CursorStore(memory_store, "a").init("reader", LogPosition(3, 0))
+    survey = survey_log(memory_store, "a", CollectorOptions())
+
+    told = too_much_garbage(survey, CollectionResource(fraction_alarm=fraction_alarm))
+
+    assert (told is not None) is sounds
+    assert too_much_garbage(QUIET, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("standing", "told"),
+    [
+        (Standing(path="gc/x", age_s=201), "1 documents left, gc/x for 201 s"),
+        (Standing(path="gc/x", age_s=199), None),
+        (Standing(path="gc/x", age_s=51, announced=True), "gc/x to prune within 50 s, found it announced for 51 s"),
+        (Standing(path="gc/x", age_s=49, announced=True), None),
+    ],
+)
+def test_alarm_for_garbage_and_announcements_left_from_long_ago(standing: Standing, told: str | None) -> None:
+    found = overdue(replace(QUIET, documents=(standing,)), LIMITS)
+
+    assert found is None if told is None else found is not None and told in " ".join(found.split())
+
+
+@pytest.mark.parametrize(
+    ("lag", "idle_s", "sounds"), [(5, 1001, True), (4, 1001, False), (5, 999, False), (5, 0, False)]
+)
+def test_alarm_for_a_cursor_that_stands_still_while_the_log_grows(
+    lag: int,
+    idle_s: int,
+    sounds: bool,  # noqa: FBT001 - the table's column
+) -> None:
+    survey = replace(QUIET, cursors=(CursorAge(name="reader", lag=lag, idle_s=idle_s),))
+
+    told = stuck_cursors(survey, LIMITS)
+
+    assert (told is not None) is sounds
+
+
+def test_cursor_is_idle_only_if_the_log_grew_since_it_was_moved(memory_store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x", b"y"])
+        cursor = CursorStore(memory_store, "a").init("reader", LogPosition(2, 0)).cursor
+        quiet = LogReader.open(memory_store, "a").manifest()
+        writer.append_many([b"z"])
+        grown = LogReader.open(memory_store, "a").manifest()
+    five_s_later_us = cursor.epoch_us + 5_000_000
+
+    ages = [CursorAge.of("reader", cursor, manifest, five_s_later_us) for manifest in (quiet, grown)]
+
+    assert [(age.lag, age.idle_s) for age in ages] == [(1, 0), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sounds"),
+    [
+        ([5000], True),
+        ([4999], False),
+        ([300, 200, 101], True),
+        ([300, 200], False),
+        ([300, 200, 200], False),
+        ([200, 300, 100], False),
+        ([90, 80, 70], False),
+    ],
+)
+def test_alarm_for_many_orphans_and_for_ever_more_of_them(
+    counts: list[int],
+    sounds: bool,  # noqa: FBT001 - the table's column
+) -> None:
+    assert (many_orphans(counts, CollectionResource()) is not None) is sounds
+
+
+def test_alarm_for_a_log_that_plans_find_garbage_in_and_that_nothing_prunes(
+    known: list[str], fleet: ObjectStore, run: Run, write: Write
+) -> None:
+    def late(job: str) -> set[str | None]:
+        soon = {"resources": {"collection": {"config": {"planned_s_max": 0.0}}}}
+        result = run(job, run_request(known[0], known[-1]), soon)
+        assert result.success
+        checks = [check for check in result.get_asset_check_evaluations() if not check.passed]
+        assert all("daily_collection" in str(check.description) for check in checks)
+        return {check.partition for check in checks}
+
+    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    for log in ("beta/one", "gamma"):
+        CursorStore(fleet, log).init("reader", LogPosition(1, 0))
+
+    found = [late("garbage_plan_job") for _ in range(2)]
+    CursorStore(fleet, "gamma").delete("reader")
+    CursorStore(fleet, "gamma").init("reader", LogPosition(4, 0))
+    found.append(late("collection_job"))
+    write("alpha", fragments=2)
+    CursorStore(fleet, "alpha").delete("reader")
+    CursorStore(fleet, "alpha").init("reader", LogPosition(7, 0))
+    found.append(late("garbage_plan_job"))
+
+    # Gamma's garbage is new when it is collected, and alpha's afterwards.
+    assert found == [set(), {"alpha"}, {"alpha"}, set()]
+
+
+def test_alarms_are_asset_checks_that_warn_and_stop_nothing(known: list[str], fleet: ObjectStore, run: Run) -> None:
+    for log in known:
+        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+    collector = Collector(fleet, "gamma")
+    collector.announce(collector.plan())
+    limits = {"fraction_alarm": 0.1, "announced_s_max": -1.0, "cursor_idle_s_max": -1.0, "intervals_max": 1.0}
+
+    result = run(
+        "garbage_plan_job",
+        run_request(known[0], known[-1]),
+        {"resources": {"collection": {"config": limits}}},
+    )
+
+    assert result.success
+    outcomes = {(check.partition, check.check_name): check.passed for check in result.get_asset_check_evaluations()}
+    assert len(outcomes) == 12
+    assert {key for key, passed in outcomes.items() if not passed} == {
+        *((log, "little_garbage") for log in known),
+        *((log, "cursors_move") for log in known),
+        ("gamma", "collected_in_time"),
+    }

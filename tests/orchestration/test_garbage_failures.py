@@ -1,0 +1,70 @@
+"""A store that does not answer for one log is asked again; what another try can not mend is not tried again."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from dagster import DagsterInstance, RetryPolicy
+
+from tests.stores import FaultyStore
+from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
+from wal3_core.log.deleter import Deleter
+from wal3_core.storage.object_store import log_store
+from wal3_orchestration.partitions import LOGS_NAME, run_request
+
+if TYPE_CHECKING:
+    from conftest import Run, Write
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class Flaky:
+    """Fails the requests at some places of a run, whichever attempt they fall into."""
+
+    def __init__(self, places: set[int]) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        self._count = 0
+        self.failed = 0
+
+    def __call__(self, kind: str, path: str) -> None:
+        with self._lock:
+            self._count += 1
+            failing = self._count in self._places
+            self.failed += failing
+        if failing:
+            message = f"{kind} {path}: expected an answer, found none"
+            raise UnavailableError(message)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_same(
+    write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    write("alpha", fragments=6)
+    CursorStore(fleet, "alpha").init("reader", LogPosition(13, 0))
+    instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    faulty, places = FaultyStore(fleet), random.Random(seed)
+    monkeypatch.setattr("wal3_orchestration.resources.open_store", lambda _url, session: faulty)  # noqa: ARG005 - as it is called
+
+    attempts, failed = 0, 0
+    for job in ("collection_job", "snapshot_compaction_job", "orphans_job", "deletion_job"):
+        # Three at most: a step has that many retries.
+        faulty.before = flaky = Flaky(set(places.sample(range(1, 16), 3)))
+        result = run(job, run_request("alpha", "alpha"))
+        assert result.success, job
+        steps = {event.step_key for event in result.all_events if event.step_key is not None}
+        attempts += sum(result.retry_attempts_for_node(step) for step in steps)
+        failed += flaky.failed
+
+    manifest = LogReader.open(fleet, "alpha").manifest()
+    assert failed >= attempts > 0
+    assert (manifest.first.position.offset, manifest.collecting) == (13, None)
+    assert len(list(log_store(fleet, "alpha").list_objects("log/"))) == 2
+    assert list(Deleter(fleet, "alpha").documents()) == []
+    assert scrub(fleet, "alpha").sound

@@ -1,0 +1,226 @@
+"""What starts a collection's runs: plans to be carried out, and garbage whose interval is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from dagster import SensorResult, build_sensor_context
+
+from tests.stores import damage
+from wal3_core import CursorStore, LogPosition
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.deleter import Deleter
+from wal3_core.model.paths import GARBAGE_FOLDER
+from wal3_core.storage.object_store import Done, log_store
+from wal3_orchestration.defs.garbage_sensors import deletion, pruning
+from wal3_orchestration.garbage_due import find_due
+from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
+from wal3_orchestration.resources import CollectionResource, StoreResource
+
+if TYPE_CHECKING:
+    from conftest import Run
+    from dagster import DagsterInstance, RunRequest
+
+    from wal3_core.storage.object_store import ObjectStore
+
+COLLECT = {COLLECT_TAG: "true"}
+
+
+class Tick(Protocol):
+    def __call__(self, after: SensorResult | None = None) -> SensorResult: ...
+
+
+@pytest.fixture
+def prune_tick(instance: DagsterInstance) -> Tick:
+    def evaluate(after: SensorResult | None = None) -> SensorResult:
+        with build_sensor_context(instance, cursor=None if after is None else after.cursor) as context:
+            result = pruning(context)
+        assert isinstance(result, SensorResult)
+        return result
+
+    return evaluate
+
+
+@pytest.fixture
+def delete_tick(instance: DagsterInstance) -> Tick:
+    def evaluate(after: SensorResult | None = None) -> SensorResult:
+        resources = {"store": StoreResource.from_environment(), "collection": CollectionResource()}
+        cursor = None if after is None else after.cursor
+        with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
+            result = deletion(context)
+        assert isinstance(result, SensorResult)
+        return result
+
+    return evaluate
+
+
+def _asked(result: SensorResult) -> list[str | None]:
+    return [request.partition_key for request in result.run_requests or ()]
+
+
+def _keys(result: SensorResult) -> list[str | None]:
+    return [request.run_key for request in result.run_requests or ()]
+
+
+def _whole(known: list[str], tags: dict[str, str] | None = None) -> RunRequest:
+    return run_request(known[0], known[-1], tags=tags)
+
+
+def _claim(store: ObjectStore, *logs: str) -> None:
+    for log in logs:
+        CursorStore(store, log).init("reader", LogPosition(4, 0))
+
+
+def _prune(store: ObjectStore, log: str) -> str:
+    _claim(store, log)
+    collector = Collector(store, log)
+    outcome = collector.prune(collector.announce(collector.plan()))
+    assert isinstance(outcome, Pruned)
+    return outcome.path
+
+
+def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
+    known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
+) -> None:
+    _claim(fleet, "alpha", "gamma")
+    run("garbage_plan_job", _whole(known, COLLECT))
+
+    result = prune_tick()
+
+    assert _asked(result) == ["alpha", "gamma"]
+    assert [request.tags[LOG_TAG] for request in result.run_requests or ()] == ["alpha", "gamma"]
+    assert _asked(prune_tick(result)) == []
+
+
+def test_repeated_tick_asks_for_the_same_collections(
+    known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
+) -> None:
+    _claim(fleet, *known)
+    run("garbage_plan_job", _whole(known, COLLECT))
+
+    first, second = prune_tick(), prune_tick()
+
+    assert len(set(_keys(first))) == 3
+    assert _keys(first) == _keys(second)
+
+
+def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not_carried_out(
+    known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
+) -> None:
+    _claim(fleet, *known)
+    run("garbage_plan_job", _whole(known))
+    run("collection_job", run_request("alpha", "alpha"))
+
+    result = prune_tick()
+
+    assert _asked(result) == []
+    assert result.skip_reason is not None
+    assert result.skip_reason.skip_message == "4 new plans, none to be carried out"
+
+
+def test_refused_log_is_left_alone_and_the_others_are_collected(
+    known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
+) -> None:
+    _claim(fleet, "alpha", "gamma")
+    # All of it would go.
+    CursorStore(fleet, "beta/one").init("reader", LogPosition(7, 0))
+    planned = run("garbage_plan_job", _whole(known, COLLECT))
+
+    assert not planned.success
+    assert _asked(prune_tick()) == ["alpha", "gamma"]
+
+
+def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
+    known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prune(fleet, "alpha")
+    _prune(fleet, "gamma")
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "3600")
+    early = delete_tick()
+
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    result = delete_tick()
+
+    assert known == ["alpha", "beta/one", "gamma"]
+    assert _asked(early) == []
+    assert early.skip_reason is not None
+    assert early.skip_reason.skip_message == "3 logs, no garbage that is due"
+    assert _asked(result) == ["alpha", "gamma"]
+
+
+@pytest.mark.usefixtures("known")
+def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
+    fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    path = _prune(fleet, "alpha")
+
+    first, second = delete_tick(), delete_tick()
+    Deleter(fleet, "alpha", options=CollectionResource().options()).delete(path)
+    done = delete_tick()
+    condemned = Collector(fleet, "alpha").condemn([], "a test")
+    later = delete_tick()
+
+    assert isinstance(condemned, Pruned)
+    assert _keys(first) == _keys(second)
+    assert _asked(done) == []
+    assert _asked(later) == ["alpha"]
+    assert _keys(later) != _keys(first)
+
+
+def test_garbage_that_stays_is_asked_for_again_an_interval_later(
+    known: list[str], fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prune(fleet, known[0])
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    options = CollectionResource().options()
+
+    (now,), _ = find_due(fleet, known, options)
+    # A clock an hour ahead.
+    monkeypatch.setattr("wal3_orchestration.garbage_due.US_PER_S", 1)
+    (later,), _ = find_due(fleet, known, options)
+
+    assert now.documents[0][:2] == later.documents[0][:2]
+    assert now.documents[0][2] < later.documents[0][2]
+
+
+def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
+    known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    _prune(fleet, "gamma")
+    assert isinstance(log_store(fleet, "alpha").create(f"{GARBAGE_FOLDER}notes", b"mine"), Done)
+
+    due, unreadable = find_due(fleet, known, CollectionResource().options())
+
+    assert [each.log for each in due] == ["gamma"]
+    assert list(unreadable) == ["alpha"]
+    assert _asked(delete_tick()) == ["gamma"]
+
+
+@pytest.mark.usefixtures("known")
+def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
+    fleet: ObjectStore, run: Run, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    path = _prune(fleet, "alpha")
+    damage(fleet, f"alpha/{path}")
+
+    (request,) = delete_tick().run_requests or ()
+    result = run("deletion_job", request)
+
+    assert not result.success
+    assert path in str(result.failure_data_for_node("deleted_garbage"))
+    assert result.retry_attempts_for_node("deleted_garbage") == 0
+
+
+def test_log_that_is_gone_is_asked_for_no_more(
+    known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick, instance: DagsterInstance
+) -> None:
+    _claim(fleet, *known)
+    run("garbage_plan_job", _whole(known, COLLECT))
+
+    instance.delete_dynamic_partition(LOGS_NAME, "alpha")
+
+    assert _asked(prune_tick()) == ["beta/one", "gamma"]

@@ -1,0 +1,78 @@
+"""A deletion on a Spark whose tasks really die and are really run again, and that two jobs do at once.
+
+Arguments: the store's URL, the log, the garbage document's path, a folder for marks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import wal3_core.spark.collect as collect_module
+from tests.stores import FaultyStore
+from wal3_core.options import CollectorOptions
+from wal3_core.spark.collect_task import DeleteWork
+from wal3_core.spark.session import session_conf, use_this_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wal3_core.storage.object_store import ObjectStore
+
+MARKS_VARIABLE = "WAL3_TEST_MARKS"
+# Fewer than a task has, within a snapshot that holds more.
+DELETES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DyingWork:
+    """Takes its process along at the third delete, whenever a task is run for the first time."""
+
+    options: CollectorOptions
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
+        work, context = DeleteWork(self.options), TaskContext.get()
+        assert context is not None
+        (Path(os.environ[MARKS_VARIABLE]) / f"{context.taskAttemptId()}.{context.attemptNumber()}").touch()
+        return work(store if context.attemptNumber() else FaultyStore(store, before=_DieAtThird()), log, texts)
+
+
+class _DieAtThird:
+    def __init__(self) -> None:
+        self._deletes = count(1)
+
+    def __call__(self, kind: str, _path: str) -> None:
+        if kind == "delete" and next(self._deletes) == DELETES:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    url, log, path, marks = sys.argv[1:]
+    os.environ[MARKS_VARIABLE] = marks
+    use_this_python()
+    builder = SparkSession.builder
+    # A task may fail three times; on other local masters it may not even once.
+    for name, value in session_conf("local[2, 4]").items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    collect_module.DeleteWork = DyingWork  # type: ignore[misc]
+    options = CollectorOptions(interval_s=0)
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [threads.submit(collect_module.delete_objects, spark, url, [(log, path)], options) for _ in range(2)]
+        outcomes = [job.result()[0] for job in jobs]
+    print(all(outcome.deleted.finished and outcome.refusal is None for outcome in outcomes))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

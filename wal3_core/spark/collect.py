@@ -1,0 +1,230 @@
+"""Collections of many logs as Spark jobs: what there is to collect, what nobody refers to, and its deletion.
+
+Executors read and delete; the driver alone writes garbage documents and swaps manifests. A task
+that is tried again, or runs twice, does no harm. A log that can not be served is told of beside
+the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql.utils import is_remote
+
+from wal3_core.errors import LogError
+from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.spark.collect_survey import Refusal, Survey
+from wal3_core.spark.collect_task import (
+    RESULTS,
+    DeleteWork,
+    OrphanWork,
+    SurveyWork,
+    collect_task,
+    deleted_from_text,
+    from_text,
+    object_from_text,
+    part_texts,
+)
+from wal3_core.spark.request import check_shared
+from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Row, SparkSession
+
+    from wal3_core.model.garbage import Garbage
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.spark.collect_task import Work
+
+# Manifest, cursors, garbage documents, a few snapshots.
+_SURVEY_REQUESTS = 10
+# A folder holds thousands of objects, a thousand a request.
+_FOLDER_REQUESTS = 8
+_TASK_BYTES = 256 * 2**20
+_LOGS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphans:
+    """A log's oldest objects that nothing refers to, or why they could not be told."""
+
+    log: str
+    objects: tuple[ObjectMeta, ...] = ()
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What became of one garbage document of a log, or why nothing was deleted for it."""
+
+    log: str
+    deleted: Deleted
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A text for a log's work, and what that costs."""
+
+    log: str
+    text: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A log's results, and why there are not more."""
+
+    results: tuple[str, ...] = ()
+    refusal: Refusal | None = None
+
+
+def plan_collections(
+    spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
+) -> list[Survey]:
+    """Plan the collection of many logs in one job and verify the plans; one survey a log, in the order given."""
+    items = [_Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
+    found = _run(spark, store_url, items, SurveyWork(options or CollectorOptions()))
+    surveys = {log: _survey(log, each) for log, each in found.items()}
+    return [surveys[log] for log in logs]
+
+
+def _survey(log: str, found: _Found) -> Survey:
+    return Survey.from_text(found.results[0]) if found.results else Survey(log=log, refusal=found.refusal)
+
+
+def list_orphans(
+    spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
+) -> list[Orphans]:
+    """List what nothing refers to in many logs, each folder of fragments a part of the job; one result a log."""
+    options = options or CollectorOptions()
+    store = open_store(check_shared(store_url))
+    names = [check_log_name(log) for log in dict.fromkeys(logs)]
+    if not names:
+        return []
+    now_us = Deleter(store, names[0], options=options).store_now_us()
+    folders = dict(
+        zip(names, ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
+    )
+    items = [_Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
+    found = _run(spark, store_url, items, OrphanWork(options, now_us))
+    return [_orphans(log, found.get(log, _Found()), options) for log in logs]
+
+
+def _folders(store: ObjectStore, log: str) -> list[str]:
+    return [*log_store(store, log).list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
+
+
+def _orphans(log: str, found: _Found, options: CollectorOptions) -> Orphans:
+    objects = heapq.nsmallest(
+        options.orphans_max, map(object_from_text, found.results), key=lambda meta: (meta.last_modified_us, meta.path)
+    )
+    return Orphans(log=log, objects=tuple(objects), refusal=found.refusal)
+
+
+def delete_objects(
+    spark: SparkSession, store_url: str, documents: Sequence[tuple[str, str]], options: CollectorOptions | None = None
+) -> list[Deletion]:
+    """Delete what garbage documents (log, path) name, those that are due, in one job; one result a document.
+
+    A snapshot goes after what it holds, whoever deletes that: until then it says what is left.
+    """
+    options = options or CollectorOptions()
+    store = open_store(check_shared(store_url))
+    due: dict[tuple[str, str], Garbage] = {}
+    done: dict[tuple[str, str], Deletion] = {}
+    named = list(dict.fromkeys(documents))
+    for key, found in zip(
+        named, ahead(shared_runtime(), partial(_due, store, options), named, count=_LOGS_AT_ONCE), strict=True
+    ):
+        if isinstance(found, Deletion):
+            done[key] = found
+        else:
+            due[key] = found
+    done |= _delete(spark, store_url, due, options)
+    return [done[key] for key in documents]
+
+
+def _due(store: ObjectStore, options: CollectorOptions, document: tuple[str, str]) -> Garbage | Deletion:
+    log, path = document
+    try:
+        found = Deleter(store, log, options=options).due(path)
+    except LogError as error:
+        return Deletion(log=log, deleted=Deleted(path=path), refusal=Refusal.of(error))
+    return Deletion(log=log, deleted=found) if isinstance(found, Deleted) else found
+
+
+def _delete(
+    spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
+) -> dict[tuple[str, str], Deletion]:
+    items = [
+        _Item(log, text, _delete_cost(pointer))
+        for (log, path), garbage in due.items()
+        for pointer, text in part_texts(path, garbage)
+    ]
+    # Tasks run at once and share what the store is asked to bear.
+    shared = replace(options, deletes_per_s=options.deletes_per_s / min(_cores(spark), max(1, len(items))))
+    found = _run(spark, store_url, items, DeleteWork(shared))
+    store = open_store(store_url)
+    return {key: _finish(store, key, found.get(key[0], _Found()), options) for key in due}
+
+
+def _delete_cost(pointer: Pointer | None) -> int:
+    count = pointer.last_seq_no - pointer.first_seq_no + 1 if isinstance(pointer, SnapshotPointer) else 1
+    return cost(0, requests=count)
+
+
+def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> Deletion:
+    log, path = document
+    parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
+    if found.refusal is not None:
+        # Some task of this log did nothing: the document stays and says what is left.
+        partly = Deleted(path=path, num_deleted=sum(part.num_deleted for part in parts))
+        return Deletion(log=log, deleted=partly, refusal=found.refusal)
+    return Deletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
+
+
+def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:
+    """Do the work as one job; adjacent items, which are those of a log, go together."""
+    if not items:
+        return {}
+    costs = [item.cost for item in items]
+    tasks = group(items, costs, count_tasks(costs, cores=_cores(spark), task_bytes=_TASK_BYTES))
+    rows = [(number, item.log, item.text) for number, task in enumerate(tasks) for item in task]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    results = (
+        spark.createDataFrame(pa.table(columns, names=["task", "log", "text"]))
+        .repartitionById(len(tasks), sf.col("task").cast("int"))
+        .mapInArrow(partial(collect_task, store_url=check_shared(store_url), work=work), RESULTS)
+        .collect()
+    )
+    return _by_log(results)
+
+
+def _by_log(results: Sequence[Row]) -> dict[str, _Found]:
+    found: dict[str, list[str]] = {}
+    refusals: dict[str, Refusal] = {}
+    for row in results:
+        texts = found.setdefault(row["log"], [])
+        if row["refused"]:
+            refusals[row["log"]] = Refusal.from_json(from_text(row["result"], "refusal"))
+        else:
+            texts.append(row["result"])
+    return {log: _Found(tuple(texts), refusals.get(log)) for log, texts in found.items()}
+
+
+def _cores(spark: SparkSession) -> int:
+    return os.cpu_count() or 1 if is_remote() else spark.sparkContext.defaultParallelism

@@ -1,0 +1,181 @@
+"""The tasks of collections: survey logs, list orphans, delete what is due. They read and delete; repeating is harmless.
+
+What a task is given and what it finds are small JSON texts, each of one log. An error of one log is
+its result, and ends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from wal3_core.errors import LogError
+from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.model import strict_json
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.spark.collect_survey import Refusal, survey_log
+from wal3_core.storage.object_store import ObjectMeta
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from wal3_core.model.garbage import Garbage
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.object_store import ObjectStore
+
+RESULTS = "log string not null, refused boolean not null, result string not null"
+_ARROW_RESULTS = pa.schema(
+    [
+        pa.field("log", pa.string(), nullable=False),
+        pa.field("refused", pa.bool_(), nullable=False),
+        pa.field("result", pa.string(), nullable=False),
+    ]
+)
+_LOGS_AHEAD = 8
+_TEXT_BYTES_MAX = 4 * 2**20
+_PROBLEMS_MAX = 100_000
+
+
+class Work(Protocol):
+    """What is done for one log."""
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
+        """Turn the texts that a task has of a log into results; may raise LogError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyWork:
+    """Survey a log; a result is a Survey."""
+
+    options: CollectorOptions
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - the log says it all
+        """Survey it once, however often it was named."""
+        yield to_text(survey_log(store, log, self.options).to_json())
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanWork:
+    """List orphans below folders of a log, which are the texts; a result is an object's description."""
+
+    options: CollectorOptions
+    now_us: int
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
+        """List them, the oldest first."""
+        deleter = Deleter(store, log, options=self.options)
+        for meta in deleter.orphans_below(texts, deleter.pending(), now_us=self.now_us):
+            yield to_text({"path": meta.path, "size": meta.size, "last_modified_us": meta.last_modified_us})
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteWork:
+    """Delete parts of garbage documents that are due; a result is what became of one document's parts."""
+
+    options: CollectorOptions
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
+        """Delete document by document."""
+        deleter = Deleter(store, log, options=self.options)
+        parts = [_part_from_text(text) for text in texts]
+        for document, some in groupby(parts, key=itemgetter(0)):
+            part = _merged([part for _, part in some])
+            yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
+
+
+def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
+    """Do the work for each log of rows of (log, text), and give its results."""
+    store = open_store(store_url)
+    rows = [row for batch in batches for row in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True)]
+    logs = [(log, [text for _, text in some]) for log, some in groupby(sorted(rows), key=itemgetter(0))]
+
+    def do(named: tuple[str, list[str]]) -> list[tuple[str, bool, str]]:
+        log, texts = named
+        try:
+            return [(log, False, result) for result in work(store, log, texts)]
+        except LogError as error:
+            return [(log, True, to_text(Refusal.of(error).to_json()))]
+
+    for found in ahead(shared_runtime(), do, logs, count=_LOGS_AHEAD):
+        columns = zip(*found, strict=True)
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_RESULTS, strict=False)]
+        if arrays:
+            yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_RESULTS)
+
+
+def to_text(document: JsonObject) -> str:
+    """Encode."""
+    return strict_json.dump(document).decode()
+
+
+def from_text(text: str, what: str) -> Fields:
+    """Decode."""
+    return strict_json.load(text.encode(), what=what, bytes_max=_TEXT_BYTES_MAX)
+
+
+def object_from_text(text: str) -> ObjectMeta:
+    """Read a result of OrphanWork."""
+    fields = from_text(text, "orphan")
+    return ObjectMeta(fields.string("path"), fields.integer("size"), fields.integer("last_modified_us"))
+
+
+def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None, str]]:
+    """Take a garbage document apart into texts for DeleteWork, each with the pointer it stands for, if it is one."""
+    for pointer in garbage.dropped:
+        yield pointer, to_text({"document": document, "pointer": pointer.to_json()})
+    for replaced in garbage.replaced:
+        yield None, to_text({"document": document, "replaced": replaced.path})
+    for path in garbage.orphans:
+        yield None, to_text({"document": document, "orphan": path})
+
+
+def _part_from_text(text: str) -> tuple[str, Part]:
+    fields = from_text(text, "part")
+    document = fields.string("document")
+    if fields.has("pointer"):
+        return document, Part(dropped=(_pointer(fields.object("pointer")),))
+    if fields.has("replaced"):
+        return document, Part(replaced=(fields.string("replaced"),))
+    return document, Part(orphans=(fields.string("orphan"),))
+
+
+def _pointer(fields: Fields) -> Pointer:
+    return SnapshotPointer.from_json(fields) if fields.has("depth") else FragmentPointer.from_json(fields)
+
+
+def _merged(parts: Sequence[Part]) -> Part:
+    return Part(
+        dropped=tuple(pointer for part in parts for pointer in part.dropped),
+        replaced=tuple(path for part in parts for path in part.replaced),
+        orphans=tuple(path for part in parts for path in part.orphans),
+    )
+
+
+def _deleted_to_json(deleted: Deleted) -> JsonObject:
+    return {
+        "document": deleted.path,
+        "num_deleted": deleted.num_deleted,
+        "num_held": deleted.num_held,
+        "problems": [{"message": problem} for problem in deleted.problems],
+    }
+
+
+def deleted_from_text(text: str) -> Deleted:
+    """Read a result of DeleteWork."""
+    fields = from_text(text, "deleted")
+    return Deleted(
+        path=fields.string("document"),
+        num_deleted=fields.integer("num_deleted"),
+        num_held=fields.integer("num_held"),
+        problems=tuple(each.string("message") for each in fields.objects("problems", count_max=_PROBLEMS_MAX)),
+    )

@@ -1,0 +1,126 @@
+"""Snapshot compaction: the tree of a log's snapshots is packed anew where its writers left it lopsided."""
+
+import hashlib
+from collections.abc import Iterator
+
+from dagster import (
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetObservation,
+    BackfillPolicy,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
+    MaterializeResult,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    asset,
+    define_asset_job,
+    schedule,
+    sensor,
+)
+
+from wal3_core.errors import LogError
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.model.shape import Shape, measure_shape
+from wal3_core.options import SnapshotOptions
+from wal3_core.spark.collect_survey import Refusal
+from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.defs.manifests import manifest
+from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.garbage_work import Found, fail_for, outcomes
+from wal3_orchestration.log_state import LogState, look_at_all
+from wal3_orchestration.outcomes import Value, record
+from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request
+from wal3_orchestration.resources import StoreResource
+
+RUNS_PER_TICK_MAX = 16
+
+
+@asset(
+    deps=[manifest],
+    partitions_def=LOGS,
+    group_name=GROUP,
+    backfill_policy=BackfillPolicy.single_run(),
+    kinds={"wal3"},
+)
+def compacted_snapshots(
+    context: AssetExecutionContext, store: StoreResource
+) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+    """Pack a log's tree anew where it is lopsided: its shape, and what was written to mend it."""
+    with retried_only_when_unavailable(context):
+        opened = store.open()
+        found = [_compact(opened, log) for log in context.partition_keys]
+        yield from record(context, outcomes(found))
+        fail_for(found)
+
+
+def _compact(store: ObjectStore, log: str) -> Found:
+    try:
+        done = SnapshotCompactor(store, log).compact()
+    except LogError as error:
+        return Found(log=log, refusal=Refusal.of(error))
+    return Found(
+        log=log,
+        metadata={
+            **_numbers(done.after),
+            "manifest_bytes_before": done.before.manifest_bytes,
+            "snapshots_before": done.before.leaves.num_nodes + done.before.nodes.num_nodes,
+            "steps": done.num_steps,
+            "snapshots_written": done.num_written,
+            "bytes_written": done.num_bytes,
+            "pointers_packed": done.num_pointers,
+            "overtaken": done.num_overtaken,
+        },
+    )
+
+
+def _numbers(shape: Shape) -> dict[str, Value]:
+    return {
+        "manifest_bytes": shape.manifest_bytes,
+        "fragments": shape.num_fragments,
+        "root_pointers": shape.root_pointers,
+        "snapshots": shape.leaves.num_nodes + shape.nodes.num_nodes,
+        "snapshots_of_fragments": shape.leaves.num_nodes,
+        "snapshots_of_snapshots": shape.nodes.num_nodes,
+        "fill": shape.leaves.fill,
+        "wasted": shape.leaves.num_wasted + shape.nodes.num_wasted,
+        "ripe": shape.ripe,
+    }
+
+
+snapshot_compaction_job = define_asset_job(
+    "snapshot_compaction_job",
+    selection=[compacted_snapshots],
+    description="Packs the trees of logs' snapshots anew where they are lopsided.",
+)
+
+
+@sensor(job=snapshot_compaction_job, minimum_interval_seconds=300, default_status=DefaultSensorStatus.STOPPED)
+def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
+    """Ask for a run for each log whose tree is worth packing anew. Off until turned on."""
+    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
+    states = [state for state in look_at_all(store.open(), logs) if isinstance(state, LogState)]
+    ripe = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).ripe]
+    requests = [run_request(each.log, each.log, run_key=_run_key(each)) for each in ripe[:RUNS_PER_TICK_MAX]]
+    return SensorResult(
+        run_requests=requests, skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree"
+    )
+
+
+@schedule(job=snapshot_compaction_job, cron_schedule="0 6 * * 0", default_status=DefaultScheduleStatus.STOPPED)
+def weekly_snapshot_compaction(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    """Mend also what the manifest alone does not tell, deep in a tree, all logs in one run. Off until turned on."""
+    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
+    if not logs:
+        return SkipReason("no logs: the discovery sensor has found none yet")
+    return run_request(logs[0], logs[-1])
+
+
+def _run_key(state: LogState) -> str:
+    """Name the run by the tree it is for: appends alone ask for no other."""
+    rolls = len(state.manifest.fragments) // SnapshotOptions().fragments_per_snapshot
+    named = "\n".join([str(rolls), *(pointer.path for pointer in state.manifest.snapshots)])
+    return f"{state.log}/{hashlib.sha256(named.encode()).hexdigest()}"

@@ -1,0 +1,112 @@
+"""What a step did for each of its logs, as Dagster records it: by partition, and over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetMaterialization,
+    AssetObservation,
+    AssetRecordsFilter,
+    JsonMetadataValue,
+    MaterializeResult,
+    Output,
+)
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as _Target,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dagster import AssetCheckSpec, AssetExecutionContext, AssetKey, DagsterInstance, EventLogRecord
+
+Value = bool | int | float | str | JsonMetadataValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step found or did for a log."""
+
+    log: str
+    metadata: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a check says of a log; ``problem`` is None when all is well. Only a ``blocking`` one stops what follows."""
+
+    spec: AssetCheckSpec
+    log: str
+    problem: str | None
+    blocking: bool = False
+
+
+def record(
+    context: AssetExecutionContext, outcomes: Sequence[Outcome]
+) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+    """Record the outcomes; when some of the step's logs have none, log by log, and nothing downstream goes ahead."""
+    for outcome in outcomes:
+        yield _over_time(context.asset_key, outcome)
+    if len(outcomes) == len(context.partition_keys):
+        for outcome in outcomes:
+            context.add_asset_metadata(outcome.metadata, partition_key=outcome.log)
+        yield MaterializeResult()
+        return
+    for outcome in outcomes:
+        yield AssetMaterialization(context.asset_key, partition=outcome.log, metadata=dict(outcome.metadata))
+
+
+def _over_time(key: AssetKey, outcome: Outcome) -> AssetObservation:
+    """Put the log's name into the labels: Dagster plots a label over time, mixing the partitions that share it."""
+    numbers = {
+        f"{outcome.log}: {label}": value for label, value in outcome.metadata.items() if isinstance(value, int | float)
+    }
+    return AssetObservation(key, partition=outcome.log, metadata=numbers)
+
+
+def record_checks(
+    instance: DagsterInstance, verdicts: Sequence[Verdict]
+) -> Iterator[Output[None] | AssetCheckEvaluation]:
+    """Record what each check says of each log."""
+    for name in dict.fromkeys(verdict.spec.get_python_identifier() for verdict in verdicts):
+        yield Output(None, output_name=name)
+    for verdict in verdicts:
+        yield _evaluation(instance, verdict)
+
+
+def _evaluation(instance: DagsterInstance, verdict: Verdict) -> AssetCheckEvaluation:
+    spec = verdict.spec
+    return AssetCheckEvaluation(
+        asset_key=spec.asset_key,
+        check_name=spec.name,
+        partition=verdict.log,
+        passed=verdict.problem is None,
+        severity=AssetCheckSeverity.ERROR if verdict.blocking else AssetCheckSeverity.WARN,
+        blocking=verdict.blocking,
+        target_materialization_data=latest_target(instance, spec.asset_key, verdict.log),
+        description=None if verdict.problem is None else f"{verdict.log}: {verdict.problem}",
+        metadata={"log": verdict.log},
+    )
+
+
+def latest_target(instance: DagsterInstance, key: AssetKey, log: str) -> _Target | None:
+    """Find the log's newest materialization: Dagster shows a check's outcome for as long as there is no newer one."""
+    for found in latest(instance, key, log, count=1):
+        return _Target(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
+    return None
+
+
+def latest(instance: DagsterInstance, key: AssetKey, log: str, *, count: int) -> Sequence[EventLogRecord]:
+    """Return a log's newest materializations, newest first."""
+    return instance.fetch_materializations(AssetRecordsFilter(key, asset_partitions=[log]), limit=count).records
+
+
+def value_of(found: EventLogRecord, label: str) -> object:
+    """Return what a materialization says under a label; None when it says nothing."""
+    materialization = found.asset_materialization
+    value = None if materialization is None else materialization.metadata.get(label)
+    return None if value is None else value.value
