@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection history clean
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Install everything into .venv (about 1.3 GB, a minute or two)
 
@@ -86,6 +86,12 @@ bench: setup ## The figures, each beside its peer or limit
 
 bench-maintenance: setup ## Append latency while another process changes the manifest
 	PYTHONPATH=. $(BIN)/python benchmarks/maintenance.py
+
+bench-snapshots: setup ## The manifest's tree up to a million fragments: what opening, appending and scanning cost
+	PYTHONPATH=. $(BIN)/python benchmarks/snapshots.py
+
+bench-collection: setup ## A log of 200,000 fragments is collected while it grows; objects compared with what is reachable
+	PYTHONPATH=. $(BIN)/python benchmarks/collection.py
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py

@@ -1,0 +1,240 @@
+"""What the manifest's tree costs, beside a flat manifest, and what packing it anew saves: ``make bench-snapshots``.
+
+The manifests and snapshots are what the library's own steps make of so many fragments, written by its
+own code: pointers are applied to the manifest sixteen at a time, rolled, uploaded and swapped in. The
+fragments below them are made up, one record each; only those that are appended while measuring are
+written. Requests and bytes are exact; seconds are of a store in memory, so they are the library's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.large_logs import Grower
+from tests.stores import CountingStore
+from wal3_core import LogReader, LogWriter, StoreDeniedError
+from wal3_core.log.scan import select
+from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.model.manifest import POINTERS_MAX
+from wal3_core.model.paths import MANIFEST
+from wal3_core.options import UNLIMITED, ReaderOptions, SnapshotOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import Etag, NotModified, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.storage.object_store import ObjectStore
+
+OPTIONS = SnapshotOptions()
+# A writer whose snapshots hold four fragments, and one that comes to roll none.
+SMALL_LEAVES = SnapshotOptions(fragments_per_snapshot=4, snapshots_per_roll=128)
+NO_LEAVES = SnapshotOptions(fragments_per_snapshot=2**31 - 1)
+COMMITS = 512
+console = Console(width=150)
+
+
+class WeighingStore(CountingStore):
+    """Counts the bytes that are read besides."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.num_bytes: Counter[str] = Counter()
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read, and weigh."""
+        data = super().read(path, start=start, length=length)
+        self.num_bytes["read"] += len(data or b"")
+        return data
+
+    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+        """Read, and weigh."""
+        found = super().get(path, if_none_match=if_none_match)
+        self.num_bytes["get"] += len(found.data) if isinstance(found, Versioned) else 0
+        return found
+
+
+def well_shaped(store: ObjectStore, count: int) -> None:
+    """Build what a writer leaves."""
+    Grower(store, tree=OPTIONS, real=False).grow(count, per_change=count)
+
+
+def lopsided(store: ObjectStore, count: int) -> None:
+    """Build what is left by a writer with other options, or when one fragment takes the place of eight."""
+    Grower(store, tree=SMALL_LEAVES, real=False).grow(count, per_change=count)
+
+
+def unrolled(store: ObjectStore, count: int) -> None:
+    """Build what a writer leaves that never came to roll."""
+    Grower(store, tree=NO_LEAVES, real=False).grow(count, per_step=count, per_change=count)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a log's tree costs its readers; a scan's requests come besides one a fragment."""
+
+    manifest_bytes: int
+    open_requests: int
+    open_bytes: int
+    scan_requests: int
+    scan_bytes: int
+
+
+def measure(inner: ObjectStore) -> Cost:
+    store = WeighingStore(inner)
+    reader = LogReader.open(store, "a", options=ReaderOptions(snapshots_loaded_max=2))
+    opened = store.requests.total(), store.num_bytes.total()
+    manifest = reader.manifest()
+    store.requests.clear()
+    store.num_bytes.clear()
+    found = sum(1 for _ in select(manifest.pointers, None, UNLIMITED, reader.load_snapshot))
+    assert found == manifest.next.seq_no - 1
+    return Cost(len(manifest.to_bytes()), *opened, store.requests["read"], store.num_bytes["read"])
+
+
+def append(inner: ObjectStore) -> float:
+    """Bytes of manifest written per commit of one fragment by a real writer."""
+    store = CountingStore(inner)
+    with LogWriter.open(store, "a") as writer:
+        for _ in range(COMMITS):
+            writer.append(b"x")
+    return store.written["manifest"] / COMMITS
+
+
+def flat(count: int) -> str:
+    """Bytes that each commit would write with all fragments in the manifest."""
+    store = new_store()
+    try:
+        # One too many is as good as any more.
+        unrolled(store, min(count, POINTERS_MAX + 1))
+    except StoreDeniedError:
+        return "refused"
+    found = store.head(f"a/{MANIFEST}")
+    assert found is not None
+    return f"{found.size:,}"
+
+
+def growth(counts: Sequence[int]) -> None:
+    table = Table(
+        title=f"A log as it grows: snapshots of {OPTIONS.fragments_per_snapshot} fragments,"
+        f" and of {OPTIONS.snapshot_pointers_max} snapshots"
+    )
+    for name in (
+        "fragments",
+        "GETs to open",
+        "manifest",
+        "if it were flat",
+        "PUT a commit:\nmanifest",
+        "and snapshots,\non average",
+        "largest\nsnapshot",
+        "GETs more\nto scan",
+        "fragments\n/ fan-out",
+        "bytes",
+        "seconds\nto grow",
+    ):
+        table.add_column(name, justify="right")
+    for count in counts:
+        inner = new_store()
+        store = CountingStore(inner)
+        began = time.perf_counter()
+        well_shaped(store, count)
+        elapsed = time.perf_counter() - began
+        cost = measure(inner)
+        table.add_row(
+            f"{count:,}",
+            str(cost.open_requests),
+            f"{cost.open_bytes:,}",
+            flat(count),
+            f"{append(inner):,.0f}",
+            f"{store.written['snapshot'] / count:,.0f}",
+            f"{max((meta.size for meta in inner.list_objects('a/snapshot/')), default=0):,}",
+            f"{cost.scan_requests:,}",
+            f"{count / OPTIONS.fragments_per_snapshot:,.0f}",
+            f"{cost.scan_bytes / 1e6:,.1f} MB",
+            f"{elapsed:,.1f}",
+        )
+    console.print(table)
+
+
+def compaction(cases: Sequence[tuple[str, Callable[[ObjectStore, int], None], int]]) -> None:
+    table = Table(title="Packing a tree anew: before, after, and what it costs")
+    for name in (
+        "tree",
+        "fragments",
+        "",
+        "manifest",
+        "GETs more to scan",
+        "of",
+        "steps",
+        "written",
+        "seconds",
+        "again",
+    ):
+        table.add_column(name, justify="left" if name in {"tree", ""} else "right")
+    for kind, build, count in cases:
+        store = new_store()
+        build(store, count)
+        before = measure(store)
+        counting = WeighingStore(store)
+        began = time.perf_counter()
+        done = SnapshotCompactor(counting, "a").compact()
+        elapsed = time.perf_counter() - began
+        after = measure(store)
+        again = SnapshotCompactor(store, "a").compact()
+        table.add_row(kind, f"{count:,}", "before", *shown(before), "", "", "", "")
+        table.add_row(
+            "",
+            "",
+            "after",
+            *shown(after),
+            f"{done.num_steps}",
+            f"{done.num_written:,} of {done.num_bytes / 1e6:,.1f} MB",
+            f"{elapsed:,.1f}",
+            f"{again.num_steps} steps",
+        )
+    console.print(table)
+
+
+def shown(cost: Cost) -> tuple[str, str, str]:
+    return f"{cost.manifest_bytes:,}", f"{cost.scan_requests:,}", f"{cost.scan_bytes / 1e6:,.1f} MB"
+
+
+def new_store() -> MemoryStore:
+    return MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--most", type=int, default=1_000_000, help="fragments of the largest log (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--packed", type=int, default=100_000, help="fragments of the largest log packed anew (default: %(default)s)"
+    )
+    told = parser.parse_args()
+    if counts := [count for count in (1_000, 10_000, 100_000, 1_000_000) if count <= told.most]:
+        growth(counts)
+    compaction(
+        [
+            ("well shaped", well_shaped, told.packed),
+            ("leaves of 4", lopsided, told.packed // 10),
+            ("leaves of 4", lopsided, told.packed),
+            ("never rolled", unrolled, 500),
+            ("never rolled", unrolled, told.packed // 2),
+        ]
+    )
+    console.print(f"Load of the machine: {os.getloadavg()}, of {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
