@@ -11,6 +11,23 @@ DELETER = "wal3_core.log.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
 COPYING = "wal3_core.log.copier:_Copying."
 
+# Where a campaign that began at 0 found it last, if that took long: the tests begin there, and `make mutants` at 0.
+FOUND_AT = {
+    "an unanswered CAS is taken for failed": 68,
+    "appended again after an unanswered CAS": 68,
+    "the fence is not compared before a commit": 380,
+    "the fence is not compared before a snapshot is used": 25,
+    "the snapshot's name does not cover the fence": 25,
+    "the seal is not looked at": 40,
+    "records of one append share an offset": 59,
+    "a place is not looked at once the cursor is written": 78,
+    "an announced collection is not looked at by who keeps a place": 104,
+    "pins are not asked before deleting": 48,
+    "a snapshot goes before what it holds": 48,
+    "the copy's manifest is written first": 77,
+    "what is copied is not read": 232,
+}
+
 MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
