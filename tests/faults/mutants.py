@@ -26,6 +26,7 @@ FOUND_AT = {
     "a snapshot goes before what it holds": 48,
     "the copy's manifest is written first": 77,
     "what is copied is not read": 232,
+    "a refused seal is taken for done": 547,
 }
 
 MUTANTS = (
@@ -220,12 +221,6 @@ MUTANTS = (
         DELETER + "_pinned",
         "pins = self._pins.list().values()",
         "pins = [pin for pin in self._pins.list().values() if not pin.complete]",
-    ),
-    Mutation(
-        "references are not asked before deleting",
-        DELETER + "_delete_paths",
-        "if any(references.hold(path) for references in going.references):",
-        "if any(references.hold(path) for references in going.references[1:]):",
     ),
     Mutation(
         "the fence is not moved before orphans go",
