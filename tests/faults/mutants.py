@@ -20,6 +20,7 @@ FOUND_AT = {
     "the snapshot's name does not cover the fence": 25,
     "the seal is not looked at": 40,
     "records of one append share an offset": 59,
+    "fragments are committed out of order": 274,
     "a place is not looked at once the cursor is written": 78,
     "an announced collection is not looked at by who keeps a place": 104,
     "pins are not asked before deleting": 48,

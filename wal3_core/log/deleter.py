@@ -307,7 +307,8 @@ class Deleter:
     def store_now_us(self) -> int:
         """Ask for the store's own time: when it says that an object written just now was changed.
 
-        One that could not be written now tells an earlier time, and there is longer to wait.
+        One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
+        clock does not run back.
         """
         data, found = self._runtime.token().encode(), self._store.get(CLOCK)
         if isinstance(found, Versioned):
