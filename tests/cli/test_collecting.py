@@ -204,6 +204,41 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
 # ---------------------------------------------------------------------- refusals
 
 
+def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> None:
+    appended(wal3, "a", 20)
+    wal3.ok("cursor", "set", "a", "reader", "21")
+
+    result = wal3("gc", "a", "--dry-run")
+
+    assert result.exit_code == 1
+    assert "would prune 20 records" in result.stdout
+    assert "at most 90% of its bytes, found 100.0%" in result.stderr
+
+
+def test_log_that_is_refused_keeps_those_named_beside_it_from_nothing(wal3: Command) -> None:
+    appended(wal3, "without", 20)
+    appended(wal3, "with", 20)
+    wal3.ok("cursor", "set", "with", "reader", "11")
+
+    result = wal3("gc", "without", "with", "--interval-s", "0")
+
+    assert result.exit_code == 1
+    assert "without: " in result.stderr
+    assert [record["offset"] for record in wal3.json("cat", "with")] == list(range(11, 21))
+
+
+def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -> None:
+    appended(wal3, "a", 20)
+    wal3.ok("cursor", "set", "a", "reader", "11")
+    (Path(urlsplit(wal3.url).path) / "a" / "log" / "notes").write_text("somebody's")
+
+    result = wal3("gc", "a")
+
+    assert result.exit_code == 1
+    assert "/a: nothing is collected while a foreign file lies there: 'log/notes'" in result.stderr
+    assert "move it away" in result.stderr
+
+
 def test_log_of_which_nearly_everything_would_go_is_refused_until_that_is_allowed(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "21")

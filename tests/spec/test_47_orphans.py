@@ -34,7 +34,7 @@ from tests.spec.collecting import (
     reachable,
 )
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CollectionRefusedError
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
@@ -178,9 +178,9 @@ def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStor
     clock.create("a/log/readme.txt", b"not ours")
     clock.pass_s(2 * DAY_S)
 
-    with pytest.raises(CorruptError, match=r"log/readme\.txt"):
+    with pytest.raises(CollectionRefusedError, match=r"log/readme\.txt"):
         orphans(clock)
-    with pytest.raises(CorruptError, match=r"log/readme\.txt"):
+    with pytest.raises(CollectionRefusedError, match=r"log/readme\.txt"):
         gather(clock, LATER)
 
     assert clock.read("a/log/readme.txt") == b"not ours"

@@ -355,3 +355,13 @@ def test_migration_to_another_successor_is_refused(memory_store: MemoryStore) ->
     assert LogReader.open(memory_store, "b").manifest().num_records == 0
     with pytest.raises(LogNotFoundError):
         LogReader.open(memory_store, "c")
+
+
+@pytest.mark.parametrize("reason", ["", "  "])
+def test_seal_without_a_reason_is_refused(memory_store: MemoryStore, reason: str) -> None:
+    LogWriter.initialize(memory_store, "a")
+
+    with pytest.raises(InvalidRequestError, match="expected a reason"):
+        seal(memory_store, "a", reason=reason)
+
+    assert LogReader.open(memory_store, "a").manifest().seal is None

@@ -17,6 +17,7 @@ from wal3_core.log.deleter import Deleter
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
+    from wal3_core.log.collector import Plan
     from wal3_core.model.garbage import Garbage
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
@@ -89,7 +90,7 @@ def gc(
                 else:
                     failed |= _collect(store, log, asked, None if as_json else rows)
             except LogError as error:
-                if not every:
+                if len(logs) == 1:
                     raise
                 # One log that can not be collected must not keep the others from it.
                 failed = True
@@ -182,7 +183,14 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
     if as_json:
         document = {**plan.to_json(), "objects": [*paths], "orphans": [*orphans]}
         print_json({**document, "begun": [each.to_json() for each in begun]})
-        return
+    else:
+        _show_plan(plan, paths, orphans, begun)
+    if not plan.empty:
+        # What the run would refuse.
+        collector.verify(plan)
+
+
+def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
     click.echo(
         f"{plan.log}: would prune {plan.num_records:,} records in {plan.num_fragments:,} fragments"
         f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; it would begin at offset"

@@ -65,7 +65,7 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
         return
     retention = "no retention" if found.retention_s is None else f"records are kept {found.retention_s} s at least"
     cursors = "by age alone" if found.without_cursors else "only below its cursors"
-    most = "" if found.percent_max is None else f"; up to {found.percent_max} % of it at a time"
+    most = "" if found.percent_max is None else f"; {found.percent_max} % may go at a time, or the collector's limit"
     click.echo(plain(f"{log}: collected {cursors}; {retention}{most}"))
 
 

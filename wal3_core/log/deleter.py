@@ -301,7 +301,11 @@ class Deleter:
     def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
         for folder in folders:
             for meta in self._store.list_objects(folder):
-                check_object_path(meta.path)
+                try:
+                    check_object_path(meta.path)
+                except CorruptError as error:
+                    message = f"log {self._store.url}: nothing is collected while a foreign file lies there: {error}"
+                    raise CollectionRefusedError(f"{message}: move it away") from error
                 yield meta
 
     def store_now_us(self) -> int:

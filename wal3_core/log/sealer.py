@@ -43,6 +43,10 @@ def seal(
     of another seal. A successor must not exist yet: it begins with ``initialize_successor``.
     """
     runtime = runtime or shared_runtime()
+    if not reason.strip():
+        # A seal is never lifted: whoever meets it must learn why it is there.
+        message = f"log {log}: expected a reason to seal it, found none"
+        raise InvalidRequestError(message)
     if successor is not None:
         _check_successor(log, successor)
     wanted = Seal(

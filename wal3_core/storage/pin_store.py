@@ -53,14 +53,13 @@ class PinStore:
         if seen is not None and seen.document.complete:
             raise self._taken(path)
         base = self._load()
+        self._refuse_destroyed(path, base)
         for _ in range(_TRIES_MAX):
             saved = self._documents.save(path, self._pin(base, reason, seen), seen)
             if saved is None:
                 raise self._taken(path)
             now = self._load()
-            if now.seal is not None and now.seal.reason == BEING_DESTROYED:
-                message = f"pin {self._store.url}/{path}: expected a log that stays, found it {BEING_DESTROYED}"
-                raise InvalidRequestError(message)
+            self._refuse_destroyed(path, now)
             if _still_whole(base, now):
                 return self._complete(path, saved)
             base, seen = now, saved
@@ -76,6 +75,11 @@ class PinStore:
         if self._documents.save(path, completed, saved) is None:
             raise self._taken(path)
         return completed
+
+    def _refuse_destroyed(self, path: str, manifest: Manifest) -> None:
+        if manifest.seal is not None and manifest.seal.reason == BEING_DESTROYED:
+            message = f"pin {self._store.url}/{path}: expected a log that stays, found it {BEING_DESTROYED}"
+            raise InvalidRequestError(message)
 
     def _taken(self, path: str) -> InvalidRequestError:
         return InvalidRequestError(f"pin {self._store.url}/{path}: expected no pin of that name, found one")
