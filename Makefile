@@ -33,8 +33,17 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
+# In two halves at once: in one the tests mostly wait for servers, processes and Spark.
+SERVICES := tests/orchestration tests/power tests/processes tests/spark
+.PHONY: test-library test-services
 test: java setup lint types ## Everything that must hold: linters, types, all tests
-	$(BIN)/pytest
+	$(MAKE) --no-print-directory --jobs=2 test-library test-services
+
+test-library: setup
+	$(BIN)/pytest $(addprefix --ignore=,$(SERVICES))
+
+test-services: java setup
+	$(BIN)/pytest $(SERVICES)
 
 check: setup lint types ## The quick part: linters, types, all but the slow tests
 	$(BIN)/pytest -m "not slow and not spark"
