@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
-from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, LogError
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
 from wal3_core.log.collector import Collector, Overtaken, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
@@ -96,7 +96,7 @@ def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Pruned |
     try:
         collector.verify(plan)
         return collector.prune(collector.announce(plan))
-    except (CollectionRefusedError, InvalidRequestError):
+    except CollectionRefusedError:
         # This plan may have been carried out before, or by another run that was as quick.
         if not _begins_there(store, plan):
             raise
@@ -119,7 +119,7 @@ def _pruned_numbers(outcome: Pruned | Overtaken | None) -> dict[str, Value]:
                 "garbage": path,
                 "records": garbage.num_records,
                 "bytes": garbage.num_bytes,
-                "fragments": _num_fragments(garbage),
+                "fragments": garbage.num_fragments,
                 "setsum": garbage.setsum.hexdigest(),
                 "reason": garbage.reason,
                 "cutoff_offset": _cutoff_offset([garbage]),
@@ -130,17 +130,13 @@ def _cutoff_offset(collected: Sequence[Garbage]) -> int:
     return max((garbage.first.position.offset for garbage in collected if garbage.first is not None), default=0)
 
 
-def _num_fragments(garbage: Garbage) -> int:
-    return sum(pointer.last_seq_no - pointer.first_seq_no + 1 for pointer in garbage.dropped)
-
-
 def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
     """Delete a log's garbage that is due, unless that is ``objects_max`` objects or more; finish what others began."""
     try:
         pruned = tuple(Collector(store, log, options=options).settle())
         deleter = Deleter(store, log, options=options)
         due = [each.garbage for each in pruned if deleter.wait_s(each.path) == 0]
-        if sum(_num_fragments(garbage) + len(garbage.orphans) for garbage in due) >= objects_max:
+        if sum(garbage.num_fragments + len(garbage.orphans) for garbage in due) >= objects_max:
             return Due(log=log, pruned=pruned, found=Found(log=log), on_spark=True)
         done = [Deletion(log=log, deleted=deleter.delete(each.path)) for each in pruned]
         return Due(log=log, pruned=pruned, found=_deleted(log, pruned, done))
@@ -170,7 +166,7 @@ def _deleted(log: str, pruned: Sequence[Pruned], done: Sequence[Deletion]) -> Fo
             "objects": sum(each.deleted.num_deleted for each in done),
             "records": sum(garbage.num_records for garbage in finished),
             "bytes": sum(garbage.num_bytes for garbage in finished),
-            "fragments": sum(_num_fragments(garbage) for garbage in finished),
+            "fragments": sum(garbage.num_fragments for garbage in finished),
             "orphans": sum(len(garbage.orphans) for garbage in finished),
             "setsum": sum((garbage.setsum for garbage in finished), EMPTY).hexdigest(),
             "reason": "; ".join(garbage.reason for garbage in finished),

@@ -8,10 +8,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dagster import DynamicPartitionsDefinition, RunRequest
+from dagster import DynamicPartitionsDefinition, RunRequest, SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from dagster import DagsterInstance
 
 LOGS_NAME = "log"
 LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
@@ -55,3 +57,11 @@ def run_request(
     if first == last:
         return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: first, **(tags or {})})
     return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
+
+
+def request_for_all(instance: DagsterInstance, *, tags: Mapping[str, str] | None = None) -> RunRequest | SkipReason:
+    """Ask for one run over every log."""
+    logs = instance.get_dynamic_partitions(LOGS_NAME)
+    if not logs:
+        return SkipReason("no logs: the discovery sensor has found none yet")
+    return run_request(logs[0], logs[-1], tags=tags)

@@ -9,18 +9,18 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core import (
-    LogReader,
     LogWriter,
     Pin,
-    Record,
 )
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleted, Deleter
 from wal3_core.log.references import References
-from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
+from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.snapshot_store import SnapshotStore
+
+from .copies import FEW, NOW, manifest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
-FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
-NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 
 
@@ -65,10 +63,6 @@ def roll_up(store: ObjectStore, log: str, before: Manifest) -> None:
     append_until(store, log, lambda manifest: old.isdisjoint(pointer.path for pointer in manifest.snapshots))
 
 
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
-
-
 def announce(store: ObjectStore, log: str, offset: int) -> str:
     collector = Collector(store, log, options=NOW)
     return collector.announce(collector.plan(offset))
@@ -96,10 +90,6 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
         assert isinstance(condemned, Pruned)
         deleter.delete(condemned.path)
     return orphans
-
-
-def read(store: ObjectStore, log: str) -> list[Record]:
-    return list(LogReader.open(store, log).records())
 
 
 def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:

@@ -16,46 +16,23 @@ from wal3_core import (
     InvalidRequestError,
     Limits,
     LogNotFoundError,
-    LogReader,
-    LogWriter,
     Setsum,
     migrate,
     records_across,
     seal,
 )
-from wal3_core.log.collector import Collector
-from wal3_core.model.manifest import Manifest, Seal
-from wal3_core.options import CollectorOptions
+from wal3_core.model.manifest import Seal
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
+from .seals import bodies, collect, fill, manifest_of
+
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
     from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-
-def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:
-    with LogWriter.open_or_initialize(store, log) as writer:
-        for body in bodies:
-            writer.append(body)
-
-
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
-
-
-def bodies(store: ObjectStore, log: str, start: ReadStart = None, limits: Limits | None = None) -> list[bytes | None]:
-    return [record.body for record in records_across(store, log, start, limits or Limits())]
-
-
-def collect(store: ObjectStore, log: str, offset: int) -> None:
-    """Let the log begin at ``offset``."""
-    collector = Collector(store, log, options=CollectorOptions(without_cursors=True, fraction_max=1))
-    collector.prune(collector.announce(collector.plan(offset)))
-    assert manifest_of(store, log).first.position.offset == offset
 
 
 def chain(store: ObjectStore) -> None:

@@ -23,12 +23,13 @@ from wal3_core import (
 )
 from wal3_core.log.deleter import Deleter
 
+from .copies import NOW, manifest_of, records
+from .pins import QUICK, assert_whole, collect, collect_orphans, fill, grow, prune, roll_up
+
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
     from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-from .pins import NOW, QUICK, assert_whole, collect, collect_orphans, fill, grow, manifest_of, prune, read, roll_up
 
 
 def test_pin_is_created_loaded_listed_and_deleted(store: ObjectStore) -> None:
@@ -88,7 +89,7 @@ def test_sealed_and_empty_logs_can_be_pinned(memory_store: MemoryStore) -> None:
 
 def test_pinned_records_can_be_read_after_they_were_collected(store: ObjectStore) -> None:
     held = grow(store, "a")
-    every = read(store, "a")
+    every = records(store, "a")
     PinStore(store, "a").create("audit", reason="a test")
 
     deleted = collect(store, "a", held)
@@ -96,7 +97,7 @@ def test_pinned_records_can_be_read_after_they_were_collected(store: ObjectStore
 
     assert deleted.num_held > 0
     assert not deleted.finished
-    assert read(store, "a")[0].offset == held
+    assert records(store, "a")[0].offset == held
     assert list(pinned_records(store, "a", "audit")) == every
 
 
@@ -117,7 +118,7 @@ def test_what_only_the_pin_kept_goes_once_it_is_deleted(store: ObjectStore) -> N
 
 def test_snapshots_that_were_rolled_up_stay_while_they_are_pinned(store: ObjectStore) -> None:
     grow(store, "a")
-    every = read(store, "a")
+    every = records(store, "a")
     pin = PinStore(store, "a").create("audit", reason="a test")
     kept = {pointer.path for pointer in pin.manifest.snapshots}
 

@@ -17,24 +17,12 @@ from wal3_core import (
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 
+from .copies import NOW, manifest_of
+from .pins import Crashed, announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
+
 if TYPE_CHECKING:
     from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-from .pins import (
-    NOW,
-    Crashed,
-    announce,
-    assert_whole,
-    collect,
-    collect_orphans,
-    fill,
-    grow,
-    manifest_of,
-    prune,
-    racing,
-    roll_up,
-)
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])

@@ -17,14 +17,15 @@ from wal3_core.log.references import References, every_path
 from wal3_core.log.scan import select
 from wal3_core.model.garbage import Cut, Garbage, cut_below
 from wal3_core.model.manifest import Intent, Manifest, Place
-from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, check_log_name
+from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import Setsum
-from wal3_core.model.snapshot import sum_setsums
+from wal3_core.model.snapshot import count_fragments, sum_setsums
 from wal3_core.options import UNLIMITED, CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.document_store import DocumentStore, Seen
+from wal3_core.storage.document_store import Seen
+from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.policy_store import PolicyStore
@@ -132,9 +133,7 @@ class Collector:
         self._cursors = CursorStore(store, log, runtime=self._runtime, retry=retry)
         self._policies = PolicyStore(store, log, runtime=self._runtime, retry=retry)
         self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots_loaded_max)
-        self._documents = DocumentStore(
-            self._store, self._runtime, retry, lambda data, what: Garbage.from_bytes(data, what=what)
-        )
+        self._documents = GarbageStore(self._store, self._runtime, retry)
 
     # ------------------------------------------------------------------ plan
 
@@ -148,7 +147,7 @@ class Collector:
         candidates = self._candidates(base.manifest, policy, cursors)
         if limit_offset is not None:
             candidates["the limit given"] = limit_offset
-        allowed = bool(cursors) or self._options.without_cursors or policy.without_cursors
+        allowed = self._allowed(policy, cursors)
         cutoff, reason = self._cutoff(base.manifest, candidates if allowed else {})
         cut = cut_below(base.manifest, cutoff, self._snapshots.load)
         return self._plan(base.manifest, cut, reason)
@@ -165,7 +164,7 @@ class Collector:
             reason=reason,
             first=cut.first,
             setsum=sum_setsums(cut.dropped),
-            num_fragments=sum(pointer.last_seq_no - pointer.first_seq_no + 1 for pointer in cut.dropped),
+            num_fragments=count_fragments(cut.dropped),
             num_records=sum(pointer.num_records for pointer in cut.dropped),
             num_bytes=sum(pointer.num_bytes for pointer in cut.dropped),
             held_records=manifest.num_records,
@@ -186,10 +185,14 @@ class Collector:
 
     def _offsets(self) -> dict[str, int]:
         try:
-            return {name: witness.cursor.position.offset for name, witness in self._cursors.list().items()}
+            return self._cursors.offsets()
         except CorruptError as error:
             message = f"log {self._store.url}: nothing is collected while a cursor can not be read: {error}"
             raise CollectionRefusedError(message) from error
+
+    def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
+        """Tell whether there is a cursor, or somebody who says that there need be none."""
+        return bool(cursors) or self._options.without_cursors or policy.without_cursors
 
     def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
         """Say what keeps the log from which offset on."""
@@ -361,7 +364,7 @@ class Collector:
     def _kept_below(self, manifest: Manifest, first: Place) -> str | None:
         """Tell what keeps a part of what was announced: it may have been planned long ago, and by somebody else."""
         policy, cursors = self._policy(), self._offsets()
-        if not (cursors or self._options.without_cursors or policy.without_cursors):
+        if not self._allowed(policy, cursors):
             return "there is no cursor any more"
         candidates = self._candidates(manifest, policy, cursors)
         below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
@@ -438,8 +441,8 @@ class Collector:
         """Finish what other runs began: resume what is announced, forget what never was, list what is pruned."""
         self._withdraw_lost(self._manifests.load())
         pruned = []
-        for path in self._listed():
-            seen = self._documents.load(path)
+        for meta in self._documents.list():
+            path, seen = meta.path, self._documents.load(meta.path)
             if seen is None:
                 continue
             if seen.document.pruned:
@@ -458,11 +461,6 @@ class Collector:
         intent = base.manifest.collecting
         if intent is not None and self._documents.load(intent.garbage) is None:
             self._withdraw(base, intent)
-
-    def _listed(self) -> Iterator[str]:
-        for meta in self._store.list_objects(GARBAGE_FOLDER):
-            if meta.path != CLOCK:
-                yield check_garbage_path(meta.path)
 
 
 def _announced(manifest: Manifest, path: str) -> bool:

@@ -13,14 +13,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
-from wal3_core.log.references import References, every_path
-from wal3_core.model.garbage import Garbage
+from wal3_core.log.references import References, every_path, hold_any
 from wal3_core.model.paths import (
     CLOCK,
     FRAGMENT_FOLDER,
-    GARBAGE_FOLDER,
     SNAPSHOT_FOLDER,
-    check_garbage_path,
     check_log_name,
     check_object_path,
 )
@@ -28,7 +25,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.document_store import DocumentStore
+from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, Versioned, log_store
 from wal3_core.storage.pin_store import PinStore
@@ -38,6 +35,7 @@ from wal3_core.storage.snapshot_store import SnapshotStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wal3_core.model.garbage import Garbage
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectMeta
@@ -77,6 +75,11 @@ class Part:
         return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
 
 
+def oldest(metas: Iterable[ObjectMeta], count: int) -> list[ObjectMeta]:
+    """Return the ``count`` oldest objects, oldest first."""
+    return heapq.nsmallest(count, metas, key=lambda meta: (meta.last_modified_us, meta.path))
+
+
 class _Pass:
     """One pass over a garbage document, and what came of it so far."""
 
@@ -113,9 +116,7 @@ class Deleter:
         self._cursors = CursorStore(store, log, runtime=self._runtime, retry=retry)
         self._pins = PinStore(store, log, runtime=self._runtime, retry=retry)
         self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots_loaded_max)
-        self._documents = DocumentStore(
-            self._store, self._runtime, retry, lambda data, what: Garbage.from_bytes(data, what=what)
-        )
+        self._documents = GarbageStore(self._store, self._runtime, retry)
 
     # ------------------------------------------------------------------ delete
 
@@ -137,13 +138,13 @@ class Deleter:
     def without_pinned(self, paths: Iterable[str]) -> Iterator[str]:
         """Leave out what a pin refers to."""
         pinned = self._pinned()
-        return (path for path in paths if not any(each.hold(path) for each in pinned))
+        return (path for path in paths if not hold_any(pinned, path))
 
     def objects(self, garbage: Garbage) -> Iterator[str]:
         """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
         references, part = self._references(), Part.whole(garbage)
         for path in chain(every_path(part.dropped, self._snapshots.load), part.replaced, part.orphans):
-            if not any(each.hold(path) for each in references):
+            if not hold_any(references, path):
                 yield path
 
     def due(self, path: str) -> Garbage | Deleted:
@@ -181,10 +182,7 @@ class Deleter:
 
     def documents(self) -> Iterator[ObjectMeta]:
         """List the garbage documents that are there, in order of their paths."""
-        for meta in self._store.list_objects(GARBAGE_FOLDER):
-            if meta.path != CLOCK:
-                check_garbage_path(meta.path)
-                yield meta
+        return self._documents.list()
 
     def pending(self) -> list[Garbage]:
         """Load the garbage documents that are there."""
@@ -217,8 +215,7 @@ class Deleter:
         below: dict[str, int] = {}
         # One that comes too late is put right at once by whoever brought it.
         for _ in attempts(self._options.retry, self._runtime):
-            offsets = {name: witness.cursor.position.offset for name, witness in self._cursors.list().items()}
-            below = {name: offset for name, offset in offsets.items() if offset < first}
+            below = {name: offset for name, offset in self._cursors.offsets().items() if offset < first}
             if not below:
                 return
         message = (
@@ -251,7 +248,7 @@ class Deleter:
         began_s, began = self._runtime.monotonic_s(), going.num_deleted
         free = []
         for path in paths:
-            if any(references.hold(path) for references in going.references):
+            if hold_any(going.references, path):
                 going.num_held += 1
             else:
                 free.append(path)
@@ -292,11 +289,9 @@ class Deleter:
         found = (
             meta
             for meta in self._data_objects(folders)
-            if meta.last_modified_us <= limit_us
-            and meta.path not in condemned
-            and not any(references.hold(meta.path) for references in known)
+            if meta.last_modified_us <= limit_us and meta.path not in condemned and not hold_any(known, meta.path)
         )
-        return heapq.nsmallest(self._options.orphans_max, found, key=lambda meta: (meta.last_modified_us, meta.path))
+        return oldest(found, self._options.orphans_max)
 
     def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
         for folder in folders:

@@ -81,3 +81,8 @@ class References:
         if isinstance(pointer, FragmentPointer):
             return pointer.path == path
         return self._leads_to(self._below(pointer), seq_no, path)
+
+
+def hold_any(every: Iterable[References], path: str) -> bool:
+    """Tell whether an object is referred to from anywhere."""
+    return any(references.hold(path) for references in every)

@@ -14,7 +14,15 @@ from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest, Place
 from wal3_core.model.paths import check_object_path, check_token, garbage_path
-from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, check_format_version, check_run, sum_setsums
+from wal3_core.model.snapshot import (
+    Pointer,
+    Snapshot,
+    SnapshotPointer,
+    check_format_version,
+    check_run,
+    count_fragments,
+    sum_setsums,
+)
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
@@ -113,6 +121,11 @@ class Garbage:
     def setsum(self) -> Setsum:
         """What the dropped records sum to."""
         return sum_setsums(self.dropped)
+
+    @property
+    def num_fragments(self) -> int:
+        """How many fragment numbers are dropped."""
+        return count_fragments(self.dropped)
 
     @property
     def num_records(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.model.repack import ROLLS_LEFT, capacity, half
-from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer
+from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer, count_fragments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,7 +130,7 @@ def _with_unseen(leaves: Level, deep: Sequence[SnapshotPointer]) -> Level:
     return replace(
         leaves,
         num_nodes=leaves.num_nodes + sum(pointer.num_pointers for pointer in deep),
-        num_pointers=leaves.num_pointers + sum(p.last_seq_no - p.first_seq_no + 1 for p in deep),
+        num_pointers=leaves.num_pointers + count_fragments(deep),
     )
 
 

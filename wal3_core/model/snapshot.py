@@ -115,6 +115,11 @@ def check_run(pointers: Sequence[Pointer]) -> None:
             raise CorruptError(message)
 
 
+def count_fragments(pointers: Iterable[Pointer]) -> int:
+    """Count the fragment numbers that the pointers stand for."""
+    return sum(pointer.last_seq_no - pointer.first_seq_no + 1 for pointer in pointers)
+
+
 def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
     """Add up what the pointers sum to."""
     total = EMPTY

@@ -7,7 +7,6 @@ the others.
 
 from __future__ import annotations
 
-import heapq
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
-from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.log.deleter import Deleted, Deleter, oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
@@ -129,9 +128,7 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
 
 
 def _orphans(log: str, found: _Found, options: CollectorOptions) -> Orphans:
-    objects = heapq.nsmallest(
-        options.orphans_max, map(object_from_text, found.results), key=lambda meta: (meta.last_modified_us, meta.path)
-    )
+    objects = oldest(map(object_from_text, found.results), options.orphans_max)
     return Orphans(log=log, objects=tuple(objects), refusal=found.refusal)
 
 

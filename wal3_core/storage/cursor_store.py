@@ -98,6 +98,10 @@ class CursorStore:
             found[cursor_name(path)] = witness
         return found
 
+    def offsets(self) -> dict[str, int]:
+        """Load where all cursors lie, by name; CorruptError for a file that is none."""
+        return {name: witness.cursor.position.offset for name, witness in self.list().items()}
+
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
         """Go through the cursors by path; one that can not be read is an error in its place."""
         for meta in self._store.list_objects(CURSOR_FOLDER):

@@ -43,7 +43,7 @@ from wal3_orchestration.failures import raise_together, retried_only_when_unavai
 from wal3_orchestration.garbage_alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.garbage_work import delete_log, delete_logs, fail_for, outcomes, prune_log
 from wal3_orchestration.outcomes import Outcome, Value, Verdict, latest, record, record_checks, value_of
-from wal3_orchestration.partitions import COLLECT_TAG, GROUP, LOGS, LOGS_NAME, run_request
+from wal3_orchestration.partitions import COLLECT_TAG, GROUP, LOGS, request_for_all
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_session
 
 _PLAN_BYTES_MAX = 2**20
@@ -221,7 +221,4 @@ deletion_job = define_asset_job(
 @schedule(job=garbage_plan_job, cron_schedule="0 4 * * *", default_status=DefaultScheduleStatus.STOPPED)
 def daily_collection(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     """Plan for every log in one run, and let the pruning sensor collect them. Off until turned on: it deletes."""
-    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1], tags={COLLECT_TAG: "true"})
+    return request_for_all(context.instance, tags={COLLECT_TAG: "true"})

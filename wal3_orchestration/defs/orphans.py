@@ -28,7 +28,7 @@ from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.garbage_alarms import many_orphans
 from wal3_orchestration.garbage_work import Found, condemn, fail_for, orphans_of, outcomes
 from wal3_orchestration.outcomes import Verdict, latest, record, record_checks, value_of
-from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request
+from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_session
 
 FEW = AssetCheckSpec(
@@ -94,7 +94,4 @@ orphans_job = define_asset_job(
 @schedule(job=orphans_job, cron_schedule="0 5 * * 0", default_status=DefaultScheduleStatus.STOPPED)
 def weekly_orphans(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     """Look for orphans in every log, all in one run. Off until turned on: it lists the whole store."""
-    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1])
+    return request_for_all(context.instance)

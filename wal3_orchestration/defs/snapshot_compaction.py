@@ -33,7 +33,7 @@ from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.garbage_work import Found, fail_for, outcomes
 from wal3_orchestration.log_state import LogState, look_at_all
 from wal3_orchestration.outcomes import Value, record
-from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request
+from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, request_for_all, run_request
 from wal3_orchestration.resources import StoreResource
 
 RUNS_PER_TICK_MAX = 16
@@ -113,10 +113,7 @@ def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -
 @schedule(job=snapshot_compaction_job, cron_schedule="0 6 * * 0", default_status=DefaultScheduleStatus.STOPPED)
 def weekly_snapshot_compaction(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     """Mend also what the manifest alone does not tell, deep in a tree, all logs in one run. Off until turned on."""
-    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1])
+    return request_for_all(context.instance)
 
 
 def _run_key(state: LogState) -> str:

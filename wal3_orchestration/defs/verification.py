@@ -29,7 +29,7 @@ from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.outcomes import latest_target
-from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request
+from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
 from wal3_orchestration.resources import StoreResource, spark_session
 
 PROBLEMS_SHOWN_MAX = 100
@@ -117,7 +117,4 @@ verification_job = define_asset_job(
 @schedule(job=verification_job, cron_schedule="0 3 * * *", default_status=DefaultScheduleStatus.STOPPED)
 def nightly_verification(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     """Verify every log, all in one run. Off until turned on: it reads the whole store."""
-    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1])
+    return request_for_all(context.instance)
