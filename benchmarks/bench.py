@@ -26,15 +26,16 @@ from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Manifest
-from wal3_core.model.paths import MANIFEST, fragment_path
+from wal3_core.model.manifest import Epoch
+from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.memory import MemoryStore
-from wal3_core.storage.object_store import Done, Versioned, log_store
+from wal3_core.storage.object_store import log_store
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -213,12 +214,11 @@ def manifest_bytes() -> None:
 def grow(store: ObjectStore, count: int) -> None:
     """Give a log the manifest and the snapshots it has after ``count`` one-fragment commits."""
     LogWriter.initialize(store, "a")
-    inside, options = log_store(store, "a"), SnapshotOptions()
-    snapshots = SnapshotStore(inside, shared_runtime(), loaded_max=options.loaded_max)
+    manifests, options = ManifestStore(log_store(store, "a"), shared_runtime()), SnapshotOptions()
+    snapshots = SnapshotStore(manifests, shared_runtime(), loaded_max=options.loaded_max)
     token, setsum = "0" * 16, Setsum.of([b"x"])
-    found = inside.get(MANIFEST)
-    assert isinstance(found, Versioned)
-    manifest = Manifest.from_bytes(found.data)
+    base = manifests.load()
+    manifest = base.manifest
     for number in range(1, count + 1):
         start = LogPosition(number, manifest.next.position.timestamp_us + 1000)
         pointer = FragmentPointer(
@@ -233,9 +233,9 @@ def grow(store: ObjectStore, count: int) -> None:
         )
         manifest = manifest.apply_fragments(Epoch(1, token, FragmentSeqNo(1)), [pointer])
         while (roll := plan_roll(manifest, options)) is not None:
-            snapshot = build_snapshot(roll, manifest.fence, snapshots.load)
+            snapshot = build_snapshot(roll, manifest, snapshots.load)
             manifest = manifest.apply_snapshot(snapshots.write(snapshot, RetryOptions()), roll.replaced)
-    assert isinstance(inside.replace(MANIFEST, manifest.to_bytes(), found.etag), Done)
+    assert isinstance(manifests.install(manifest, base), Installed)
 
 
 def main() -> None:

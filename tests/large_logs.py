@@ -10,6 +10,7 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from tests.stores import life_store
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Place
@@ -43,12 +44,13 @@ class Grower:
         self, store: ObjectStore, log: str = "a", *, tree: SnapshotOptions | None = None, real: bool = True
     ) -> None:
         self._runtime = shared_runtime()
-        self._inside = log_store(store, log)
+        root = log_store(store, log)
         self._tree = tree or SnapshotOptions()
-        self._manifests = ManifestStore(self._inside, self._runtime)
-        self._snapshots = SnapshotStore(self._inside, self._runtime, loaded_max=self._tree.loaded_max)
+        self._manifests = ManifestStore(root, self._runtime)
+        self._inside = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._tree.loaded_max)
         self._real = real
-        if self._inside.head(MANIFEST) is None:
+        if root.head(MANIFEST) is None:
             LogWriter.initialize(store, log)
 
     def grow(self, count: int, *, per_step: int = _FRAGMENTS_PER_STEP, per_change: int = 8192) -> None:
@@ -70,7 +72,7 @@ class Grower:
 
     def _rolled(self, manifest: Manifest) -> Manifest:
         while (roll := plan_roll(manifest, self._tree)) is not None:
-            snapshot = build_snapshot(roll, manifest.fence, self._snapshots.load)
+            snapshot = build_snapshot(roll, manifest, self._snapshots.load)
             manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
         return manifest
 
@@ -115,7 +117,7 @@ def reachable(store: ObjectStore, log: str = "a") -> set[str]:
         path = waiting.pop()["path"]
         found.add(path)
         if path.startswith("snapshot/"):
-            waiting += _document(store, f"{log}/{path}")["pointers"]
+            waiting += _document(life_store(store, log), path)["pointers"]
     return found
 
 
@@ -128,5 +130,5 @@ def _document(store: ObjectStore, path: str) -> dict[str, list[dict[str, str]]]:
 
 def stored(store: ObjectStore, log: str = "a") -> dict[str, int]:
     """Size of each fragment and snapshot that lies on storage, by its path."""
-    inside = log_store(store, log)
+    inside = life_store(store, log)
     return {meta.path: meta.size for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}

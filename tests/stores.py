@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.model.paths import LogId
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -19,10 +22,19 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
+    log_store,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# Of a log that a test makes up.
+LOG_ID = LogId("1d" * 16)
+
+
+def life_store(store: ObjectStore, log: str) -> ObjectStore:
+    """Return what the log that has the name now holds beside its manifest; asked for when it is first used."""
+    return ManifestStore(log_store(store, log), shared_runtime()).objects
 
 
 class CountingStore:

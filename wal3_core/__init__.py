@@ -2,6 +2,7 @@
 
 from wal3_core.errors import (
     AppendError,
+    AppendReplacedError,
     ClosedError,
     CollectionRefusedError,
     ContentionError,
@@ -12,6 +13,7 @@ from wal3_core.errors import (
     LogError,
     LogExistsError,
     LogNotFoundError,
+    LogReplacedError,
     NotDurableError,
     OutdatedPlanError,
     SealedError,
@@ -47,6 +49,7 @@ from wal3_core.storage.policy_store import PolicyStore
 
 __all__ = [
     "AppendError",
+    "AppendReplacedError",
     "AtTime",
     "ClosedError",
     "Collection",
@@ -69,6 +72,7 @@ __all__ = [
     "LogNotFoundError",
     "LogPosition",
     "LogReader",
+    "LogReplacedError",
     "LogWriter",
     "Message",
     "NotDurableError",

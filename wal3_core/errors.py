@@ -8,8 +8,10 @@
     ├── AppendError                  says what became of the records
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
     │   │   ├── ContentionError      ... because another writer took the log over
-    │   │   └── SealedError          ... because the log is sealed: append to its successor
+    │   │   ├── SealedError          ... because the log is sealed: append to its successor
+    │   │   └── AppendReplacedError  ... because the name leads to another log now: open that one
     │   └── UnknownDurabilityError   they may be in the log: read before appending again
+    ├── LogReplacedError             the name leads to another log than the one that was opened: open it again
     ├── CursorConflictError          somebody else moved the cursor: load it and decide again
     ├── GarbageCollectedError        the position lies below the log's first one
     ├── CollectionRefusedError       collecting would not be safe, or takes too much: somebody must look
@@ -59,6 +61,14 @@ class ContentionError(NotDurableError):
 
 class SealedError(NotDurableError):
     """The log is sealed and takes no more records."""
+
+
+class LogReplacedError(LogError):
+    """The name leads to another log than the one that was opened: that one was destroyed, or restored, meanwhile."""
+
+
+class AppendReplacedError(NotDurableError, LogReplacedError):
+    """The log that the writer opened is gone, and its name leads to another one: open a writer of that."""
 
 
 class UnknownDurabilityError(AppendError):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader
-from wal3_core.fleet.discovery import lost_manifest
+from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader, LogReplacedError
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +33,7 @@ class LogState:
     @property
     def data_version(self) -> str:
         """Name what the log held: no two versions of a manifest share it."""
-        return f"{self.manifest.generation}-{self.manifest.setsum.hexdigest()}"
+        return f"{self.manifest.log_id}-{self.manifest.generation}-{self.manifest.setsum.hexdigest()}"
 
     @property
     def fingerprint(self) -> str:
@@ -83,9 +85,12 @@ def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     """See a log as it is now; None when there is none. UnavailableError when the store does not answer."""
     try:
         manifest = LogReader.open(store, log).manifest()
-        cursors = {name: witness.cursor for name, witness in CursorStore(store, log).list().items()}
+        witnesses = CursorStore(store, log, log_id=manifest.log_id).list()
+        cursors = {name: witness.cursor for name, witness in witnesses.items()}
+    except LogReplacedError:
+        return look(store, log)
     except LogNotFoundError:
-        lost = lost_manifest(store, log)
+        lost = lost_manifest(log_store(store, log), shared_runtime())
         return None if lost is None else UnreadableLog(log=log, message=str(lost))
     except CorruptError as error:
         return UnreadableLog(log=log, message=str(error))

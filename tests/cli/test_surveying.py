@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core.log.collector import Collector
 from wal3_core.log.reader import LogReader
 from wal3_core.log.writer import LogWriter
@@ -322,7 +322,7 @@ def test_damaged_cursor_is_told_and_the_others_are_shown(
     appended(wal3, "events", 1)
     for name in ("first", "second", "third"):
         wal3.ok("cursor", "set", "events", name, "first")
-    damage(open_store(wal3.url), "events/cursor/second.json")
+    damage(life_store(open_store(wal3.url), "events"), "cursor/second.json")
 
     result = wal3(*command, *(["--json"] if as_json else []))
 

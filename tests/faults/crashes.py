@@ -35,6 +35,7 @@ from tests.faults.plans import CRASHES, FAULTS, Script
 from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
 from tests.faults.story import Story
+from tests.stores import life_store
 from wal3_core import (
     CursorStore,
     LogError,
@@ -210,9 +211,9 @@ def _leave_orphans(stage: Stage, store: SimStore, process: SimProcess) -> None:
     manifest = stage.world.oracle.manifest
     assert manifest is not None
     for number in range(2):
-        store.create(f"{LOG}/{fragment_path(FragmentSeqNo(number + 1), process.token())}", b"never linked")
-    unused = Snapshot(manifest.pointers[:1], manifest.fence)
-    store.create(f"{LOG}/{unused.pointer_to(unused.to_bytes()).path}", unused.to_bytes())
+        life_store(store, LOG).create(f"{fragment_path(FragmentSeqNo(number + 1), process.token())}", b"never linked")
+    unused = Snapshot(manifest.pointers[:1], manifest.fence, manifest.log_id)
+    life_store(store, LOG).create(unused.pointer_to(unused.to_bytes()).path, unused.to_bytes())
 
 
 def _copied(stage: Stage, store: SimStore, process: SimProcess) -> None:

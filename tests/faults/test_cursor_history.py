@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.cursor_history import CursorHistory, Load, Move, Outcome
+from tests.stores import LOG_ID
 from wal3_core import LogPosition
 from wal3_core.model.cursor import Cursor
 
 
 def version(number: int) -> Cursor:
-    return Cursor(position=LogPosition(number, 0), epoch_us=0, writer=f"hand {number}", generation=number)
+    return Cursor(
+        position=LogPosition(number, 0), epoch_us=0, writer=f"hand {number}", generation=number, log_id=LOG_ID
+    )
 
 
 ONE, TWO, THREE = version(1), version(2), version(3)

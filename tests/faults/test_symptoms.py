@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.stores import LOG_ID
 from wal3_core import CursorStore, GarbageCollectedError, LogPosition, LogWriter, WriterOptions
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
@@ -36,7 +37,7 @@ def test_cursor_is_not_moved_on_from_a_place_to_which_it_was_moved_too_late() ->
     witness = cursors.init("c", LogPosition(6, 0))
     collecting = collector(store)
     collecting.prune(collecting.announce(collecting.plan()))
-    late = Cursor(position=LogPosition(2, 0), epoch_us=0, writer="another hand", generation=2)
+    late = Cursor(position=LogPosition(2, 0), epoch_us=0, writer="another hand", generation=2, log_id=LOG_ID)
     assert isinstance(store.replace(f"a/{cursor_path('c')}", late.to_bytes(), witness.etag), Done)
 
     hand = CursorStore(store, "a")

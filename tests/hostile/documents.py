@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.stores import LOG_ID
 from wal3_core.model import strict_json
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.fragment import FragmentPointer
@@ -62,7 +63,7 @@ def pointer_of(name: str) -> SnapshotPointer:
     fields = strict_json.load(stored(name), what=name, bytes_max=10_000)
     reader = FragmentPointer.from_json if fields.integer("depth") == 1 else SnapshotPointer.from_json
     pointers = tuple(reader(each) for each in fields.objects("pointers", count_max=9))
-    return Snapshot(pointers, fields.integer("fence")).pointer_to(stored(name))
+    return Snapshot(pointers, fields.integer("fence"), LOG_ID).pointer_to(stored(name))
 
 
 def named(name: str) -> str:

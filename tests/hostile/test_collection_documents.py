@@ -15,6 +15,7 @@ from tests.hostile.documents import load as load_other
 from tests.hostile.documents import stored as stored_other
 from tests.hostile.test_documents import HOSTILE, changed_bytes, extensions, flips, swapped_blocks, truncations
 from tests.hostile.test_made_json import JSON, changed, places
+from tests.stores import life_store
 from wal3_core import CursorStore, LogReader, LogWriter, PinStore
 from wal3_core.errors import CorruptError, LogError
 from wal3_core.log.collector import Collector
@@ -236,7 +237,7 @@ def test_no_garbage_document_whatever_it_says_costs_a_record(name: str, data: st
     place = data.draw(st.sampled_from([manifest.first, manifest.next]))
     document["first"] = place.to_json()
     forged = sealed(dumped(document))
-    store.create(f"a/gc/GARBAGE.{'a' * 64}.{'b' * 16}", forged)
+    life_store(store, "a").create(f"gc/GARBAGE.{'a' * 64}.{'b' * 16}", forged)
 
     for act in (Collector(store, "a", options=NOW).settle, lambda: delete_all(store)):
         try:
@@ -255,7 +256,7 @@ def delete_all(store: MemoryStore) -> None:
 
 def test_pin_under_a_name_that_leads_elsewhere_is_refused(memory_store: MemoryStore) -> None:
     grown(memory_store)
-    memory_store.create("a/pin/a/b.json", stored("pin"))
+    life_store(memory_store, "a").create("pin/a/b.json", stored("pin"))
 
     with pytest.raises(CorruptError, match=r"pin/a/b\.json"):
         PinStore(memory_store, "a").list()

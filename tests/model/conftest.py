@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 
+from tests.stores import LOG_ID
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.paths import fragment_path
@@ -41,7 +42,7 @@ def fragments_after(manifest: Manifest, count: int, *, step_us: int = 1000) -> l
 @pytest.fixture
 def empty() -> Manifest:
     """The manifest of a new log."""
-    return Manifest.initial(writer="test", timestamp_us=HOUR_US)
+    return Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=HOUR_US)
 
 
 @pytest.fixture

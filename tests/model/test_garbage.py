@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.model.conftest import TOKEN, fragments_after
 from tests.model.trees import ENTRY, Tree
+from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.garbage import Cut, Garbage, cut_below
@@ -128,10 +129,10 @@ def test_cut_through_a_snapshot_of_depth_2_makes_one_of_each_depth_the_deepest_f
 
 def test_fragment_that_stands_for_several_goes_whole_or_stays_whole() -> None:
     """A compacted fragment begins with an earlier number than its own."""
-    plain = fragments_after(Manifest.initial(writer="test", timestamp_us=1), 3)
+    plain = fragments_after(Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1), 3)
     merged = replace(plain[2], first_seq_no=plain[0].first_seq_no, start=plain[0].start)
     tree = Tree()
-    tree.manifest = Manifest.initial(writer="test", timestamp_us=1).apply_fragments(ENTRY, [merged])
+    tree.manifest = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1).apply_fragments(ENTRY, [merged])
 
     assert cut(tree, 9).pointers == (merged,)
     assert cut(tree, 10).dropped == (merged,)
@@ -258,6 +259,7 @@ def garbage_of(tree: Tree, offset: int) -> Garbage:
         generation=2,
         token=TOKEN,
         writer="w",
+        log_id=LOG_ID,
         reason="cursor reader is at offset 10",
         first=found.first,
         dropped=found.dropped,
@@ -270,6 +272,7 @@ def condemned() -> Garbage:
         generation=1,
         token=TOKEN,
         writer="w",
+        log_id=LOG_ID,
         reason="2 objects that nothing refers to",
         first=None,
         orphans=(fragment_path(FragmentSeqNo(7), TOKEN), f"snapshot/SNAPSHOT.{'a' * 64}.{'b' * 16}"),

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.model.conftest import TOKEN, fragments_after
+from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Durability, Epoch, Manifest, Place, Seal
@@ -23,7 +24,7 @@ FIXTURE_SAFE = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 
 def rolled(manifest: Manifest, count: int) -> tuple[Manifest, Snapshot, SnapshotPointer]:
-    snapshot = Snapshot(manifest.fragments[:count], manifest.fence)
+    snapshot = Snapshot(manifest.fragments[:count], manifest.fence, manifest.log_id)
     pointer = snapshot.pointer_to(snapshot.to_bytes())
     return manifest.apply_snapshot(pointer, snapshot.pointers), snapshot, pointer
 
@@ -110,7 +111,7 @@ def test_snapshot_of_a_run_that_changed_is_refused(held: Manifest) -> None:
 
 def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Manifest) -> None:
     """The field's snapshots collided: equal setsums, different fragments inside."""
-    plain = Snapshot(held.fragments, 0)
+    plain = Snapshot(held.fragments, 0, LOG_ID)
     merged = Snapshot(
         (
             replace(
@@ -124,6 +125,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
             *held.fragments[2:],
         ),
         0,
+        LOG_ID,
     )
 
     first, second = plain.pointer_to(plain.to_bytes()), merged.pointer_to(merged.to_bytes())
@@ -134,7 +136,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
 
 def test_snapshot_made_behind_another_fence_has_another_name(held: Manifest) -> None:
     """INV-7: an upload condemned behind the fence is never taken for a later one's own."""
-    before, after = Snapshot(held.fragments, 0), Snapshot(held.fragments, 1)
+    before, after = Snapshot(held.fragments, 0, LOG_ID), Snapshot(held.fragments, 1, LOG_ID)
 
     assert before.pointer_to(before.to_bytes()).path != after.pointer_to(after.to_bytes()).path
 
@@ -217,7 +219,7 @@ def test_every_flipped_bit_of_a_manifest_is_an_error(held: Manifest, data: st.Da
 
 def test_every_truncation_of_manifest_snapshot_and_cursor_is_an_error(held: Manifest) -> None:
     manifest, snapshot, pointer = rolled(held, 2)
-    cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1).to_bytes()
+    cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID).to_bytes()
     stored = manifest.to_bytes()
 
     for length in range(0, len(stored), 7):
@@ -232,7 +234,7 @@ def test_every_truncation_of_manifest_snapshot_and_cursor_is_an_error(held: Mani
 
 
 def test_every_flipped_bit_of_a_cursor_is_an_error() -> None:
-    stored = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1).to_bytes()
+    stored = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID).to_bytes()
 
     for at in range(len(stored) * 8):
         flipped = bytearray(stored)
@@ -249,8 +251,8 @@ def golden(name: str, stored: bytes) -> None:
 def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     manifest, snapshot, pointer = rolled(held, 2)
     sealed = manifest.apply_seal(Seal(reason="r", sealed_by="s", timestamp_us=9, successor="t"))
-    cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1)
-    deep = Snapshot((pointer,), 3)
+    cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID)
+    deep = Snapshot((pointer,), 3, LOG_ID)
 
     golden("manifest.json", sealed.to_bytes())
     golden("snapshot.json", snapshot.to_bytes())
@@ -259,13 +261,16 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     assert Manifest.from_bytes((GOLDEN / "manifest.json").read_bytes()) == sealed
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
-def test_unknown_format_version_is_refused_with_advice(held: Manifest, version: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [(0, "an older one wrote it"), (1, "an older one wrote it"), (3, "a newer wal3"), (99, "a newer wal3")],
+)
+def test_unknown_format_version_is_refused_with_advice(held: Manifest, version: int, advice: str) -> None:
     from wal3_core.model import strict_json  # noqa: PLC0415 - only here is a document forged
 
     document = json.loads(held.to_bytes())
     del document["checksum"]
     document["format_version"] = version
 
-    with pytest.raises(CorruptError, match=f"format_version 1, found {version}: a newer wal3"):
+    with pytest.raises(CorruptError, match=f"format_version 2, found {version}: {advice}"):
         Manifest.from_bytes(strict_json.dump_checksummed(document))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.model.trees import Tree
+from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.manifest import Seal
@@ -22,7 +23,9 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def pin_of(manifest: Manifest) -> Pin:
-    return Pin(manifest=manifest, reason="the audit", epoch_us=7, writer="w", generation=2, complete=True)
+    return Pin(
+        manifest=manifest, reason="the audit", epoch_us=7, writer="w", generation=2, complete=True, log_id=LOG_ID
+    )
 
 
 def forged(pin: Pin, **changes: object) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.model.trees import ENTRY, SMALL, STEP, Tree
+from tests.stores import LOG_ID
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import garbage_path
@@ -322,7 +323,7 @@ def test_runs_are_those_that_are_too_full_or_fit_together(
 def test_nodes_are_half_full_and_end_with_an_interval_where_one_ends_within_reach(
     steps_us: list[int], full: int
 ) -> None:
-    manifest = Manifest.initial(writer="test", timestamp_us=HOUR_US)
+    manifest = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=HOUR_US)
     fragments = fragment_run(manifest, [(step_us, 1) for step_us in steps_us]).fragments
 
     nodes = pack(fragments, full, HOUR_US)

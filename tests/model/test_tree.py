@@ -36,7 +36,7 @@ class Tree:
             added = replace(added, start=at, limit=replace(added.limit, timestamp_us=at.timestamp_us))
             self.manifest = self.manifest.apply_fragments(self.entry, [added])
             while (roll := plan_roll(self.manifest, self.options)) is not None:
-                snapshot = build_snapshot(roll, self.manifest.fence, self.load)
+                snapshot = build_snapshot(roll, self.manifest, self.load)
                 pointer = snapshot.pointer_to(snapshot.to_bytes())
                 self.snapshots[pointer.path] = snapshot
                 self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)

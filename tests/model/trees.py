@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
+from tests.stores import LOG_ID
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Manifest
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -33,7 +34,7 @@ class Tree:
 
     def __init__(self, options: SnapshotOptions = SMALL) -> None:
         self.options = options
-        self.manifest = Manifest.initial(writer="test", timestamp_us=HOUR_US)
+        self.manifest = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=HOUR_US)
         self.snapshots: dict[str, Snapshot] = {}
         self.loaded: list[int] = []
 
@@ -48,7 +49,7 @@ class Tree:
 
     def replace(self, replaced: Sequence[Pointer]) -> SnapshotPointer:
         """Put a run of the manifest's pointers into one snapshot."""
-        pointer = self.keep(Snapshot(tuple(replaced), self.manifest.fence))
+        pointer = self.keep(Snapshot(tuple(replaced), self.manifest.fence, self.manifest.log_id))
         self.manifest = self.manifest.apply_snapshot(pointer, replaced)
         return pointer
 
@@ -71,7 +72,7 @@ class Tree:
     def roll(self) -> None:
         """Do what a writer does."""
         while (roll := plan_roll(self.manifest, self.options)) is not None:
-            pointer = self.keep(build_snapshot(roll, self.manifest.fence, self.load))
+            pointer = self.keep(build_snapshot(roll, self.manifest, self.load))
             self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)
 
     def leaves(self, pointer: Pointer) -> list[FragmentPointer]:
@@ -99,7 +100,7 @@ class Tree:
         return Repacker(self.options, self.load, pointers_max=pointers_max).plan(self.manifest)
 
     def take(self, repack: Repack) -> Repacked:
-        repacked = build_repack(repack, self.options, self.manifest.fence, self.load)
+        repacked = build_repack(repack, self.options, self.manifest, self.load)
         for snapshot in repacked.written:
             self.keep(snapshot)
         self.manifest = self.manifest.apply_repack(repacked.pointers, repacked.replaced)

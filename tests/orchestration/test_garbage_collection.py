@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipReason, build_schedule_context
 
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.log.collector import Collector
 from wal3_core.model.paths import POLICY, fragment_path
 from wal3_core.model.position import FragmentSeqNo
-from wal3_core.storage.object_store import Done, log_store
+from wal3_core.storage.object_store import Done
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_orchestration.defs.garbage_collection import daily_collection
 from wal3_orchestration.defs.orphans import weekly_orphans
@@ -53,7 +53,7 @@ def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> Non
 
 def fragments(store: ObjectStore, log: str) -> int:
     """How many fragments lie in the store."""
-    return len(list(log_store(store, log).list_objects("log/")))
+    return len(list(life_store(store, log).list_objects("log/")))
 
 
 def first_offset(store: ObjectStore, log: str) -> int:
@@ -222,7 +222,7 @@ def test_damaged_policy_blocks_the_collection_and_is_no_mere_lack_of_cursors(
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
     write("alpha", fragments=3)
     PolicyStore(fleet, "alpha").change(lambda policy: replace(policy, without_cursors=True, retention_s=0))
-    damage(fleet, f"alpha/{POLICY}")
+    damage(life_store(fleet, "alpha"), POLICY)
 
     result = run("collection_job", run_request("alpha", "alpha"))
 
@@ -324,7 +324,7 @@ def test_what_a_pin_holds_is_counted_and_stays(
 
 def test_orphans_are_condemned_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
     orphan = fragment_path(FragmentSeqNo(7), "00000000deadbeef")
-    assert isinstance(log_store(fleet, "alpha").create(orphan, b"never committed"), Done)
+    assert isinstance(life_store(fleet, "alpha").create(orphan, b"never committed"), Done)
 
     listed = run("orphans_job", run_request(known[0], known[-1]))
     deleted = run("deletion_job", run_request(known[0], known[-1]))

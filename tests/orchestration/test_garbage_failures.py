@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from dagster import DagsterInstance, RetryPolicy
 
-from tests.stores import FaultyStore
+from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
 from wal3_core.log.deleter import Deleter
-from wal3_core.storage.object_store import log_store
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
@@ -65,6 +64,6 @@ def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_s
     manifest = LogReader.open(fleet, "alpha").manifest()
     assert failed >= attempts > 0
     assert (manifest.first.position.offset, manifest.collecting) == (13, None)
-    assert len(list(log_store(fleet, "alpha").list_objects("log/"))) == 2
+    assert len(list(life_store(fleet, "alpha").list_objects("log/"))) == 2
     assert list(Deleter(fleet, "alpha").documents()) == []
     assert scrub(fleet, "alpha").sound

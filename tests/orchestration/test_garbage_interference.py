@@ -24,11 +24,11 @@ from dagster._core.workspace.load_target import ModuleTarget
 from tests.orchestration.conftest import make_home
 from tests.orchestration.gated_location import execute
 from tests.orchestration.phased_store import GATES_VARIABLE
+from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store, scrub
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
-from wal3_core.storage.object_store import log_store
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def _assert_collected(store: ObjectStore, log: str) -> None:
     """Nothing is lost, nothing is left, nothing stands in the way of the next collection."""
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
-    fragments = {meta.path for meta in log_store(store, log).list_objects("log/")}
-    snapshots = {meta.path for meta in log_store(store, log).list_objects("snapshot/")}
+    fragments = {meta.path for meta in life_store(store, log).list_objects("log/")}
+    snapshots = {meta.path for meta in life_store(store, log).list_objects("snapshot/")}
     assert manifest.collecting is None, log
     assert list(Deleter(store, log).documents()) == [], log
     assert manifest.first.position.offset == FIRST, log

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from dagster import SensorResult, build_sensor_context
 
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.model.paths import GARBAGE_FOLDER
-from wal3_core.storage.object_store import Done, log_store
+from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.garbage_sensors import deletion, pruning
 from wal3_orchestration.garbage_due import find_due
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
@@ -190,7 +190,7 @@ def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     _prune(fleet, "gamma")
-    assert isinstance(log_store(fleet, "alpha").create(f"{GARBAGE_FOLDER}notes", b"mine"), Done)
+    assert isinstance(life_store(fleet, "alpha").create(f"{GARBAGE_FOLDER}notes", b"mine"), Done)
 
     due, unreadable = find_due(fleet, known, CollectionResource().options())
 
@@ -205,7 +205,7 @@ def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     path = _prune(fleet, "alpha")
-    damage(fleet, f"alpha/{path}")
+    damage(life_store(fleet, "alpha"), path)
 
     (request,) = delete_tick().run_requests or ()
     result = run("deletion_job", request)

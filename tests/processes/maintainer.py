@@ -44,10 +44,10 @@ class Maintainer:
     """Changes one log's manifest again and again; counts the changes that were installed."""
 
     def __init__(self, store: ObjectStore, upkeep: Upkeep) -> None:
-        inside, runtime = log_store(store, upkeep.log), shared_runtime()
+        runtime = shared_runtime()
         self._upkeep = upkeep
-        self._manifests = ManifestStore(inside, runtime)
-        self._snapshots = SnapshotStore(inside, runtime, loaded_max=64)
+        self._manifests = ManifestStore(log_store(store, upkeep.log), runtime)
+        self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=64)
         self._chance = random.Random(0)
         self._fenced_s = 0.0
         self.installed: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class Maintainer:
                 roll = plan_roll(manifest, _EAGER)
                 if roll is None:
                     return None
-                snapshot = build_snapshot(roll, manifest.fence, self._snapshots.load)
+                snapshot = build_snapshot(roll, manifest, self._snapshots.load)
                 return manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
             case "fence":
                 return replace(manifest, fence=manifest.fence + 1)

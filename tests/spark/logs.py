@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
 from wal3_core.model.manifest import Place
 from wal3_core.model.paths import fragment_path
@@ -56,7 +57,7 @@ def collect(store: ObjectStore, log: str, count: int) -> None:
     first = Place(kept[0].first_seq_no, kept[0].start)
     _install(manifests, found, replace(_counted(found.manifest, kept), pruned=pruned, first=first))
     for pointer in gone:
-        store.delete(f"{log}/{pointer.path}")
+        life_store(store, log).delete(pointer.path)
 
 
 def merge(store: ObjectStore, log: str, at: int) -> None:
@@ -70,7 +71,7 @@ def merge(store: ObjectStore, log: str, at: int) -> None:
     pq.write_table(table.replace_schema_metadata(None), sink)
     data = sink.getvalue().to_pybytes()
     path = fragment_path(second.seq_no, "0123456789abcdef")
-    assert isinstance(store.create(f"{log}/{path}", data), Done)
+    assert isinstance(life_store(store, log).create(path, data), Done)
     merged = replace(
         second,
         path=path,
@@ -82,7 +83,7 @@ def merge(store: ObjectStore, log: str, at: int) -> None:
     )
     _install(manifests, found, _counted(found.manifest, (*fragments[:at], merged, *fragments[at + 2 :])))
     for pointer in (first, second):
-        store.delete(f"{log}/{pointer.path}")
+        life_store(store, log).delete(pointer.path)
 
 
 def _load(store: ObjectStore, log: str) -> tuple[ManifestStore, Installed]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.logs import TREE, fill
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter, Part
@@ -23,7 +23,7 @@ from wal3_core.options import CollectorOptions
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.collect_survey import Survey, survey_log
 from wal3_core.spark.collect_task import to_text
-from wal3_core.storage.object_store import Done, log_store
+from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
 def objects(store: ObjectStore, log: str) -> set[str]:
     """Every fragment, snapshot and garbage document of a log."""
     folders = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER)
-    held = {meta.path for folder in folders for meta in log_store(store, log).list_objects(folder)}
+    held = {meta.path for folder in folders for meta in life_store(store, log).list_objects(folder)}
     return held | {meta.path for meta in Deleter(store, log).documents()}
 
 
@@ -74,7 +74,7 @@ def referred(store: ObjectStore, log: str) -> set[str]:
 def leave_orphan(store: ObjectStore, log: str, seq_no: int) -> str:
     """Leave what a writer leaves that died before its commit."""
     path = fragment_path(FragmentSeqNo(seq_no), "00000000deadbeef")
-    assert isinstance(log_store(store, log).create(path, b"never committed"), Done)
+    assert isinstance(life_store(store, log).create(path, b"never committed"), Done)
     return path
 
 
@@ -159,7 +159,7 @@ def test_tasks_that_die_half_way_and_run_again_or_twice_come_to_the_same(
     (garbage,) = deleter.pending()
     # Children before their snapshot, as a task that dies half way leaves it.
     for each in random.Random(5).sample(sorted(one for one in doomed if one.startswith(FRAGMENT_FOLDER)), 9):
-        local_store.delete(f"a/{each}")
+        life_store(local_store, "a").delete(each)
     deleter.delete_part(path, Part(dropped=garbage.dropped[:2]))
 
     (deletion,) = delete_objects(spark, local_url, [("a", path)], AT_ONCE)
@@ -202,13 +202,13 @@ def test_nothing_is_deleted_before_its_time_nor_for_a_log_that_is_refused_and_th
     documents = [(log, prune(local_store, log)[0]) for log in ("ready", "dangling", "damaged")]
     before = {log: objects(local_store, log) for log, _ in documents}
     # As a process leaves it that dies between creating a cursor and looking whether it came too late.
-    held = log_store(local_store, "dangling").read("cursor/reader.json")
+    held = life_store(local_store, "dangling").read("cursor/reader.json")
     assert held is not None
     fill(local_store, "other", fragments=1)
     cursor(local_store, "other", 1)
-    low = log_store(local_store, "other").read("cursor/reader.json")
+    low = life_store(local_store, "other").read("cursor/reader.json")
     assert low is not None
-    assert isinstance(log_store(local_store, "dangling").create("cursor/low.json", low), Done)
+    assert isinstance(life_store(local_store, "dangling").create("cursor/low.json", low), Done)
     damage(local_store, f"damaged/{documents[2][1]}")
 
     early = delete_objects(spark, local_url, documents[:1], replace(AT_ONCE, interval_s=3600))

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
 from tests.spark.logs import collect, fill, merge, pointers
+from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.reader import FragmentMissingError
 from wal3_core.model.manifest import Manifest, Place
@@ -124,7 +125,7 @@ def test_lost_fragment_is_an_error_that_names_it(
 ) -> None:
     fill(local_store, "a", fragments=4)
     lost = pointers(local_store, "a")[2]
-    local_store.delete(f"a/{lost.path}")
+    life_store(local_store, "a").delete(lost.path)
     reader = plan(log="a")
 
     with pytest.raises(FragmentMissingError, match=lost.path) as failure:
@@ -171,7 +172,7 @@ def test_from_offset_beyond_the_end_is_refused(plan: Callable[..., LogSourceRead
 def test_offsets_that_a_long_can_not_hold_are_refused(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
-    initial = Manifest.initial(writer="test", timestamp_us=1)
+    initial = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1)
     place = Place(initial.first.seq_no, LogPosition(2**63 - 2, 1))
     manifests = ManifestStore(log_store(local_store, "a"), shared_runtime())
     manifests.initialize(replace(initial, first=place, next=place))

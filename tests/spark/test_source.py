@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.spark.logs import PER_FRAGMENT, fill, pointers
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_pushed_filters_read_only_the_fragments_that_hold_the_range(
     start, limit = fragments[2].start.timestamp_us, fragments[4].start.timestamp_us
     damage(local_store, "b/manifest/MANIFEST.json")
     for number in (0, 1, 4):
-        local_store.delete(f"a/{fragments[number].path}")
+        life_store(local_store, "a").delete(fragments[number].path)
 
     for condition in ("offset >= 21 and offset < 41", f"timestamp_us >= {start} and timestamp_us < {limit}"):
         frame = read(logs="a,b", push_filters=True)
@@ -196,7 +196,7 @@ def test_offset_range_reads_only_the_fragments_that_hold_it(
     fill(local_store, "a", fragments=5)
     fragments = pointers(local_store, "a")
     for number in (0, 1, 4):
-        local_store.delete(f"a/{fragments[number].path}")
+        life_store(local_store, "a").delete(fragments[number].path)
 
     assert offsets(read(log="a", from_offset=25, to_offset=38)) == [*range(25, 38)]
     with pytest.raises(PySparkException, match="expected a file, found none"):
@@ -210,8 +210,8 @@ def test_time_range_reads_only_the_fragments_that_hold_it(
     fragments = pointers(local_store, "a")
     start, limit = fragments[2].start.timestamp_us, fragments[4].start.timestamp_us
     for number in (0, 4):
-        local_store.delete(f"a/{fragments[number].path}")
-    damage(local_store, f"a/{fragments[1].path}")
+        life_store(local_store, "a").delete(fragments[number].path)
+    damage(life_store(local_store, "a"), fragments[1].path)
 
     # A fragment whose last record is of the very microsecond the range starts at would be read.
     assert fragments[1].limit.timestamp_us < start
@@ -270,7 +270,7 @@ def test_many_fragments_make_few_tasks(read: Callable[..., DataFrame], local_sto
 def test_damaged_fragment_fails_the_read_by_name(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=3)
     bad = pointers(local_store, "a")[1]
-    damage(local_store, f"a/{bad.path}")
+    damage(life_store(local_store, "a"), bad.path)
 
     with pytest.raises(PySparkException, match=bad.path) as failure:
         read(log="a").collect()

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tests.stores import FaultyStore
+from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
 from wal3_core.log.collection import Collection, collect
 from wal3_core.log.collector import Collector
@@ -116,12 +116,12 @@ def append(store: ObjectStore, count: int, *, log: str = LOG) -> None:
 
 def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG) -> None:
     """Roll the manifest's fragments into snapshots, as a writer with these options would."""
-    inside = log_store(store, log)
-    manifests, trees = ManifestStore(inside, shared_runtime()), SnapshotStore(inside, shared_runtime(), loaded_max=64)
+    manifests = ManifestStore(log_store(store, log), shared_runtime())
+    trees = SnapshotStore(manifests, shared_runtime(), loaded_max=64)
     base = manifests.load()
     manifest = base.manifest
     while (planned := plan_roll(manifest, options)) is not None:
-        snapshot = trees.write(build_snapshot(planned, manifest.fence, trees.load), QUICK)
+        snapshot = trees.write(build_snapshot(planned, manifest, trees.load), QUICK)
         manifest = manifest.apply_snapshot(snapshot, planned.replaced)
     assert isinstance(manifests.install(manifest, base), Installed)
 
@@ -141,7 +141,7 @@ def plant(store: ObjectStore, *, cursor: int | None = None, log: str = LOG) -> N
 def sweep(store: ObjectStore, *, log: str = LOG) -> None:
     """Delete the snapshots that went into others."""
     for path in held(store, log=log) - reachable(store, log=log):
-        store.delete(f"{log}/{path}")
+        life_store(store, log).delete(path)
 
 
 def place(store: ObjectStore, offset: int, name: str = "reader", *, log: str = LOG) -> None:
@@ -182,7 +182,8 @@ def offsets(store: ObjectStore, *, log: str = LOG) -> list[int]:
 
 def every_pointer(store: ObjectStore, pointers: Sequence[Pointer], *, log: str = LOG) -> Iterator[Pointer]:
     """All pointers that some lead to, themselves among them."""
-    snapshots = SnapshotStore(log_store(store, log), shared_runtime(), loaded_max=0)
+    manifests = ManifestStore(log_store(store, log), shared_runtime())
+    snapshots = SnapshotStore(manifests, shared_runtime(), loaded_max=0)
     for pointer in pointers:
         yield pointer
         if isinstance(pointer, SnapshotPointer):
@@ -196,7 +197,7 @@ def reachable(store: ObjectStore, *, log: str = LOG) -> set[str]:
 
 def held(store: ObjectStore, *, log: str = LOG) -> set[str]:
     """The fragments and snapshots that are there."""
-    inside = log_store(store, log)
+    inside = life_store(store, log)
     return {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Record
 from wal3_core.log.collector import Collector
 from wal3_core.log.deleter import Deleter
@@ -58,9 +59,12 @@ def paths(store: ObjectStore, log: str) -> set[str]:
     return {meta.path.removeprefix(f"{log}/") for meta in store.list_objects(f"{log}/")}
 
 
+def fragments(store: ObjectStore, log: str) -> dict[str, bytes | None]:
+    """Bytes of all fragments that lie there, by their paths within the life's folder."""
+    inside = life_store(store, log)
+    return {meta.path: inside.read(meta.path) for meta in inside.list_objects("log/")}
+
+
 def data(store: ObjectStore, log: str) -> dict[str, bytes | None]:
-    return {
-        path: store.read(f"{log}/{path}")
-        for path in paths(store, log)
-        if path.startswith(("log/", "snapshot/", "cursor/"))
-    }
+    """Bytes of all that lies under the log's root."""
+    return {path: store.read(f"{log}/{path}") for path in paths(store, log)}

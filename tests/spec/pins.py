@@ -17,6 +17,7 @@ from wal3_core.log.deleter import Deleted, Deleter
 from wal3_core.log.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.snapshot_store import SnapshotStore
 
@@ -94,8 +95,8 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
 
 def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
     """Find every object that a pin leads to."""
-    inside = log_store(store, log)
-    snapshots = SnapshotStore(inside, shared_runtime(), loaded_max=64)
+    manifests = ManifestStore(log_store(store, log), shared_runtime())
+    snapshots, inside = SnapshotStore(manifests, shared_runtime(), loaded_max=64), manifests.objects
     references = References([pin.manifest.pointers], snapshots.load)
     every = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
     assert sum(references.hold(path) for path in every if path.startswith("log/")) == pin.manifest.num_records

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.stores import CountingStore, FaultyStore, damage
+from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     AtTime,
     CorruptError,
@@ -181,7 +181,7 @@ def test_append_and_read_never_list(memory_store: MemoryStore) -> None:
 
 def test_damaged_fragment_is_named_and_the_records_before_it_are_delivered(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").scan()[20]
-    damage(filled, f"a/{victim.path}")
+    damage(life_store(filled, "a"), victim.path)
     found = []
 
     with pytest.raises(CorruptError, match=f"fragment {victim.seq_no} ") as raised:
@@ -194,7 +194,7 @@ def test_damaged_fragment_is_named_and_the_records_before_it_are_delivered(fille
 
 def test_missing_fragment_is_corruption_and_never_a_short_list(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").scan()[20]
-    filled.delete(f"a/{victim.path}")
+    life_store(filled, "a").delete(victim.path)
 
     with pytest.raises(CorruptError, match="expected a file, found none"):
         read(filled)
@@ -218,7 +218,7 @@ def merge_last_two(store: MemoryStore) -> None:
         num_bytes=len(stored),
         num_records=sum(pointer.num_records for pointer in old),
     )
-    store.create(f"a/{merged.path}", stored)
+    life_store(store, "a").create(merged.path, stored)
     changed = replace(
         base.manifest,
         fragments=(*base.manifest.fragments[:-2], merged),
@@ -226,7 +226,7 @@ def merge_last_two(store: MemoryStore) -> None:
     )
     assert isinstance(manifests.install(changed, base), Installed)
     for pointer in old:
-        store.delete(f"a/{pointer.path}")
+        life_store(store, "a").delete(pointer.path)
 
 
 def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(filled: MemoryStore) -> None:
@@ -293,7 +293,7 @@ def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_snapshot(fille
             below = LogReader.open(filled, "a").load_snapshot(first).pointers
             changed = replace(base.manifest, snapshots=(*below, *others))
             assert isinstance(manifests.install(changed, base), Installed)
-            filled.delete(f"a/{first.path}")
+            life_store(filled, "a").delete(first.path)
 
     store.before = repack
 
@@ -303,7 +303,7 @@ def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_snapshot(fille
 
 def test_damaged_snapshot_is_named(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").manifest().snapshots[0]
-    damage(filled, f"a/{victim.path}")
+    damage(life_store(filled, "a"), victim.path)
 
     with pytest.raises(CorruptError, match="SNAPSHOT"):
         read(filled)
@@ -311,7 +311,7 @@ def test_damaged_snapshot_is_named(filled: MemoryStore) -> None:
 
 def test_missing_snapshot_is_corruption(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").manifest().snapshots[0]
-    filled.delete(f"a/{victim.path}")
+    life_store(filled, "a").delete(victim.path)
 
     with pytest.raises(CorruptError, match="SNAPSHOT"):
         read(filled)

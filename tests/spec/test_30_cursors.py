@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import CountingStore, FaultyStore, damage
+from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     CorruptError,
     CursorConflictError,
@@ -158,9 +158,9 @@ def test_damaged_cursor_is_an_error_and_not_another_position(memory_store: Memor
         writer.append_many([b"x"] * 5)
     cursors = CursorStore(memory_store, "a")
     cursors.init("reader", LogPosition(3, 0))
-    stored = memory_store.read("a/cursor/reader.json")
+    stored = life_store(memory_store, "a").read("cursor/reader.json")
     assert stored is not None
-    damage(memory_store, "a/cursor/reader.json", stored.index(b'"offset":3') + 9)
+    damage(life_store(memory_store, "a"), "cursor/reader.json", stored.index(b'"offset":3') + 9)
 
     with pytest.raises(CorruptError, match="cursor/reader"):
         cursors.load("reader")
@@ -170,7 +170,7 @@ def test_damaged_cursor_is_an_error_and_not_another_position(memory_store: Memor
 
 def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
-    memory_store.create("a/cursor/notes.txt", b"hello")
+    life_store(memory_store, "a").create("cursor/notes.txt", b"hello")
 
     with pytest.raises(CorruptError, match="notes.txt"):
         CursorStore(memory_store, "a").list()
@@ -253,7 +253,7 @@ def test_survey_tells_damage_beside_the_cursors_that_are_sound(memory_store: Mem
         writer.append(b"x")
     cursors = CursorStore(memory_store, "a")
     sound = {name: cursors.init(name, LogPosition(1, 0)) for name in ("first", "second", "third")}
-    damage(memory_store, "a/cursor/second.json")
+    damage(life_store(memory_store, "a"), "cursor/second.json")
 
     found = dict(cursors.survey())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import CountingStore, FaultyStore
+from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
 from wal3_core.log.collector import Collector
@@ -50,12 +50,12 @@ def write(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, "a", options=UNROLLED) as writer:
         for body in written():
             writer.append(body)
-    inside = log_store(store, "a")
-    manifests, trees = ManifestStore(inside, shared_runtime()), SnapshotStore(inside, shared_runtime(), loaded_max=64)
+    manifests = ManifestStore(log_store(store, "a"), shared_runtime())
+    trees = SnapshotStore(manifests, shared_runtime(), loaded_max=64)
     base = manifests.load()
     manifest = base.manifest
     while (roll := plan_roll(manifest, BEFORE)) is not None:
-        snapshot = trees.write(build_snapshot(roll, manifest.fence, trees.load), RetryOptions())
+        snapshot = trees.write(build_snapshot(roll, manifest, trees.load), RetryOptions())
         manifest = manifest.apply_snapshot(snapshot, roll.replaced)
     assert isinstance(manifests.install(manifest, base), Installed)
 
@@ -83,7 +83,7 @@ def snapshots(store: ObjectStore) -> dict[str, Snapshot]:
 
 
 def stored_snapshots(store: ObjectStore) -> set[str]:
-    return {meta.path for meta in store.list_objects("a/snapshot/")}
+    return {meta.path for meta in life_store(store, "a").list_objects("snapshot/")}
 
 
 def once_before_the_manifest_changes(store: ObjectStore, action: Callable[[], object]) -> FaultyStore:
@@ -357,7 +357,7 @@ def test_what_was_replaced_is_collected_as_orphans_and_nothing_else(store: Objec
 def test_lost_snapshot_stops_the_compaction_and_nothing_is_changed(memory_store: MemoryStore) -> None:
     write(memory_store)
     manifest = LogReader.open(memory_store, "a").manifest()
-    memory_store.delete(f"a/{manifest.snapshots[0].path}")
+    life_store(memory_store, "a").delete(manifest.snapshots[0].path)
 
     with pytest.raises(CorruptError, match="expected in .*, found none"):
         compactor(memory_store).compact()

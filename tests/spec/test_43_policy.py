@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage
+from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     CollectionRefusedError,
     CursorStore,
@@ -132,7 +132,7 @@ def test_policy_without_cursors_and_without_a_retention_is_refused(memory_store:
 def test_damaged_policy_stops_collecting(memory_store: MemoryStore, runtime: Later) -> None:
     hourly(memory_store, "a", runtime, 3)
     PolicyStore(memory_store, "a").change(lambda _: kept(1))
-    damage(memory_store, "a/policy.json", 40)
+    damage(life_store(memory_store, "a"), "policy.json", 40)
 
     with pytest.raises(CollectionRefusedError, match="while its policy can not be read"):
         Collector(memory_store, "a", options=ALL).plan()
@@ -143,7 +143,7 @@ def test_two_changes_at_once_are_both_made(memory_store: MemoryStore) -> None:
     store, other = FaultyStore(memory_store), PolicyStore(memory_store, "a")
 
     def overtake(kind: str, path: str) -> None:
-        if kind == "create" and path == "a/policy.json":
+        if kind == "create" and path.endswith("/policy.json"):
             store.before = lambda _kind, _path: None
             other.change(lambda policy: replace(policy, retention_s=60))
 

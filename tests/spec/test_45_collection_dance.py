@@ -37,7 +37,7 @@ from tests.spec.collecting import (
     roll,
     stride,
 )
-from tests.stores import FaultyStore
+from tests.stores import FaultyStore, life_store
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
 from wal3_core.log.collector import Collector, Overtaken, Pruned
@@ -274,14 +274,14 @@ def test_prune_loses_to_a_cursor_that_came_below_and_withdraws(store: ObjectStor
 def test_announcement_whose_document_is_lost_is_withdrawn(store: ObjectStore) -> None:
     plant(store, cursor=12)
     path = announce(store)
-    store.delete(f"a/{path}")
+    life_store(store, "a").delete(path)
 
     outcome = collector(store).prune(path)
 
     assert outcome == Overtaken(f"{path} is gone")
     assert manifest_of(store).collecting is None
     announce(store)
-    store.delete(f"a/{documents(store)[0]}")
+    life_store(store, "a").delete(documents(store)[0])
     assert collector(store).settle() == []
     assert manifest_of(store).collecting is None
     assert whole(store)

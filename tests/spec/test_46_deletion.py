@@ -36,7 +36,7 @@ from tests.spec.collecting import (
     roll,
     stride,
 )
-from tests.stores import FaultyStore, damage
+from tests.stores import FaultyStore, damage, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collector import Collector
@@ -261,7 +261,7 @@ def test_nothing_is_deleted_while_a_cursor_or_a_pin_can_not_be_read(store: Objec
     garbage = prune(store)
     PinStore(store, LOG).delete("audit")
     PinStore(store, LOG).create("audit", reason="a test")
-    damage(store, f"a/{path}")
+    damage(life_store(store, "a"), path)
     before = held(store)
 
     with pytest.raises((CorruptError, CollectionRefusedError), match=path):
@@ -409,7 +409,7 @@ def test_documents_are_told_from_the_clock_and_a_foreign_file_is_an_error(store:
 
     assert [garbage.path for garbage in Deleter(store, LOG).pending()] == documents(store) == [path]
 
-    store.create("a/gc/notes.txt", b"not ours")
+    life_store(store, "a").create("gc/notes.txt", b"not ours")
     with pytest.raises(CorruptError, match=r"gc/notes\.txt.*: expected gc/GARBAGE"):
         gather(store)
 
@@ -419,7 +419,7 @@ def test_documents_are_told_from_the_clock_and_a_foreign_file_is_an_error(store:
 
 def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:
     """A snapshot of depth 1 in one of depth 2 that was dropped, and that one."""
-    found = store.read(f"a/{path}")
+    found = life_store(store, "a").read(path)
     assert found is not None
     top = Garbage.from_bytes(found, what=path).dropped[0]
     assert isinstance(top, SnapshotPointer)
@@ -431,7 +431,7 @@ def test_damaged_snapshot_is_told_of_and_the_rest_goes(store: ObjectStore) -> No
     plant(store, cursor=12)
     path = prune(store)
     leaf, _ = leaf_of(store, path)
-    damage(store, f"a/{leaf}")
+    damage(life_store(store, "a"), leaf)
 
     done = delete(store, path)
 
@@ -448,7 +448,7 @@ def test_damaged_snapshot_is_told_of_as_long_as_it_is_there(store: ObjectStore) 
     plant(store, cursor=12)
     path = prune(store)
     leaf, top = leaf_of(store, path)
-    damage(store, f"a/{leaf}")
+    damage(life_store(store, "a"), leaf)
 
     first, second = delete(store, path), delete(store, path)
 
@@ -462,7 +462,7 @@ def test_what_was_below_a_snapshot_that_is_lost_is_found_as_orphans(store: Objec
     plant(clock, cursor=12)
     path = prune(clock)
     leaf, _ = leaf_of(clock, path)
-    clock.delete(f"a/{leaf}")
+    life_store(clock, "a").delete(leaf)
 
     assert delete(clock, path).finished
     assert len(held(clock) - reachable(clock)) == 2

@@ -33,6 +33,7 @@ from tests.spec.collecting import (
     prune,
     reachable,
 )
+from tests.stores import life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
 from wal3_core.log.collector import Collector, Pruned
@@ -175,7 +176,7 @@ def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None
 def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStore) -> None:
     """Whatever it is, it is not ours to delete, nor to pass over in silence."""
     clock = clocked(store)
-    clock.create("a/log/readme.txt", b"not ours")
+    life_store(clock, "a").create("log/readme.txt", b"not ours")
     clock.pass_s(2 * DAY_S)
 
     with pytest.raises(CollectionRefusedError, match=r"log/readme\.txt"):
@@ -183,7 +184,7 @@ def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStor
     with pytest.raises(CollectionRefusedError, match=r"log/readme\.txt"):
         gather(clock, LATER)
 
-    assert clock.read("a/log/readme.txt") == b"not ours"
+    assert life_store(clock, "a").read("log/readme.txt") == b"not ours"
 
 
 # ---------------------------------------------------------------------- condemned

@@ -192,12 +192,13 @@ def test_two_snapshots_with_one_setsum_and_other_content_are_taken_for_each_othe
 
 def rewrite(store: ObjectStore) -> None:
     """Put each snapshot in the manifest in its own place, written anew under the fence of now."""
-    inside, runtime = log_store(store, LOG), shared_runtime()
-    manifests, snapshots = ManifestStore(inside, runtime), SnapshotStore(inside, runtime, loaded_max=9)
+    runtime = shared_runtime()
+    manifests = ManifestStore(log_store(store, LOG), runtime)
+    snapshots = SnapshotStore(manifests, runtime, loaded_max=9)
     base = manifests.load()
     manifest = base.manifest
     for pointer in manifest.snapshots:
-        anew = snapshots.write(Snapshot(snapshots.load(pointer).pointers, manifest.fence), QUICK)
+        anew = snapshots.write(Snapshot(snapshots.load(pointer).pointers, manifest.fence, manifest.log_id), QUICK)
         manifest = manifest.apply_snapshot(anew, [pointer])
     assert isinstance(manifests.install(manifest, base), Installed)
 
@@ -326,7 +327,7 @@ def test_cursor_that_comes_between_planning_and_verifying_makes_the_collection_f
     listed: list[str] = []
 
     def before(kind: str, path: str) -> None:
-        if (kind, path) == ("list", "a/cursor/"):
+        if kind == "list" and path.endswith("/cursor/"):
             listed.append(path)
             if len(listed) == CURSOR_LISTINGS:
                 place(store, 6, "late")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.large_logs import Grower, reachable, stored
-from tests.stores import CountingStore, FaultyStore
+from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
 from wal3_core.log.collection import Collection, collect
 from wal3_core.log.collector import Collector, Pruned
@@ -47,7 +47,7 @@ def advance(store: ObjectStore, offset: int) -> None:
 
 def left_behind(store: ObjectStore) -> set[str]:
     """What collections leave of their own."""
-    return {meta.path for meta in log_store(store, "a").list_objects("gc/")} - {CLOCK}
+    return {meta.path for meta in life_store(store, "a").list_objects("gc/")} - {CLOCK}
 
 
 def check_exact(store: ObjectStore, offset: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage
+from tests.stores import LOG_ID, FaultyStore, damage, life_store
 from wal3_core import (
     CorruptError,
     CursorStore,
@@ -63,10 +63,10 @@ def test_sound_log_scrubs_clean_and_is_counted(store: ObjectStore) -> None:
 
 def test_every_damaged_object_is_named_and_the_rest_is_counted(filled: MemoryStore) -> None:
     fragments = LogReader.open(filled, "a").scan()
-    damage(filled, f"a/{fragments[3].path}")
-    filled.delete(f"a/{fragments[29].path}")
+    damage(life_store(filled, "a"), fragments[3].path)
+    life_store(filled, "a").delete(fragments[29].path)
     CursorStore(filled, "a").init("reader", LogPosition(50, 0))
-    damage(filled, "a/cursor/reader.json", 50)
+    damage(life_store(filled, "a"), "cursor/reader.json", 50)
 
     report = scrub(filled, "a")
 
@@ -81,7 +81,7 @@ def test_every_damaged_object_is_named_and_the_rest_is_counted(filled: MemorySto
 
 def test_lost_snapshot_is_named_once(filled: MemoryStore) -> None:
     victim = LogReader.open(filled, "a").manifest().snapshots[0]
-    filled.delete(f"a/{victim.path}")
+    life_store(filled, "a").delete(victim.path)
 
     report = scrub(filled, "a")
 
@@ -120,7 +120,7 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
             )
             assert isinstance(manifests.install(pruned, base), Installed)
             for each in collected:
-                filled.delete(f"a/{each}")
+                life_store(filled, "a").delete(each)
 
     store.before = collect
 
@@ -143,8 +143,8 @@ def test_lost_manifest_is_damage_and_never_a_new_log(filled: MemoryStore) -> Non
 
 
 def test_cursor_beyond_the_end_is_a_problem(filled: MemoryStore) -> None:
-    cursor = Cursor(position=LogPosition(999, 0), epoch_us=0, writer="w", generation=1)
-    filled.create("a/cursor/lost.json", cursor.to_bytes())
+    cursor = Cursor(position=LogPosition(999, 0), epoch_us=0, writer="w", generation=1, log_id=LOG_ID)
+    life_store(filled, "a").create("cursor/lost.json", cursor.to_bytes())
 
     report = scrub(filled, "a")
 

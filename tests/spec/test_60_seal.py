@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore
+from tests.stores import LOG_ID, FaultyStore
 from wal3_core import (
     CorruptError,
     InvalidRequestError,
+    LogAt,
     LogExistsError,
     LogNotFoundError,
     LogReader,
     LogWriter,
     SealedError,
     UnavailableError,
+    copy,
+    destroy,
     initialize_successor,
     migrate,
     scrub,
@@ -267,14 +270,13 @@ def test_another_log_under_the_successor_s_name_is_told_apart(memory_store: Memo
     assert manifest_of(memory_store, "b") == before
 
 
-def test_log_that_begins_at_the_same_place_with_other_records_before_it_is_no_successor(
+def test_log_that_follows_another_one_is_no_successor_though_it_begins_at_the_same_place(
     memory_store: MemoryStore,
 ) -> None:
     fill(memory_store, "a", b"1", b"2")
     seal(memory_store, "a", reason="full", successor="b")
     sealed = manifest_of(memory_store, "a")
-    other = sealed.setsum + sealed.setsum
-    impostor = Manifest.successor(replace(sealed, setsum=other), writer="a test")
+    impostor = Manifest.successor(replace(sealed, log_id=LOG_ID), log_id=LOG_ID, writer="a test")
     ManifestStore(log_store(memory_store, "b"), shared_runtime()).initialize(impostor)
 
     with pytest.raises(LogExistsError, match="another log of that name"):
@@ -319,6 +321,44 @@ def test_migration_that_was_cut_short_anywhere_is_finished_by_the_next(memory_st
 
     # The manifest, the successor's absence, the seal, the manifest again, the create, its two probes and more.
     assert cuts >= 6
+
+
+@pytest.mark.parametrize("there", ["a log", "a lost manifest", "a copy under way"])
+def test_migration_to_a_name_that_is_not_free_is_refused_before_anything_is_changed(
+    store: ObjectStore, there: str
+) -> None:
+    """It sealed the log, and then could not begin the one that goes on from it."""
+    fill(store, "a", b"1")
+    fill(store, "b", b"another's")
+    match there:
+        case "a lost manifest":
+            store.delete("b/manifest/MANIFEST.json")
+        case "a copy under way":
+            destroy(store, "b")
+            into = FaultyStore(store)
+            into.fail("replace", "Life=", "denied", times=99)
+            into.fail("create", "Life=", "denied", times=99)
+            with pytest.raises(UnavailableError):
+                copy(LogAt(store, "a"), LogAt(into, "b"))
+
+    with pytest.raises((LogExistsError, CorruptError)):
+        migrate(store, "a", "b", reason="full")
+
+    assert manifest_of(store, "a").seal is None
+    fill(store, "a", b"2")
+    assert bodies(store, "a") == [b"1", b"2"]
+
+
+def test_migration_to_a_name_whose_log_was_destroyed_begins_there(store: ObjectStore) -> None:
+    fill(store, "a", b"1")
+    fill(store, "b", b"another's")
+    destroy(store, "b")
+
+    migrate(store, "a", "b", reason="full")
+    fill(store, "b", b"2")
+
+    assert bodies(store, "a") == [b"1", b"2"]
+    assert manifest_of(store, "b").follows == manifest_of(store, "a").log_id
 
 
 def test_migration_to_another_successor_is_refused(memory_store: MemoryStore) -> None:

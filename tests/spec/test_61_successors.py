@@ -22,6 +22,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.model.manifest import Seal
+from wal3_core.model.paths import LogId
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
@@ -137,7 +138,9 @@ def test_cycle_of_successors_ends_in_an_error(memory_store: MemoryStore) -> None
         base = manifests.load()
         first = replace(base.manifest.first, position=replace(base.manifest.first.position, timestamp_us=1))
         mark = Seal(reason="a cycle", sealed_by="a test", timestamp_us=1, successor=successor)
-        changed = replace(base.manifest, seal=mark, first=first, next=first)
+        follows = LogId(("b" if log == "a" else "a") * 32)
+        changed = replace(base.manifest, log_id=LogId(log * 32), follows=follows, seal=mark, first=first, next=first)
+        base = replace(base, manifest=replace(base.manifest, log_id=LogId(log * 32)))
         assert isinstance(manifests.install(changed, base), Installed)
 
     with pytest.raises(CorruptError, match="within 256 successors"):

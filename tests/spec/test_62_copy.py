@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, data, fill, grow, manifest_of, paths, records
-from tests.stores import CountingStore, FaultyStore, damage
+from tests.spec.copies import collect, data, fill, fragments, grow, manifest_of, paths, records
+from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     Copied,
     CorruptError,
@@ -34,6 +35,7 @@ from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
+    from wal3_core.model.snapshot import SnapshotPointer
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -54,17 +56,24 @@ def test_copy_holds_the_same_bytes_at_the_same_places(store: ObjectStore, other:
     copied = copy(LogAt(store, "a"), LogAt(other, "x/b"), progress=lambda done, total: told.append((done, total)))
 
     source, target = manifest_of(store, "a"), manifest_of(other, "x/b")
-    # The source may hold a snapshot that nothing refers to yet.
-    assert data(other, "x/b").items() <= data(store, "a").items()
-    assert target.pointers == source.pointers
+    assert fragments(other, "x/b") == fragments(store, "a")
+    assert target.fragments == source.fragments
+    # Those of a life of its own: the same tree over the same records, under other names.
+    assert [unnamed(pointer) for pointer in target.snapshots] == [unnamed(pointer) for pointer in source.snapshots]
+    assert target.log_id != source.log_id
+    assert {snapshot.path for snapshot in target.snapshots}.isdisjoint(each.path for each in source.snapshots)
     assert (target.setsum, target.pruned) == (source.setsum, source.pruned)
     assert (target.first, target.next, target.epochs) == (source.first, source.next, source.epochs)
-    assert (target.generation, target.seal, target.collecting) == (1, None, None)
+    assert (target.seal, target.collecting, target.destroying) == (None, None, False)
     assert records(other, "x/b") == records(store, "a")
     assert scrub(other, "x/b").sound
     assert told == [(number, held) for number in range(1, held + 1)]
     assert (copied.num_records, copied.num_fragments, copied.setsum) == (held, held, source.setsum)
     assert PinStore(store, "a").list() == {}
+
+
+def unnamed(pointer: SnapshotPointer) -> SnapshotPointer:
+    return replace(pointer, path="")
 
 
 def test_copy_is_a_log_of_its_own(store: ObjectStore) -> None:
@@ -160,7 +169,7 @@ def test_log_that_is_there_is_not_copied_over(store: ObjectStore) -> None:
     fill(store, "b", 1)
     before = data(store, "b"), manifest_of(store, "b")
 
-    with pytest.raises(LogExistsError, match="expected no log to copy to"):
+    with pytest.raises(LogExistsError, match="expected no log there"):
         copy(LogAt(store, "a"), LogAt(store, "b"))
     with pytest.raises(InvalidRequestError, match="found itself"):
         copy(LogAt(store, "a"), LogAt(store, "a"))
@@ -168,26 +177,45 @@ def test_log_that_is_there_is_not_copied_over(store: ObjectStore) -> None:
     assert (data(store, "b"), manifest_of(store, "b")) == before
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "log/Bucket=0000000000000000/Writer=0123456789abcdef/FragmentSeqNo=0000000000000001.parquet",
-        "log/notes.txt",
-        "cursor/reader.json",
-        "pin/audit.json",
-        "policy.json",
-        "notes.txt",
-    ],
-)
-def test_foreign_object_in_the_target_is_named_and_left_alone(store: ObjectStore, path: str) -> None:
+@pytest.mark.parametrize("path", ["notes.txt", "log/notes.txt", "cursor/reader.json", "policy.json"])
+def test_foreign_object_in_the_target_is_left_alone_and_in_nobody_s_way(store: ObjectStore, path: str) -> None:
     fill(store, "a", 2)
     store.create(f"b/{path}", b"somebody's")
 
-    with pytest.raises(InvalidRequestError, match="expected nothing there but .*" + path.replace(".", r"\.")):
+    copy(LogAt(store, "a"), LogAt(store, "b"), with_cursors=True)
+
+    assert store.read(f"b/{path}") == b"somebody's"
+    assert records(store, "b") == records(store, "a")
+    assert scrub(store, "b").sound
+    assert CursorStore(store, "b").list() == {}
+
+
+def test_fragments_without_a_manifest_are_not_copied_over(store: ObjectStore) -> None:
+    fill(store, "a", 2)
+    fill(store, "b", 1)
+    store.delete("b/manifest/MANIFEST.json")
+    before = paths(store, "b")
+
+    with pytest.raises(CorruptError, match="expected manifest/MANIFEST.json beside Life=.*found none: restore it"):
         copy(LogAt(store, "a"), LogAt(store, "b"))
 
-    assert paths(store, "b") == {path}
+    assert paths(store, "b") == before
     assert PinStore(store, "a").list() == {}
+
+
+def test_name_that_another_log_is_being_copied_to_is_not_taken_over(store: ObjectStore) -> None:
+    fill(store, "a", 2)
+    fill(store, "c", 3)
+    into = FaultyStore(store)
+    into.fail("replace", "MANIFEST", "denied")
+    with pytest.raises(UnavailableError):
+        copy(LogAt(store, "c"), LogAt(into, "b"))
+
+    with pytest.raises(InvalidRequestError, match=r"found a copy of .*/c that is under way, or was cut short"):
+        copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    copy(LogAt(store, "c"), LogAt(store, "b"))
+    assert records(store, "b") == records(store, "c")
 
 
 def test_logs_below_the_target_are_in_nobody_s_way(store: ObjectStore) -> None:
@@ -222,17 +250,17 @@ def test_log_that_is_not_there_can_not_be_copied(store: ObjectStore) -> None:
 def test_damaged_fragment_is_not_copied_and_there_is_no_log_then(store: ObjectStore, harm: str) -> None:
     fill(store, "a", 5)
     pointers = manifest_of(store, "a").fragments
-    path = f"a/{pointers[1].path}"
-    stored = store.read(path)
+    inside, path = life_store(store, "a"), pointers[1].path
+    stored = inside.read(path)
     assert stored is not None
     match harm:
         case "flipped":
-            damage(store, path)
+            damage(inside, path)
         case "missing":
-            store.delete(path)
+            inside.delete(path)
         case _:
-            store.delete(path)
-            store.create(path, stored + b"x" if harm == "longer" else store.read(f"a/{pointers[0].path}") or b"")
+            inside.delete(path)
+            inside.create(path, stored + b"x" if harm == "longer" else inside.read(pointers[0].path) or b"")
 
     with pytest.raises(CorruptError, match=f"fragment {pointers[1].seq_no}"):
         copy(LogAt(store, "a"), LogAt(store, "b"))
@@ -251,7 +279,7 @@ def test_damage_on_the_way_is_asked_for_again(memory_store: MemoryStore) -> None
     class Flaky(CountingStore):
         def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
             found = super().read(path, start=start, length=length)
-            if found is not None and path.startswith("a/log/") and broken:
+            if found is not None and "/log/" in path and broken:
                 broken.pop()
                 return found[:-1] + b"?"
             return found
@@ -269,7 +297,8 @@ def test_store_that_never_takes_the_copy_leaves_no_log_and_a_pin_to_go_on_from(m
     with pytest.raises(UnavailableError):
         copy(LogAt(memory_store, "a"), LogAt(other, "b"))
 
-    assert paths(other, "b") == set()
+    # But the claim.
+    assert paths(other, "b") == {"manifest/MANIFEST.json"}
     assert len(PinStore(memory_store, "a").list()) == 1
 
 
@@ -284,7 +313,7 @@ def test_unanswered_writes_are_settled(memory_store: MemoryStore, fault: str, pa
     copy(LogAt(memory_store, "a"), LogAt(other, "b"), with_cursors=True)
 
     assert other.fired[fault] == 1
-    assert data(other, "b").items() <= data(memory_store, "a").items()
+    assert fragments(other, "b") == fragments(memory_store, "a")
     assert scrub(other, "b").sound
 
 
@@ -303,7 +332,10 @@ def test_cursors_are_copied_when_asked_for(store: ObjectStore, other: ObjectStor
     assert (bare.num_cursors, copied.num_cursors) == (0, 2)
     assert CursorStore(other, "bare").list() == {}
     found = {name: witness.cursor for name, witness in CursorStore(other, "b").list().items()}
-    assert found == {name: cursors.list()[name].cursor for name in ("first", "next")}
+    assert {name: (cursor.position, cursor.epoch_us) for name, cursor in found.items()} == {
+        name: (cursors.list()[name].cursor.position, cursors.list()[name].cursor.epoch_us) for name in ("first", "next")
+    }
+    assert {cursor.log_id for cursor in found.values()} == {manifest_of(other, "b").log_id}
 
 
 def test_cursor_beyond_what_is_copied_is_set_to_its_end(memory_store: MemoryStore) -> None:
@@ -329,17 +361,17 @@ def test_cursor_beyond_what_is_copied_is_set_to_its_end(memory_store: MemoryStor
 def test_few_fragments_are_on_their_way_at_a_time(memory_store: MemoryStore) -> None:
     """While the first one is held up, not many others are read."""
     fill(memory_store, "a", 60)
-    first = f"b/{records_path(memory_store)}"
+    first = records_path(memory_store)
     source, target = FaultyStore(memory_store), FaultyStore(MemoryStore(shared_runtime()))
     read: list[str] = []
     meanwhile: list[int] = []
 
     def reading(kind: str, path: str) -> None:
-        if kind == "read" and path.startswith("a/log/"):
+        if kind == "read" and "/log/" in path:
             read.append(path)
 
     def writing(kind: str, path: str) -> None:
-        if (kind, path) == ("create", first):
+        if kind == "create" and path.endswith(first):
             until_s = time.monotonic() + 0.5
             while len(read) <= 8 and time.monotonic() < until_s:
                 time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,19 +10,27 @@ import pytest
 from tests.spec.copies import collect, data, fill, grow, manifest_of, records
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
-    CorruptError,
     CursorStore,
+    InvalidRequestError,
     LogAt,
     LogExistsError,
+    LogNotFoundError,
+    LogReader,
+    LogReplacedError,
     LogWriter,
     PinStore,
+    PolicyStore,
     UnavailableError,
     copy,
     scrub,
 )
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,13 +79,14 @@ def test_copy_that_was_cut_short_anywhere_is_no_log_and_is_finished_by_the_next(
 
 
 def assert_unfinished_copy_is_finished(store: ObjectStore, target: str, from_offset: int | None) -> None:
-    if f"{target}/manifest/MANIFEST.json" in {meta.path for meta in store.list_objects(f"{target}/")}:
+    seen = ManifestStore(log_store(store, target), shared_runtime()).look()
+    if seen is not None and isinstance(seen.document, Manifest):
         # It was complete but for the pin, which is told by its reason.
         for name, pin in PinStore(store, "a").list().items():
             assert target in pin.reason
             PinStore(store, "a").delete(name)
     else:
-        begun = {path: body for path, body in data(store, target).items() if path.startswith("log/")}
+        begun = {path: body for path, body in data(store, target).items() if "/log/" in path}
         counting = CountingStore(store)
         # What is appended meanwhile is not part of what was begun.
         copied = copy(LogAt(store, "a"), LogAt(counting, target), from_offset=from_offset, with_cursors=True)
@@ -94,7 +104,7 @@ def test_repeated_copy_goes_on_from_what_the_first_one_pinned(store: ObjectStore
     crash_at(faulty, 1, ("delete",))
 
     def end(kind: str, path: str) -> None:
-        if (kind, "MANIFEST" in path) == ("create", True) or kind == "delete":
+        if (kind, "MANIFEST" in path) == ("replace", True) or kind == "delete":
             raise Crashed
 
     faulty.before, into = end, FaultyStore(store)
@@ -115,7 +125,7 @@ def test_repeated_copy_goes_on_from_what_the_first_one_pinned(store: ObjectStore
 def test_copy_that_failed_is_tried_again_from_what_it_pinned(store: ObjectStore) -> None:
     grown = grow(store, "a")
     into = FaultyStore(store)
-    into.fail("create", "MANIFEST", "denied")
+    into.fail("replace", "MANIFEST", "denied")
     with pytest.raises(UnavailableError):
         copy(LogAt(store, "a"), LogAt(into, "b"))
     held = grow(store, "c")
@@ -138,7 +148,7 @@ def racing(store: ObjectStore, race: Callable[[], None]) -> FaultyStore:
     seen = [0]
 
     def before(kind: str, path: str) -> None:
-        if kind == "read" and path.startswith("a/log/"):
+        if kind == "read" and "/log/" in path:
             seen[0] += 1
             if seen[0] == 3:
                 race()
@@ -175,37 +185,17 @@ def test_log_that_appears_at_the_target_meanwhile_is_left_alone(memory_store: Me
     other = FaultyStore(MemoryStore(shared_runtime()))
 
     def appear(kind: str, path: str) -> None:
-        # The copy's last listing before it begins.
-        if (kind, path) == ("list", "b/"):
+        # Before it claims the name.
+        if (kind, path) == ("create", "b/manifest/MANIFEST.json"):
+            other.before = lambda _kind, _path: None
             LogWriter.initialize(other.inner, "b")
 
     other.before = appear
-    with pytest.raises(LogExistsError):
+    with pytest.raises(InvalidRequestError, match="another call began just now"):
         copy(LogAt(memory_store, "a"), LogAt(other, "b"))
 
     assert manifest_of(other, "b").num_records == 0
     assert records(other, "b") == []
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_log_that_appears_at_the_last_moment_wins(memory_store: MemoryStore, *, begun: bool) -> None:
-    fill(memory_store, "a", 5)
-    if begun:
-        memory_store.create("b/snapshot/SNAPSHOT." + "0" * 64 + "." + "0" * 16, b"left by an earlier try")
-    fill(memory_store, "c", 1)
-    document = memory_store.read("c/manifest/MANIFEST.json")
-    assert document is not None
-    other = FaultyStore(memory_store)
-
-    def appear(kind: str, path: str) -> None:
-        if kind == "create" and "MANIFEST" in path:
-            memory_store.create("b/manifest/MANIFEST.json", document)
-
-    other.before = appear
-    with pytest.raises(LogExistsError):
-        copy(LogAt(memory_store, "a"), LogAt(other, "b"))
-
-    assert memory_store.read("b/manifest/MANIFEST.json") == document
 
 
 def test_no_log_is_begun_where_a_copy_is_under_way(memory_store: MemoryStore) -> None:
@@ -214,14 +204,118 @@ def test_no_log_is_begun_where_a_copy_is_under_way(memory_store: MemoryStore) ->
     refused: list[str] = []
 
     def begin(kind: str, path: str) -> None:
-        if kind == "create" and path == "b/manifest/MANIFEST.json":
+        if kind == "replace" and path == "b/manifest/MANIFEST.json":
             store.before = lambda _kind, _path: None
-            with pytest.raises(CorruptError, match="restore it") as caught:
+            with pytest.raises(LogExistsError, match="found a copy of .* that is under way") as caught:
                 LogWriter.initialize(memory_store, "b")
             refused.append(str(caught.value))
+            with pytest.raises(LogNotFoundError, match="found a copy of .* that is under way"):
+                LogReader.open(memory_store, "b")
 
     store.before = begin
     copy(LogAt(memory_store, "a"), LogAt(store, "b"))
 
     assert len(refused) == 1
     assert records(memory_store, "b") == records(memory_store, "a")
+
+
+# ---------------------------------------------------------------------- the same copy twice
+
+
+def with_cursors(store: ObjectStore) -> None:
+    fill(store, "a", 20)
+    CursorStore(store, "a").init("billing", LogPosition(5, 0))
+
+
+@pytest.mark.parametrize("step", range(1, 50))
+def test_slower_one_of_two_same_copies_changes_nothing_of_the_live_copy(memory_store: MemoryStore, step: int) -> None:
+    """Whatever it was about to do when the other one finished, and the copy was used."""
+    with_cursors(memory_store)
+    slow = FaultyStore(memory_store)
+    left, live = [step], dict[str, Cursor]()
+
+    def overtake(_kind: str, _path: str) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), with_cursors=True)
+            fill(memory_store, "b", 2)
+            cursors = CursorStore(memory_store, "b")
+            witness = cursors.load("billing")
+            assert witness is not None
+            cursors.save("billing", LogPosition(15, 0), witness)
+            cursors.init("audit", LogPosition(2, 0))
+            live.update({name: witness.cursor for name, witness in cursors.list().items()})
+
+    slow.before = overtake
+    try:
+        copy(LogAt(memory_store, "a"), LogAt(slow, "b"), with_cursors=True)
+    except (LogExistsError, LogReplacedError, InvalidRequestError):
+        assert left[0] <= 0
+    else:
+        # It was through with everything but letting go of its pin.
+        assert left[0] > 0
+
+    if left[0] <= 0:
+        assert {name: witness.cursor for name, witness in CursorStore(memory_store, "b").list().items()} == live
+        assert len(records(memory_store, "b")) == 22
+    assert scrub(memory_store, "b").sound
+
+
+def test_copy_that_is_taken_over_is_finished_by_the_one_that_took_it(memory_store: MemoryStore) -> None:
+    with_cursors(memory_store)
+    slow = FaultyStore(memory_store)
+
+    def overtake(kind: str, path: str) -> None:
+        if kind == "create" and "/cursor/" in path:
+            slow.before = lambda _kind, _path: None
+            # It gets as far as the claim, which is its own then.
+            into.before = stop
+            with pytest.raises(Crashed):
+                copy(LogAt(memory_store, "a"), LogAt(into, "b"), with_cursors=True)
+
+    def stop(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith("MANIFEST.json"):
+            into.before = lambda later, _path: crash() if later == "create" else None
+
+    def crash() -> None:
+        raise Crashed
+
+    into = FaultyStore(memory_store)
+    slow.before = overtake
+    with pytest.raises(LogReplacedError, match="another call has taken over"):
+        copy(LogAt(memory_store, "a"), LogAt(slow, "b"), with_cursors=True)
+
+    with pytest.raises(LogNotFoundError, match="is under way, or was cut short"):
+        LogReader.open(memory_store, "b")
+    copied = copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), with_cursors=True)
+    assert copied.resumed
+    assert records(memory_store, "b") == records(memory_store, "a")
+    assert list(CursorStore(memory_store, "b").list()) == ["billing"]
+    assert PinStore(memory_store, "a").list() == {}
+
+
+def test_copy_in_other_terms_begins_anew_and_leaves_nothing_of_the_one_before(memory_store: MemoryStore) -> None:
+    with_cursors(memory_store)
+    into = FaultyStore(memory_store)
+    into.fail("replace", "MANIFEST", "denied")
+    with pytest.raises(UnavailableError):
+        copy(LogAt(memory_store, "a"), LogAt(into, "b"), with_cursors=True)
+
+    copied = copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), from_offset=11)
+
+    assert not copied.resumed
+    assert [record.offset for record in records(memory_store, "b")] == list(range(11, 21))
+    assert CursorStore(memory_store, "b").list() == {}
+    assert len(ManifestStore(log_store(memory_store, "b"), shared_runtime()).lives()) == 1
+
+
+def test_policy_goes_with_the_copy(store: ObjectStore) -> None:
+    """A restored backup keeps its retention."""
+    fill(store, "a", 2)
+    PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1000, percent_max=50))
+
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    policy = PolicyStore(store, "b").load()
+    assert (policy.retention_s, policy.percent_max, policy.without_cursors) == (1000, 50, False)
+    assert policy.log_id == manifest_of(store, "b").log_id

@@ -1,13 +1,14 @@
-"""Destroying: a log is sealed and deleted, whole, and nothing else is touched."""
+"""Destroying: a log is ended and deleted, whole, and nothing else is touched."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore
+from tests.stores import FaultyStore, life_store
 from wal3_core import (
     CorruptError,
     CursorStore,
@@ -15,7 +16,9 @@ from wal3_core import (
     LogAt,
     LogNotFoundError,
     LogReader,
+    LogReplacedError,
     LogWriter,
+    NotDurableError,
     PinStore,
     SealedError,
     UnavailableError,
@@ -23,15 +26,21 @@ from wal3_core import (
     destroy,
     list_logs,
     plan_destroy,
+    scrub,
     seal,
 )
 from wal3_core.log.collector import Collector
-from wal3_core.model.position import LogPosition
+from wal3_core.model.paths import MANIFEST, fragment_path, life_folder
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
+    from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
 FEW = WriterOptions(
@@ -58,12 +67,25 @@ def everything(store: ObjectStore, log: str) -> None:
     PinStore(store, log).create("audit", reason="a test")
     collector = Collector(store, log, options=NOW)
     collector.prune(collector.announce(collector.plan()))
-    store.create(f"{log}/policy.json", b"{}")
-    store.create(f"{log}/gc/CLOCK", b"")
+    life_store(store, log).create("policy.json", b"{}")
+    life_store(store, log).create("gc/CLOCK", b"")
 
 
 def paths(store: ObjectStore, log: str) -> list[str]:
     return [meta.path for meta in store.list_objects(f"{log}/")]
+
+
+def life(store: ObjectStore, log: str) -> LogId:
+    return LogReader.open(store, log).manifest().log_id
+
+
+def remains(store: ObjectStore, log: str) -> list[str]:
+    """What is there but the manifest, which says that there is no log."""
+    seen = ManifestStore(log_store(store, log), shared_runtime()).look()
+    assert seen is not None
+    assert isinstance(seen.document, Vacancy)
+    assert seen.document.kind == "destroyed"
+    return [path for path in paths(store, log) if path != f"{log}/{MANIFEST}"]
 
 
 def test_plan_counts_every_object_and_changes_nothing(store: ObjectStore) -> None:
@@ -75,12 +97,12 @@ def test_plan_counts_every_object_and_changes_nothing(store: ObjectStore) -> Non
     assert {meta.path: meta for meta in store.list_objects("a/")} == before
     assert (plan.num_objects, plan.num_bytes) == (len(before), sum(meta.size for meta in before.values()))
     counted = {part.kind: part.num_objects for part in plan.parts}
-    folders = [path.split("/")[1] for path in before]
+    folders = [path.split("/")[1 if path == f"a/{MANIFEST}" else 2] for path in before]
     names = {"log": "fragment", "gc": "garbage", "policy.json": "policy"}
     assert counted == {names.get(folder, folder): folders.count(folder) for folder in folders}
     assert set(counted) == {"manifest", "fragment", "snapshot", "cursor", "pin", "garbage", "policy"}
     assert plan.pins == ("audit",)
-    assert plan.has_manifest
+    assert plan.log_id == LogReader.open(store, "a").manifest().log_id
 
 
 def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
@@ -92,7 +114,7 @@ def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
 
     assert deleted == total
     assert told == [(number, total) for number in range(1, total + 1)]
-    assert paths(store, "a") == []
+    assert remains(store, "a") == []
     with pytest.raises(LogNotFoundError):
         LogReader.open(store, "a")
     for again in (plan_destroy, destroy):
@@ -105,19 +127,28 @@ def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
 def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> None:
     fill(store, "a", 3)
     writer = LogWriter.open(store, "a", options=FEW)
+    other = LogWriter.open(store, "a", options=FEW)
     faulty = FaultyStore(store)
+    told: list[str] = []
 
-    def append(kind: str, _path: str) -> None:
-        if kind == "delete":
-            faulty.before = lambda _kind, _path: None
-            with pytest.raises(SealedError, match="being destroyed"):
-                writer.append(b"late")
+    def append(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith(MANIFEST):
+            told.append(kind)
+            if len(told) == 2:
+                with pytest.raises(SealedError, match="being destroyed"):
+                    writer.append(b"announced")
+        if kind == "delete" and told[-1] != "delete":
+            told.append(kind)
+            with pytest.raises(NotDurableError, match="it was destroyed"):
+                other.append(b"gone")
 
     faulty.before = append
     destroy(faulty, "a")
 
+    assert told == ["replace", "replace", "delete"]
     writer.close()
-    assert paths(store, "a") == []
+    other.close()
+    assert remains(store, "a") == []
 
 
 def test_logs_beside_and_below_are_not_touched(store: ObjectStore) -> None:
@@ -139,11 +170,14 @@ def test_logs_beside_and_below_are_not_touched(store: ObjectStore) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "notes.txt",
+        "/notes.txt",
+        "/policy.json",
+        "/zebra",
+        "/~tilde",
+        "/manifest/MANIFEST.json.bak",
+        "/log/notes.txt",
+        "/Life=0/x",
         "policy.json.bak",
-        "zebra",
-        "~tilde",
-        "manifest/MANIFEST.json.bak",
         "log/notes.txt",
         "log/Bucket=0000000000000000/Writer=x/FragmentSeqNo=0000000000000001.parquet",
         "log/Bucket=0000000000001000/Writer=0123456789abcdef/FragmentSeqNo=0000000000000001.parquet",
@@ -154,13 +188,16 @@ def test_logs_beside_and_below_are_not_touched(store: ObjectStore) -> None:
         "pin/audit",
         "gc/x",
         "junk/file",
-        "a folder/log/x",
-        "a folder/file",
+        "/junk/file",
+        "/a folder/log/x",
+        "/a folder/file",
     ],
 )
 def test_object_that_no_log_has_is_named_and_stops_everything(store: ObjectStore, path: str) -> None:
     everything(store, "a")
     fill(store, "a/below", 1)
+    # Within the life's folder, or under the log's root.
+    path = path.removeprefix("/") if path.startswith("/") else f"{life_folder(life(store, 'a'))}{path}"
     store.create(f"a/{path}", b"somebody's")
     before = paths(store, "a")
 
@@ -176,9 +213,9 @@ def test_object_that_no_log_has_is_named_and_stops_everything(store: ObjectStore
 def test_first_ten_of_many_unknown_objects_are_named(store: ObjectStore) -> None:
     fill(store, "a", 1)
     for number in range(12):
-        store.create(f"a/cursor/{number:02}.txt", b"")
+        life_store(store, "a").create(f"cursor/{number:02}.txt", b"")
 
-    with pytest.raises(InvalidRequestError, match=r"found cursor/00\.txt, .*, cursor/09\.txt and more: move"):
+    with pytest.raises(InvalidRequestError, match=r"found [^ ]*cursor/00\.txt, .*cursor/09\.txt and more: move"):
         plan_destroy(store, "a")
 
 
@@ -186,16 +223,17 @@ def test_unknown_object_that_appears_meanwhile_stops_it(memory_store: MemoryStor
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
 
+    inside = FolderStore(memory_store, f"a/{life_folder(life(memory_store, 'a'))}")
+
     def appear(kind: str, _path: str) -> None:
         if kind == "replace":
-            memory_store.create("a/log/notes.txt", b"somebody's")
+            inside.create("log/notes.txt", b"somebody's")
 
     store.before = appear
     with pytest.raises(InvalidRequestError, match=r"log/notes\.txt"):
         destroy(store, "a")
 
-    assert memory_store.read("a/log/notes.txt") == b"somebody's"
-    assert memory_store.head("a/manifest/MANIFEST.json") is not None
+    assert inside.read("log/notes.txt") == b"somebody's"
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -217,7 +255,7 @@ def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemorySt
 
     assert len(list(LogReader.open(memory_store, "a").records())) == 3
     destroy(memory_store, "a", also_pinned=True)
-    assert paths(memory_store, "a") == []
+    assert remains(memory_store, "a") == []
 
 
 def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) -> None:
@@ -226,7 +264,7 @@ def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) ->
     refused: list[str] = []
 
     def interfere(kind: str, path: str) -> None:
-        if kind == "create" and path == "b/manifest/MANIFEST.json" and not refused:
+        if kind == "replace" and path == "b/manifest/MANIFEST.json" and not refused:
             with pytest.raises(InvalidRequestError, match="expected no pins") as caught:
                 destroy(memory_store, "a")
             refused.append(str(caught.value))
@@ -258,14 +296,18 @@ def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> No
             break
         except Crashed:
             steps += 1
-        # The manifest goes last.
-        assert origin.head("a/manifest/MANIFEST.json") is not None
-        with LogWriter.open(origin, "a", options=FEW) as writer:
-            if step:
-                with pytest.raises(SealedError):
-                    writer.append(b"late")
-        destroy(origin, "a", also_pinned=True)
-        assert [path for path in paths(origin, "a") if not path.startswith("a/below/")] == []
+        # The announcement, the vacancy, and then the deletes.
+        if step == 0:
+            fill(origin, "a", 1)
+        elif step == 1:
+            with LogWriter.open(origin, "a", options=FEW) as writer, pytest.raises(SealedError):
+                writer.append(b"late")
+        else:
+            with pytest.raises(LogNotFoundError, match="it was destroyed"):
+                LogReader.open(origin, "a")
+        if any(not path.startswith("a/below/") for path in paths(origin, "a") if path != f"a/{MANIFEST}"):
+            destroy(origin, "a", also_pinned=True)
+        assert [path for path in remains(origin, "a") if not path.startswith("a/below/")] == []
         assert len(list(LogReader.open(origin, "a/below").records())) == 1
 
     assert steps >= 20
@@ -275,23 +317,23 @@ def test_what_a_lost_manifest_left_behind_is_destroyed_too(store: ObjectStore) -
     everything(store, "a")
     store.delete("a/manifest/MANIFEST.json")
 
-    assert not plan_destroy(store, "a").has_manifest
+    assert plan_destroy(store, "a").log_id == ""
     destroy(store, "a", also_pinned=True)
 
-    assert paths(store, "a") == []
+    assert remains(store, "a") == []
     LogWriter.initialize(store, "a")
 
 
 def test_unfinished_copy_is_destroyed(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 5)
     store = FaultyStore(memory_store)
-    store.fail("create", "MANIFEST", "denied")
+    store.fail("replace", "MANIFEST", "denied")
     with pytest.raises(UnavailableError):
         copy(LogAt(memory_store, "a"), LogAt(store, "b"))
 
     destroy(memory_store, "b")
 
-    assert paths(memory_store, "b") == []
+    assert remains(memory_store, "b") == []
     assert len(list(LogReader.open(memory_store, "a").records())) == 5
 
 
@@ -301,42 +343,43 @@ def test_sealed_log_is_destroyed(store: ObjectStore) -> None:
 
     destroy(store, "a")
 
-    assert paths(store, "a") == []
+    assert remains(store, "a") == []
 
 
 def test_uploads_that_were_under_way_are_deleted_too(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
-    stored = next(meta.path for meta in memory_store.list_objects("a/log/"))
+    inside = FolderStore(memory_store, f"a/{life_folder(life(memory_store, 'a'))}")
+    stored = next(meta.path for meta in inside.list_objects("log/"))
     late = iter(["0123456789abcdef", "fedcba9876543210"])
 
     def upload(kind: str, path: str) -> None:
-        if kind == "delete" and path.startswith("a/log/") and (token := next(late, None)) is not None:
-            memory_store.create(stored.replace(stored.split("Writer=")[1][:16], token), b"late")
+        if kind == "delete" and "/log/" in path and (token := next(late, None)) is not None:
+            inside.create(stored.replace(stored.split("Writer=")[1][:16], token), b"late")
 
     store.before = upload
     destroy(store, "a")
 
     assert next(late, None) is None
-    assert paths(memory_store, "a") == []
+    assert remains(memory_store, "a") == []
 
 
-def test_objects_that_never_stop_appearing_end_it_with_the_manifest_in_place(memory_store: MemoryStore) -> None:
+def test_objects_that_never_stop_appearing_end_it_with_an_error_that_says_so(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 1)
     store = FaultyStore(memory_store)
+    inside = FolderStore(memory_store, f"a/{life_folder(life(memory_store, 'a'))}")
     number = iter(range(10_000))
 
     def upload(kind: str, path: str) -> None:
         if kind == "delete" and "/log/" in path:
             token = f"{next(number):016x}"
-            name = f"a/log/Bucket={0:016x}/Writer={token}/FragmentSeqNo={1:016x}.parquet"
-            memory_store.create(name, b"late")
+            inside.create(fragment_path(FragmentSeqNo(1), token), b"late")
 
     store.before = upload
     with pytest.raises(UnavailableError, match="kept appearing"):
         destroy(store, "a")
 
-    assert memory_store.head("a/manifest/MANIFEST.json") is not None
+    assert len(remains(memory_store, "a")) == 1
 
 
 def test_two_destroyers_at_once_both_succeed_or_find_nothing(store: ObjectStore) -> None:
@@ -354,30 +397,40 @@ def test_two_destroyers_at_once_both_succeed_or_find_nothing(store: ObjectStore)
 
     assert "destroyed" in answers
     assert set(answers) <= {"destroyed", "found nothing"}
-    assert paths(store, "a") == []
+    assert remains(store, "a") == []
 
 
-@pytest.mark.parametrize("remains", [False, True])
-def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemoryStore, *, remains: bool) -> None:
+@pytest.mark.parametrize("request_", range(30))
+def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemoryStore, request_: int) -> None:
+    """Whatever the call was about to do when another one destroyed the log and began it anew."""
     fill(memory_store, "a", 5)
-    if remains:
-        memory_store.delete("a/manifest/MANIFEST.json")
     store = FaultyStore(memory_store)
+    left = [request_]
 
-    def begin_anew(kind: str, path: str) -> None:
-        if kind == "list" and path == "a/pin/" and memory_store.head("a/log/") is None:
-            begun.append(path)
-            if len(begun) == 2:
-                store.before = lambda _kind, _path: None
+    def begin_anew(_kind: str, _path: str) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            with contextlib.suppress(LogNotFoundError):
                 destroy(memory_store, "a")
-                fill(memory_store, "a", 2)
+            fill(memory_store, "a", 2)
+            CursorStore(memory_store, "a").init("reader", LogPosition(1, 0))
 
-    begun: list[str] = []
     store.before = begin_anew
-    with pytest.raises(InvalidRequestError, match="found another: left alone"):
+    try:
         destroy(store, "a")
+    except (LogReplacedError, LogNotFoundError):
+        assert left[0] < 0
 
-    assert len(list(LogReader.open(memory_store, "a").records())) == 2
+    if left[0] < 0:
+        found = ManifestStore(log_store(memory_store, "a"), shared_runtime()).look()
+        assert found is not None
+        if isinstance(found.document, Vacancy):
+            # It had not looked at anything yet: the new log is what it was asked to destroy.
+            assert request_ == 0
+        else:
+            assert len(list(LogReader.open(memory_store, "a").records())) == 2
+            assert list(CursorStore(memory_store, "a").list()) == ["reader"]
+            assert scrub(memory_store, "a").sound
 
 
 def test_log_whose_manifest_is_damaged_is_not_destroyed(memory_store: MemoryStore) -> None:
@@ -400,7 +453,7 @@ def test_delete_that_is_not_answered_is_tried_again(memory_store: MemoryStore) -
     destroy(store, "a")
 
     assert store.fired["unavailable"] == 3
-    assert paths(memory_store, "a") == []
+    assert remains(memory_store, "a") == []
 
 
 @pytest.mark.parametrize("log", ["../a", "", "a/log", "pin"])

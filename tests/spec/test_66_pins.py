@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage
+from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     AtTime,
     CorruptError,
@@ -108,12 +108,12 @@ def test_what_only_the_pin_kept_goes_once_it_is_deleted(store: ObjectStore) -> N
     path = prune(store, "a", held)
     deleter = Deleter(store, "a", options=NOW)
     deleter.delete(path)
-    assert len(list(store.list_objects("a/log/"))) == held
+    assert len(list(life_store(store, "a").list_objects("log/"))) == held
 
     pins.delete("audit")
 
     assert deleter.delete(path).finished
-    assert len(list(store.list_objects("a/log/"))) == 1
+    assert len(list(life_store(store, "a").list_objects("log/"))) == 1
 
 
 def test_snapshots_that_were_rolled_up_stay_while_they_are_pinned(store: ObjectStore) -> None:
@@ -215,7 +215,7 @@ def test_damaged_pin_is_an_error_and_can_be_deleted(memory_store: MemoryStore) -
     fill(memory_store, "a", 3)
     pins = PinStore(memory_store, "a")
     pins.create("audit", reason="a test")
-    damage(memory_store, "a/pin/audit.json", 40)
+    damage(life_store(memory_store, "a"), "pin/audit.json", 40)
 
     for look in (lambda: pins.load("audit"), pins.list, lambda: list(pinned_records(memory_store, "a", "audit"))):
         with pytest.raises(CorruptError, match="pin/audit"):
@@ -227,7 +227,7 @@ def test_damaged_pin_is_an_error_and_can_be_deleted(memory_store: MemoryStore) -
 
 def test_foreign_file_among_the_pins_is_named(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 1)
-    memory_store.create("a/pin/notes.txt", b"hello")
+    life_store(memory_store, "a").create("pin/notes.txt", b"hello")
 
     with pytest.raises(CorruptError, match="notes.txt"):
         PinStore(memory_store, "a").list()
@@ -239,4 +239,4 @@ def test_pin_holds_the_manifest_as_the_document_it_was(memory_store: MemoryStore
 
     assert Pin.from_bytes(made.to_bytes(), what="pin") == made
     assert made.manifest.to_bytes() == memory_store.read("a/manifest/MANIFEST.json")
-    assert made.to_bytes() == memory_store.read("a/pin/audit.json")
+    assert made.to_bytes() == life_store(memory_store, "a").read("pin/audit.json")

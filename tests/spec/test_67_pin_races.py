@@ -56,7 +56,7 @@ def test_pin_that_was_never_finished_stops_no_deletion(memory_store: MemoryStore
             store.before = end_all
 
     def end_all(kind: str, path: str) -> None:
-        if (kind, path) != ("create", "a/pin/audit.json"):
+        if kind != "create" or not path.endswith("/pin/audit.json"):
             raise Crashed
 
     store.before = end
@@ -78,7 +78,7 @@ def test_pin_that_was_never_finished_is_not_read(memory_store: MemoryStore) -> N
     store = FaultyStore(memory_store)
 
     def die(kind: str, path: str) -> None:
-        if (kind, path) == ("replace", "a/pin/audit.json"):
+        if kind == "replace" and path.endswith("/pin/audit.json"):
             raise Crashed
 
     store.before = die

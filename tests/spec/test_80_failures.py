@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import Fault, FaultyStore
+from tests.stores import Fault, FaultyStore, life_store
 from wal3_core import (
     ContentionError,
     LogReader,
@@ -90,7 +90,7 @@ def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -
         writer.append(b"once")
 
     assert bodies(faulty.inner) == [b"once"]
-    assert len(list(faulty.inner.list_objects("a/log/"))) == 1
+    assert len(list(life_store(faulty.inner, "a").list_objects("log/"))) == 1
 
 
 def test_commit_that_never_gets_an_answer_is_unknown_and_what_follows_is_true(faulty: FaultyStore) -> None:
@@ -247,7 +247,7 @@ def test_upload_begun_before_the_fence_moved_is_written_again_under_a_new_name(f
         assert writer.append(b"2").offset == 2
 
     assert bodies(faulty.inner) == [b"1", b"2"]
-    tokens = [meta.path.split("Writer=")[1][:16] for meta in faulty.inner.list_objects("a/log/")]
+    tokens = [meta.path.split("Writer=")[1][:16] for meta in life_store(faulty.inner, "a").list_objects("log/")]
     assert len(set(tokens)) == 2
     assert len(tokens) == 3
 

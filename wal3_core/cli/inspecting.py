@@ -67,6 +67,7 @@ def _show(reader: LogReader, log: str, manifest: Manifest, cursors: Mapping[str,
 
 def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "log", log
+    yield "log id", manifest.log_id
     yield "records", count(manifest.num_records)
     yield "bytes", f"{size(manifest.num_bytes)} in fragments, {size(len(manifest.to_bytes()))} in the manifest"
     for name, place in (("first", manifest.first), ("next", manifest.next)):
@@ -120,6 +121,7 @@ def _document(
 ) -> dict[str, object]:
     return {
         "log": log,
+        "log_id": manifest.log_id,
         "records": manifest.num_records,
         "bytes": manifest.num_bytes,
         "manifest_bytes": len(manifest.to_bytes()),

@@ -12,10 +12,12 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, LogNotFoundError
-from wal3_core.fleet.discovery import list_logs, lost_manifest
+from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.reader import LogReader
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +93,7 @@ def _outcome(store: ObjectStore, log: str, future: Future[Manifest]) -> Iterator
     try:
         yield log, future.result()
     except LogNotFoundError:
-        lost = lost_manifest(store, log)
+        lost = lost_manifest(log_store(store, log), shared_runtime())
         # Otherwise destroyed since it was listed.
         if lost is not None:
             yield log, lost

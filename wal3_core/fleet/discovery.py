@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.paths import MANIFEST, is_name_part
+from wal3_core.log.contents import is_of_log
+from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, is_name_part
+from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
+from wal3_core.storage.object_store import Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -18,23 +21,30 @@ def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
     yield from _below(store, f"{prefix.strip('/')}/" if prefix.strip("/") else "")
 
 
-def lost_manifest(store: ObjectStore, log: str) -> CorruptError | None:
-    """Say what is wrong with a log whose manifest was not found; None when it was destroyed since it was listed."""
-    if next(list_logs(store, log), None) != log:
-        return None
-    message = (
-        f"log {store.url}/{log}: expected {MANIFEST} beside its fragments, found none:"
-        f" a copy under way or cut short, or a lost manifest: restore it"
-    )
-    return CorruptError(message)
-
-
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:
-    names = [found.removeprefix(folder).removesuffix("/") for found in store.list_folders(folder)]
-    # Fragments without a manifest are a log, too: one that wants help.
-    if folder and not {"manifest", "log"}.isdisjoint(names):
+    names = [found.removeprefix(folder) for found in store.list_folders(folder)]
+    if folder and _is_log(store, folder, names):
         yield folder.removesuffix("/")
     for name in names:
         # A folder that could not be part of a log's name is somebody else's.
-        if is_name_part(name):
-            yield from _below(store, f"{folder}{name}/")
+        if is_name_part(name.removesuffix("/")):
+            yield from _below(store, f"{folder}{name}")
+
+
+def _is_log(store: ObjectStore, folder: str, names: Sequence[str]) -> bool:
+    """Tell whether a folder is a log's root: one that has no objects may be empty, or destroyed, which takes a GET."""
+    found = list(filter(is_of_log, names))
+    # Fragments without a manifest are a log, too: one that wants help.
+    return bool(found) and (found != [MANIFEST_FOLDER] or not _destroyed(store, f"{folder}{MANIFEST}"))
+
+
+def _destroyed(store: ObjectStore, path: str) -> bool:
+    found = store.get(path)
+    if not isinstance(found, Versioned):
+        return found is None
+    try:
+        entry = manifest_or_vacancy(found.data, what=path)
+    except CorruptError:
+        # Whoever loads it tells what is wrong.
+        return False
+    return isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED

@@ -10,14 +10,21 @@ what no manifest and no pin refers to. Keeps INV-13 to INV-18. Source: docs/prot
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CollectionRefusedError, CorruptError, OutdatedPlanError, UnavailableError
+from wal3_core.errors import (
+    CollectionRefusedError,
+    CorruptError,
+    LogReplacedError,
+    OutdatedPlanError,
+    UnavailableError,
+)
 from wal3_core.log.references import References, every_path
 from wal3_core.log.scan import select
 from wal3_core.model.garbage import Cut, Garbage, cut_below
 from wal3_core.model.manifest import Intent, Manifest, Place
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import LogId, check_log_id, check_log_name
 from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
@@ -47,6 +54,7 @@ class Plan:
     """
 
     log: str
+    log_id: LogId
     reason: str
     first: Place
     setsum: Setsum
@@ -70,6 +78,7 @@ class Plan:
         """Show as a JSON object."""
         return {
             "log": self.log,
+            "log_id": self.log_id,
             "reason": self.reason,
             "first": self.first.to_json(),
             "setsum": self.setsum.hexdigest(),
@@ -85,6 +94,7 @@ class Plan:
         """Read from a JSON object."""
         plan = cls(
             log=fields.string("log"),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
             reason=fields.string("reason"),
             first=Place.from_json(fields.object("first")),
             setsum=Setsum.from_hexdigest(fields.string("setsum")),
@@ -123,17 +133,27 @@ class Collector:
         *,
         options: CollectorOptions | None = None,
         runtime: Runtime | None = None,
+        log_id: LogId | None = None,
     ) -> None:
         self.log = check_log_name(log)
-        self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
         self._options = options or CollectorOptions()
         retry = self._options.retry
-        self._manifests = ManifestStore(self._store, self._runtime, retry)
-        self._cursors = CursorStore(store, log, runtime=self._runtime, retry=retry)
-        self._policies = PolicyStore(store, log, runtime=self._runtime, retry=retry)
-        self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots_loaded_max)
-        self._documents = GarbageStore(self._store, self._runtime, retry)
+        self._objects = store
+        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
+        self._documents = GarbageStore(self._manifests, self._runtime, retry)
+
+    @cached_property
+    def _cursors(self) -> CursorStore:
+        """The cursors of the very log that is collected."""
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    @cached_property
+    def _policies(self) -> PolicyStore:
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return PolicyStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
 
     # ------------------------------------------------------------------ plan
 
@@ -161,6 +181,7 @@ class Collector:
     def _plan(self, manifest: Manifest, cut: Cut, reason: str) -> Plan:
         return Plan(
             log=self.log,
+            log_id=manifest.log_id,
             reason=reason,
             first=cut.first,
             setsum=sum_setsums(cut.dropped),
@@ -180,14 +201,14 @@ class Collector:
             if before == after:
                 return base, after
             before = after
-        message = f"log {self._store.url}: cursors moved in each of {self._options.rounds_max} tries to read them"
+        message = f"log {self._manifests.url}: cursors moved in each of {self._options.rounds_max} tries to read them"
         raise UnavailableError(message)
 
     def _offsets(self) -> dict[str, int]:
         try:
             return self._cursors.offsets()
         except CorruptError as error:
-            message = f"log {self._store.url}: nothing is collected while a cursor can not be read: {error}"
+            message = f"log {self._manifests.url}: nothing is collected while a cursor can not be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
@@ -202,7 +223,7 @@ class Collector:
         if beyond:
             # It was another log's, destroyed since, and says nothing of this one.
             message = (
-                f"log {self._store.url}: expected cursors up to its end, {following}, found {beyond}:"
+                f"log {self._manifests.url}: expected cursors up to its end, {following}, found {beyond}:"
                 f" delete or move them: nothing is collected while they lie there"
             )
             raise CollectionRefusedError(message)
@@ -215,7 +236,7 @@ class Collector:
         try:
             return self._policies.load()
         except CorruptError as error:
-            message = f"log {self._store.url}: nothing is collected while its policy can not be read: {error}"
+            message = f"log {self._manifests.url}: nothing is collected while its policy can not be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _first_since(self, manifest: Manifest, retention_s: int) -> int:
@@ -228,7 +249,7 @@ class Collector:
         following = manifest.next.position.offset
         if not candidates:
             message = (
-                f"log {self._store.url}: expected a cursor to say what is not needed any more, found none:"
+                f"log {self._manifests.url}: expected a cursor to say what is not needed any more, found none:"
                 " create one, or let the log's policy say that it has none and how long records are kept"
             )
             raise CollectionRefusedError(message)
@@ -242,11 +263,11 @@ class Collector:
 
         OutdatedPlanError when the log has changed since: what is refused then may be right once planned anew.
         """
-        manifest = self._manifests.load().manifest
+        manifest = self._planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
         if plan.fraction > fraction_max:
             message = (
-                f"log {self._store.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
+                f"log {self._manifests.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
                 f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): look why, then allow it"
             )
             raise CollectionRefusedError(message)
@@ -255,20 +276,33 @@ class Collector:
         balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
         if balance != manifest.setsum:
             message = (
-                f"log {self._store.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
+                f"log {self._manifests.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
                 f" found {balance}"
             )
             raise CollectionRefusedError(message)
         if dropped != plan.setsum:
-            message = f"log {self._store.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
+            message = f"log {self._manifests.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
             raise OutdatedPlanError(message)
         self._refuse_held(plan.first)
+
+    def _planned_on(self, plan: Plan) -> Installed:
+        """Load the manifest of the very log that was planned for; LogReplacedError when it is another one."""
+        base = self._manifests.load()
+        if base.manifest.log_id != plan.log_id:
+            message = (
+                f"log {self._manifests.url}: expected log {plan.log_id}, which was planned for, found log"
+                f" {base.manifest.log_id}: plan again"
+            )
+            raise LogReplacedError(message)
+        return base
 
     def _cut(self, manifest: Manifest, first: Place) -> Cut:
         """Cut at the planned place; the same fragments go, in whatever snapshots they are by now."""
         cut = cut_below(manifest, first.position.offset, self._snapshots.load)
         if cut.first.seq_no != first.seq_no:
-            message = f"log {self._store.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
+            message = (
+                f"log {self._manifests.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
+            )
             raise OutdatedPlanError(message)
         return cut
 
@@ -276,7 +310,7 @@ class Collector:
         for name, offset in self._offsets().items():
             if offset < first.position.offset:
                 message = (
-                    f"log {self._store.url}: planned to begin at offset {first.position.offset},"
+                    f"log {self._manifests.url}: planned to begin at offset {first.position.offset},"
                     f" found cursor {name} at {offset}"
                 )
                 raise OutdatedPlanError(message)
@@ -289,12 +323,11 @@ class Collector:
         From here on nobody can create a cursor below. A collection announced before is withdrawn.
         OutdatedPlanError when somebody else has collected meanwhile.
         """
-        base = self._manifests.load()
+        base = self._planned_on(plan)
         cut = self._cut(base.manifest, plan.first)
         garbage = Garbage(
             generation=1,
             token=self._runtime.token(),
-            writer=self._runtime.process_name(),
             reason=plan.reason,
             first=cut.first,
             dropped=cut.dropped,
@@ -303,7 +336,7 @@ class Collector:
         path = garbage.path
         # Document first: an announcement must lead to what it means.
         if self._documents.save(path, garbage, None) is None:
-            message = f"log {self._store.url}: expected {path} to be new, found it"
+            message = f"log {self._manifests.url}: expected {path} to be new, found it"
             raise UnavailableError(message)
         self._change(base, lambda manifest: self._announcing(manifest, path, cut.first))
         return path
@@ -312,7 +345,7 @@ class Collector:
         if _announced(manifest, path):
             return None
         if manifest.first.seq_no >= first.seq_no:
-            message = f"log {self._store.url}: planned to begin at fragment {first.seq_no}, found it begin there"
+            message = f"log {self._manifests.url}: planned to begin at fragment {first.seq_no}, found it begin there"
             raise OutdatedPlanError(message)
         return manifest.apply_intent(path, first)
 
@@ -321,7 +354,6 @@ class Collector:
         garbage = Garbage(
             generation=1,
             token=self._runtime.token(),
-            writer=self._runtime.process_name(),
             reason=reason,
             first=None,
             orphans=tuple(orphans),
@@ -358,7 +390,7 @@ class Collector:
                 # It would stand in the way of every later one.
                 self._withdraw(base, intent)
                 return Overtaken(str(error))
-        message = f"log {self._store.url}: not pruned: the manifest changed {self._options.rebases_max} times over"
+        message = f"log {self._manifests.url}: not pruned: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
     def _kept_below(self, manifest: Manifest, first: Place) -> str | None:
@@ -432,7 +464,7 @@ class Collector:
             if changed is None or isinstance(self._manifests.install(changed, base), Installed):
                 return
             base = until_answered(self._manifests.load, self._options.retry, self._runtime)
-        message = f"log {self._store.url}: the manifest changed {self._options.rebases_max} times over"
+        message = f"log {self._manifests.url}: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
     # ------------------------------------------------------------------ what is there already

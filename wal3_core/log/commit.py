@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
+from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError, UnavailableError
 from wal3_core.model.manifest import Durability
 from wal3_core.storage.manifest_store import Installed
 from wal3_core.storage.object_store import Refused, Unknown
@@ -149,6 +149,9 @@ class Committer:
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
                 return _Moved(current, ambiguous=bool(unresolved))
+            if isinstance(current, LogReplacedError) and unresolved:
+                # Whether it held the fragments before it went, nobody can tell any more.
+                return Lost(f"{unresolved}; {current}")
             if isinstance(current, LogError) and _hopeless(current) and not unresolved:
                 return Failed(str(current), current)
         return Lost(unresolved) if unresolved else Failed(cause, failure)

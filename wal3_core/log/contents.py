@@ -17,6 +17,7 @@ from wal3_core.model.paths import (
     FRAGMENT_FOLDER,
     GARBAGE_FOLDER,
     MANIFEST,
+    MANIFEST_FOLDER,
     PIN_FOLDER,
     POLICY,
     SNAPSHOT_FOLDER,
@@ -24,6 +25,8 @@ from wal3_core.model.paths import (
     check_object_path,
     cursor_name,
     is_name_part,
+    life_folder,
+    life_of,
     pin_name,
 )
 
@@ -58,7 +61,6 @@ def _check_garbage(path: str) -> None:
         check_garbage_path(path)
 
 
-_MANIFEST_FOLDER = "manifest/"
 _CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
     PIN_FOLDER: (Kind.PIN, pin_name),
     CURSOR_FOLDER: (Kind.CURSOR, cursor_name),
@@ -66,13 +68,17 @@ _CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
     SNAPSHOT_FOLDER: (Kind.SNAPSHOT, check_object_path),
     FRAGMENT_FOLDER: (Kind.FRAGMENT, check_object_path),
 }
-_DISCOVERED_BY = frozenset({"manifest", "log"})
 
 
 def kind_of(path: str) -> Kind | None:
-    """Tell what the object at a path is; None for what no log has."""
+    """Tell what the object at a path under a log's root is; None for what no log has."""
     if path == MANIFEST:
         return Kind.MANIFEST
+    log_id = life_of(path)
+    return None if log_id is None else _kind_within(path.removeprefix(life_folder(log_id)))
+
+
+def _kind_within(path: str) -> Kind | None:
     if path == POLICY:
         return Kind.POLICY
     kind, check = _CHECKS.get(f"{path.partition('/')[0]}/", (None, _refuse))
@@ -89,7 +95,7 @@ def _refuse(path: str) -> None:
 
 def own_objects(store: ObjectStore) -> Iterator[Found]:
     """Go through all that lies in a log's own folders and directly under its root; ``store`` is the log's own."""
-    for folder in (*_CHECKS, _MANIFEST_FOLDER):
+    for folder in (MANIFEST_FOLDER, *filter(life_of, store.list_folders(""))):
         for meta in store.list_objects(folder):
             yield Found(kind_of(meta.path), meta)
     for meta in _root_objects(store):
@@ -99,7 +105,7 @@ def own_objects(store: ObjectStore) -> Iterator[Found]:
 def strangers(store: ObjectStore) -> Iterator[Found]:
     """Go through the objects in other folders under the root in which there is no log."""
     for folder in store.list_folders(""):
-        if folder not in _CHECKS and folder != _MANIFEST_FOLDER and not _holds_log(store, folder):
+        if folder != MANIFEST_FOLDER and life_of(folder) is None and not _holds_log(store, folder):
             for meta in store.list_objects(folder):
                 yield Found(None, meta)
 
@@ -120,5 +126,10 @@ def _holds_log(store: ObjectStore, folder: str) -> bool:
     if not is_name_part(folder.rstrip("/").rpartition("/")[2]):
         return False
     below = store.list_folders(folder)
-    names = {found.removeprefix(folder).removesuffix("/") for found in below}
-    return not _DISCOVERED_BY.isdisjoint(names) or any(_holds_log(store, found) for found in below)
+    names = [found.removeprefix(folder) for found in below]
+    return any(map(is_of_log, names)) or any(_holds_log(store, found) for found in below)
+
+
+def is_of_log(folder: str) -> bool:
+    """Tell whether a folder of this name makes the one it lies in a log's root."""
+    return folder == MANIFEST_FOLDER or life_of(folder) is not None

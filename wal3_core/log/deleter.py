@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from wal3_core.model.paths import (
     CLOCK,
     FRAGMENT_FOLDER,
     SNAPSHOT_FOLDER,
+    LogId,
     check_log_name,
     check_object_path,
 )
@@ -106,17 +108,32 @@ class Deleter:
         *,
         options: CollectorOptions | None = None,
         runtime: Runtime | None = None,
+        log_id: LogId | None = None,
     ) -> None:
         self.log = check_log_name(log)
-        self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
         self._options = options or CollectorOptions()
         retry = self._options.retry
-        self._manifests = ManifestStore(self._store, self._runtime, retry)
-        self._cursors = CursorStore(store, log, runtime=self._runtime, retry=retry)
-        self._pins = PinStore(store, log, runtime=self._runtime, retry=retry)
-        self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots_loaded_max)
-        self._documents = GarbageStore(self._store, self._runtime, retry)
+        self._objects = store
+        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        self._store = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
+        self._documents = GarbageStore(self._manifests, self._runtime, retry)
+
+    @cached_property
+    def _cursors(self) -> CursorStore:
+        """The cursors of the very log whose garbage is deleted."""
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    @cached_property
+    def _pins(self) -> PinStore:
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return PinStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    def log_id(self) -> LogId:
+        """Name the life of the log whose garbage is deleted."""
+        return self._manifests.log_id()
 
     # ------------------------------------------------------------------ delete
 
@@ -153,7 +170,7 @@ class Deleter:
         if seen is None:
             return Deleted(path=path)
         if not seen.document.pruned:
-            message = f"log {self._store.url}: expected {path} to be pruned before it is deleted, found it was not"
+            message = f"log {self._manifests.url}: expected {path} to be pruned before it is deleted, found it was not"
             raise InvalidRequestError(message)
         wait_s = self.wait_s(path)
         return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
@@ -195,7 +212,7 @@ class Deleter:
             self._refuse_dangling(manifest)
             pinned = self._pinned()
         except CorruptError as error:
-            message = f"log {self._store.url}: nothing is deleted while a cursor or pin can not be read: {error}"
+            message = f"log {self._manifests.url}: nothing is deleted while a cursor or pin can not be read: {error}"
             raise CollectionRefusedError(message) from error
         return [References([manifest.pointers], self._snapshots.load), *pinned]
 
@@ -219,7 +236,7 @@ class Deleter:
             if not below:
                 return
         message = (
-            f"log {self._store.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
+            f"log {self._manifests.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
             f" delete or move them"
         )
         raise CollectionRefusedError(message)
@@ -299,7 +316,9 @@ class Deleter:
                 try:
                     check_object_path(meta.path)
                 except CorruptError as error:
-                    message = f"log {self._store.url}: nothing is collected while a foreign file lies there: {error}"
+                    message = (
+                        f"log {self._manifests.url}: nothing is collected while a foreign file lies there: {error}"
+                    )
                     raise CollectionRefusedError(f"{message}: move it away") from error
                 yield meta
 
@@ -316,6 +335,6 @@ class Deleter:
             self._store.create(CLOCK, data)
         written = self._store.head(CLOCK)
         if written is None:
-            message = f"log {self._store.url}: {CLOCK} could not be written to learn the store's time"
+            message = f"log {self._manifests.url}: {CLOCK} could not be written to learn the store's time"
             raise UnavailableError(message)
         return written.last_modified_us

@@ -1,7 +1,8 @@
-"""Destroys a log: seals it, then deletes every object of it, the manifest last.
+"""Destroys a log: announces it, lets its name be vacant, then deletes every object of it.
 
-While the manifest is there, the log is sealed and says why; a call that was cut short is finished by
-the next. What is not a log's is never deleted: one such object stops everything. Source:
+The announcement keeps anybody from appending to it or pinning it; from the moment the name is vacant there is
+no log. What is left to be deleted lies in a folder that no other life of the name has; a call that was
+cut short is finished by the next. What is not a log's is never deleted: one such object stops everything. Source:
 docs/protocol.md, "Destroy".
 """
 
@@ -9,44 +10,34 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import InvalidRequestError, LogNotFoundError, SealedError, UnavailableError
-from wal3_core.log.contents import Kind, kind_of, own_objects, strangers
-from wal3_core.log.sealer import seal
-from wal3_core.model.manifest import BEING_DESTROYED
-from wal3_core.model.paths import (
-    CURSOR_FOLDER,
-    FRAGMENT_FOLDER,
-    GARBAGE_FOLDER,
-    MANIFEST,
-    PIN_FOLDER,
-    POLICY,
-    SNAPSHOT_FOLDER,
-    check_log_name,
-    pin_name,
-)
+from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
+from wal3_core.log.contents import Kind, own_objects, strangers
+from wal3_core.log.remains import delete_remains, unknown_objects
+from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
+from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
+from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.document_store import stamp
+from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
-    from wal3_core.model.manifest import Seal
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.storage.object_store import ObjectMeta
+    from wal3_core.storage.document_store import Seen
+    from wal3_core.storage.manifest_store import Entry
 
-# Pins first, to stop at one that was made meanwhile while all is there still; the manifest is not one of them.
-_FOLDERS = (PIN_FOLDER, CURSOR_FOLDER, GARBAGE_FOLDER, SNAPSHOT_FOLDER, FRAGMENT_FOLDER)
 _NAMED_MAX = 10
-_CHUNK = 1000
-_DELETES_AHEAD = 8
 # An upload or a collection that was under way may leave something behind once or twice.
 _ROUNDS_MAX = 16
+# Each try that is refused means that somebody has changed the manifest meanwhile.
+_REBASES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +55,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestroyPlan:
-    """What destroying a log deletes: its objects by kind, and the names of its pins."""
+    """What destroying a log deletes: its objects by kind, and the names of its pins.
+
+    ``log_id`` is what has the name now, or had it last; "" when there is no telling.
+    """
 
     log: str
+    log_id: LogId
     parts: tuple[Part, ...]
     pins: tuple[str, ...]
 
@@ -80,15 +75,11 @@ class DestroyPlan:
         """How many bytes go."""
         return sum(part.num_bytes for part in self.parts)
 
-    @property
-    def has_manifest(self) -> bool:
-        """Whether it is a log, not what is left of one."""
-        return any(part.kind is Kind.MANIFEST for part in self.parts)
-
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
         return {
             "log": self.log,
+            "log_id": self.log_id,
             "num_objects": self.num_objects,
             "num_bytes": self.num_bytes,
             "parts": [part.to_json() for part in self.parts],
@@ -96,34 +87,41 @@ class DestroyPlan:
         }
 
 
-def plan_destroy(store: ObjectStore, log: str) -> DestroyPlan:
+def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> DestroyPlan:
     """Say what destroying a log would delete; changes nothing.
 
     LogNotFoundError when there is nothing of that name; InvalidRequestError names objects under its
     root that no log has. Logs below it are others, and not looked at.
     """
-    inside = log_store(store, check_log_name(log))
+    root = log_store(store, check_log_name(log))
+    seen = ManifestStore(root, runtime or shared_runtime()).look()
+    entry = None if seen is None else seen.document
+    destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
     objects: Counter[Kind] = Counter()
     num_bytes: Counter[Kind] = Counter()
     pins: list[str] = []
     unknown: list[str] = []
-    for found in chain(own_objects(inside), strangers(inside)):
+    for found in chain(own_objects(root), strangers(root)):
         if found.kind is None:
             unknown.append(found.meta.path)
             if len(unknown) > _NAMED_MAX:
                 break
             continue
+        if found.kind is Kind.MANIFEST and destroyed:
+            continue
         objects[found.kind] += 1
         num_bytes[found.kind] += found.meta.size
-        if found.kind is Kind.PIN:
-            pins.append(pin_name(found.meta.path))
+        log_id = life_of(found.meta.path)
+        # Those of a life that is over hold nothing any more.
+        if found.kind is Kind.PIN and log_id is not None and (entry is None or log_id == entry.log_id):
+            pins.append(pin_name(found.meta.path.removeprefix(life_folder(log_id))))
     if unknown:
-        raise _unknown(inside, unknown)
+        raise unknown_objects(root, unknown)
     if not objects:
-        message = f"log {inside.url}: expected a log to destroy, found nothing"
+        message = f"log {root.url}: expected a log to destroy, found nothing"
         raise LogNotFoundError(message)
     parts = (Part(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind])
-    return DestroyPlan(log=log, parts=tuple(parts), pins=tuple(pins))
+    return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
 
 
 def destroy(
@@ -134,120 +132,112 @@ def destroy(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     runtime: Runtime | None = None,
 ) -> int:
-    """Seal a log and delete every object of it; returns how many there were.
+    """End a log and delete every object of it; returns how many there were.
 
-    Writers get SealedError from the first moment on. InvalidRequestError, and nothing deleted, when the log
-    has pins (unless ``also_pinned``) or when something lies there that no log has. ``progress`` hears of
-    objects deleted and objects there are. Repeat the call when it was cut short. What a lost manifest
-    left behind is deleted, too.
+    Appends get SealedError from the first moment on, and NotDurableError once the log is gone.
+    InvalidRequestError, and nothing deleted, when the log has pins (unless ``also_pinned``) or when something lies
+    there that no log has; LogReplacedError when another log has the name by now, which is left alone.
+    ``progress`` hears of objects deleted and objects there are. Repeat the call when it was cut short. What a
+    lost manifest, or a copy that was cut short, left behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
-    plan = plan_destroy(store, log)
+    plan = plan_destroy(store, log, runtime=runtime)
     if plan.pins and not also_pinned:
         raise _pinned(log, plan.pins)
-    inside = log_store(store, log)
-    manifests = ManifestStore(inside, runtime)
-    destroying = _Destroying(
-        inside,
-        _sealed(store, log, manifests, runtime) if plan.has_manifest else None,
-        runtime,
-        lambda done: progress(done, max(done, plan.num_objects)),
-    )
-    return destroying.run(also_pinned=also_pinned)
 
+    def told(done: int) -> None:
+        progress(done, max(done, plan.num_objects))
 
-def _sealed(store: ObjectStore, log: str, manifests: ManifestStore, runtime: Runtime) -> Seal | None:
-    """Seal the log, unless it is."""
-    try:
-        return seal(store, log, reason=BEING_DESTROYED, runtime=runtime)
-    except SealedError:
-        return manifests.load().manifest.seal
+    return _Destroying(log_store(store, log), plan.log_id, runtime, told).run(also_pinned=also_pinned)
 
 
 class _Destroying:
-    """The deletes, each after a look that what was listed is still what is to be destroyed."""
+    """One call's steps."""
 
-    def __init__(
-        self, store: ObjectStore, seal: Seal | None, runtime: Runtime, progress: Callable[[int], None]
-    ) -> None:
-        self._store = store
-        self._seal = seal
+    def __init__(self, root: ObjectStore, log_id: LogId, runtime: Runtime, progress: Callable[[int], None]) -> None:
+        self._root = root
+        self._log_id = log_id
         self._runtime = runtime
         self._progress = progress
         self._retry = RetryOptions()
-        self._manifests = ManifestStore(store, runtime, self._retry)
-        self._deleted = 0
+        self._manifests = ManifestStore(root, runtime, self._retry)
 
     def run(self, *, also_pinned: bool) -> int:
-        """Delete until nothing but the manifest is left, and then that."""
+        """Make the name vacant, and delete what is left."""
+        # Listed before the name is vacant: all of them are over then.
+        lives = self._manifests.lives()
+        seen = self._look()
+        there = seen is not None and isinstance(seen.document, Manifest)
+        if there:
+            self._announce()
+            if not also_pinned:
+                self._refuse_pinned()
+        self._vacate(lives)
+        deleted = int(there)
+        self._progress(deleted)
         for _ in range(_ROUNDS_MAX):
-            before = self._deleted
-            for metas in self._chunks():
-                if not self._still_there():
-                    return self._deleted
-                self._check(metas, also_pinned=also_pinned)
-                self._delete([meta.path for meta in metas])
-            if self._deleted == before:
-                break
-        else:
-            message = f"log {self._store.url}: objects kept appearing while it was destroyed: try again later"
-            raise UnavailableError(message)
-        if self._seal is not None and self._still_there():
-            self._delete([MANIFEST])
-        return self._deleted
+            before = deleted
+            deleted += delete_remains(
+                self._root,
+                lives,
+                self._runtime,
+                self._retry,
+                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]
+            )
+            if deleted == before:
+                return deleted
+        message = f"log {self._root.url}: objects kept appearing while it was destroyed: try again later"
+        raise UnavailableError(message)
 
-    def _chunks(self) -> Iterator[list[ObjectMeta]]:
-        for folder in _FOLDERS:
-            listed = iter(self._store.list_objects(folder))
-            # A log that is begun anew has no fragment or snapshot at a path of this one, but may have a cursor.
-            count = _DELETES_AHEAD if folder in {PIN_FOLDER, CURSOR_FOLDER} else _CHUNK
-            while chunk := list(islice(listed, count)):
-                yield chunk
-        policy = self._store.head(POLICY)
-        if policy is not None:
-            yield [policy]
+    def _look(self) -> Seen[Entry] | None:
+        """Look at what has the name; LogReplacedError when that is not what was to be destroyed."""
+        seen = until_answered(self._manifests.look, self._retry, self._runtime)
+        found = NO_LOG if seen is None else seen.document.log_id
+        if found != self._log_id:
+            message = (
+                f"log {self._root.url}: expected log {self._log_id or 'none'}, which was to be destroyed, found log"
+                f" {found or 'none'}: left alone"
+            )
+            raise LogReplacedError(message)
+        return seen
 
-    def _still_there(self) -> bool:
-        """Tell whether the log is the one that was sealed; False when another call has destroyed it meanwhile.
+    def _announce(self) -> None:
+        """Say in the manifest that the log is about to go: from here on nobody appends to it, or pins it."""
+        seal = Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
+        for _ in range(_REBASES_MAX):
+            seen = self._look()
+            # Vacant by now, if another call was as quick.
+            if seen is None or not isinstance(seen.document, Manifest) or seen.document.destroying:
+                return
+            if self._manifests.swap(seen.document.apply_destroy(seal), seen) is not None:
+                return
+        raise self._unsettled()
 
-        Asked after what is to be deleted was listed: a log that is begun anew under the name keeps its objects.
-        """
-        try:
-            found = until_answered(self._manifests.load, self._retry, self._runtime)
-        except LogNotFoundError:
-            return self._seal is None
-        if self._seal is None or found.manifest.seal != self._seal:
-            message = f"log {self._store.url}: expected the log that was to be destroyed, found another: left alone"
-            raise InvalidRequestError(message)
-        return True
+    def _refuse_pinned(self) -> None:
+        """Stop at a pin that was made before the announcement, and so may have been promised to hold."""
+        folder = f"{life_folder(self._log_id)}{PIN_FOLDER}"
+        pins = [pin_name(f"{PIN_FOLDER}{meta.path.removeprefix(folder)}") for meta in self._root.list_objects(folder)]
+        if pins:
+            raise _pinned(self._root.url, pins)
 
-    def _check(self, metas: list[ObjectMeta], *, also_pinned: bool) -> None:
-        kinds = {meta.path: kind_of(meta.path) for meta in metas}
-        unknown = [path for path, kind in kinds.items() if kind is None]
-        if unknown:
-            raise _unknown(self._store, unknown)
-        pins = [pin_name(path) for path, kind in kinds.items() if kind is Kind.PIN]
-        if pins and not also_pinned:
-            raise _pinned(self._store.url, pins)
+    def _vacate(self, lives: Sequence[LogId]) -> None:
+        """Let the name be vacant; what is left lies in lives that are over."""
+        for _ in range(_REBASES_MAX):
+            seen = self._look()
+            entry = None if seen is None else seen.document
+            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
+                return
+            log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
+            vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
+            if self._manifests.swap(vacancy, seen) is not None:
+                return
+        raise self._unsettled()
 
-    def _delete(self, paths: list[str]) -> None:
-        for _ in ahead(self._runtime, self._delete_one, paths, count=_DELETES_AHEAD):
-            self._deleted += 1
-            self._progress(self._deleted)
-
-    def _delete_one(self, path: str) -> None:
-        until_answered(lambda: self._store.delete(path), self._retry, self._runtime)
-
-
-def _unknown(store: ObjectStore, paths: list[str]) -> InvalidRequestError:
-    more = " and more" if len(paths) > _NAMED_MAX else ""
-    return InvalidRequestError(
-        f"log {store.url}: expected nothing but a log's objects, found {', '.join(paths[:_NAMED_MAX])}{more}:"
-        f" move or delete them first"
-    )
+    def _unsettled(self) -> UnavailableError:
+        return UnavailableError(f"log {self._root.url}: the manifest changed {_REBASES_MAX} times over")
 
 
-def _pinned(log: str, names: tuple[str, ...] | list[str]) -> InvalidRequestError:
+def _pinned(log: str, names: Sequence[str]) -> InvalidRequestError:
     more = " and more" if len(names) > _NAMED_MAX else ""
     return InvalidRequestError(
         f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}: remove them, or say that"

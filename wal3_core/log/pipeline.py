@@ -16,9 +16,11 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
+    AppendReplacedError,
     ClosedError,
     ContentionError,
     LogError,
+    LogReplacedError,
     NotDurableError,
     SealedError,
     UnknownDurabilityError,
@@ -42,7 +44,6 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.runtime import Outcome
 from wal3_core.storage.immutable import write_immutable
-from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.manifest_store import Installed, ManifestStore
 
 # Weight of the newest measurement in the moving average of a commit's duration.
 _COMMIT_WEIGHT = 0.3
@@ -73,14 +74,17 @@ class Flight:
 
 
 class Pipeline:
-    """The moving parts of one log's writer; ``store`` is the log's own."""
+    """The moving parts of one log's writer; the log is the life that ``manifests`` has seen, and no other."""
 
-    def __init__(self, store: ObjectStore, base: Installed | None, runtime: Runtime, options: WriterOptions) -> None:
-        self._store = store
+    def __init__(
+        self, manifests: ManifestStore, base: Installed | None, runtime: Runtime, options: WriterOptions
+    ) -> None:
+        self._url = manifests.url
+        self._store = manifests.objects
         self._runtime = runtime
         self._options = options
-        self._manifests = ManifestStore(store, runtime, options.retry)
-        snapshots = SnapshotStore(store, runtime, loaded_max=options.snapshots.loaded_max)
+        self._manifests = manifests
+        snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(snapshots, runtime, options)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
         self._lock = runtime.lock()
@@ -154,7 +158,7 @@ class Pipeline:
 
     def _check_open(self) -> None:
         if self._closed:
-            message = f"log {self._store.url}: expected an open writer, found it closed"
+            message = f"log {self._url}: expected an open writer, found it closed"
             raise ClosedError(message)
         if self._base is not None and self._base.manifest.seal is not None:
             raise self._sealed(self._base)
@@ -367,7 +371,7 @@ class Pipeline:
             outcomes = self._settle(result, ready)
             tasks = self._steps(outcomes)
         if isinstance(result, Committed):
-            self._runtime.publish(self._store.url)
+            self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
         self._go_on(tasks, outcomes)
 
@@ -382,7 +386,7 @@ class Pipeline:
             self._recovering = False
             outcomes: list[Callable[[], None]] = []
             if base is None:
-                cause = NotDurableError(f"log {self._store.url}: {failure}")
+                cause = _not_durable(f"log {self._url}: {failure}", failure)
                 self._give_up(self._queue.take_all(), cause, failure, outcomes)
             else:
                 self._reincarnate(base)
@@ -406,7 +410,7 @@ class Pipeline:
                 self._give_up(self._take_flights(), self._sealed(base), None, actions)
             case Failed(cause, failure):
                 self._base = None
-                error: LogError = NotDurableError(f"{self._what(ready[0])}: not committed: {cause}")
+                error: LogError = _not_durable(f"{self._what(ready[0])}: not committed: {cause}", failure)
                 self._give_up(self._take_flights(), error, failure, actions)
             case Lost(cause):
                 self._base = None
@@ -425,7 +429,7 @@ class Pipeline:
             entry.rebases += not displaced.contended
             if entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max:
                 times = entry.reseals + entry.rebases
-                text = f"log {self._store.url}: records lost their place {times} times: {displaced.cause}"
+                text = f"log {self._url}: records lost their place {times} times: {displaced.cause}"
                 self._give_up([entry], ContentionError(text), None, actions)
             else:
                 kept.append(entry)
@@ -473,7 +477,12 @@ class Pipeline:
         seal = base.manifest.seal
         assert seal is not None
         successor = f"; it goes on in {seal.successor}" if seal.successor else ""
-        return SealedError(f"log {self._store.url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
+        return SealedError(f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
 
     def _what(self, flight: Flight) -> str:
-        return f"log {self._store.url}: fragment {flight.seq_no}"
+        return f"log {self._url}: fragment {flight.seq_no}"
+
+
+def _not_durable(message: str, cause: BaseException | None) -> NotDurableError:
+    """Make the error of an append that is not in the log, by what its caller does next."""
+    return (AppendReplacedError if isinstance(cause, LogReplacedError) else NotDurableError)(message)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
@@ -45,12 +46,20 @@ class LogReader:
     ``ReaderOptions.verify`` is off.
     """
 
-    def __init__(self, store: ObjectStore, log: str, *, options: ReaderOptions, runtime: Runtime) -> None:
-        self._store = log_store(store, check_log_name(log))
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: ReaderOptions,
+        runtime: Runtime,
+        log_id: LogId | None = None,
+    ) -> None:
         self._options = options
         self._runtime = runtime
-        self._manifests = ManifestStore(self._store, runtime)
-        self._snapshots = SnapshotStore(self._store, runtime, loaded_max=options.snapshots_loaded_max)
+        self._manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, log_id=log_id)
+        self._store = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots_loaded_max)
         self._known: Installed | None = None
 
     @classmethod
@@ -68,7 +77,10 @@ class LogReader:
         return reader
 
     def manifest(self) -> Manifest:
-        """Return the newest manifest: one GET, cheap when nothing has changed."""
+        """Return the newest manifest: one GET, cheap when nothing has changed.
+
+        LogReplacedError when the name leads to another log than the one that was opened.
+        """
         # Another thread may set what is known to an older one meanwhile: this one's answer is its own.
         known = self._manifests.load(self._known)
         self._known = known
@@ -102,7 +114,8 @@ class LogReader:
 
     def _unsettled(self) -> UnavailableError:
         return UnavailableError(
-            f"log {self._store.url}: maintenance replaced what was to be read {self._options.reloads_max} times over"
+            f"log {self._manifests.url}: maintenance replaced what was to be read"
+            f" {self._options.reloads_max} times over"
         )
 
     def fetch(self, pointer: FragmentPointer) -> Fragment:
@@ -161,7 +174,7 @@ class LogReader:
         Waiting costs one conditional GET a poll, ever rarer while there is no news; an append by a
         writer in this process wakes it at once.
         """
-        topic, version = self._store.url, self._runtime.await_topic(self._store.url, -1, 0.0)
+        topic, version = self._manifests.url, self._runtime.await_topic(self._manifests.url, -1, 0.0)
         pause_s = self._options.poll_s_min
         quiet_since_s = self._runtime.monotonic_s()
         while True:

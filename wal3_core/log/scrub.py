@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, LogError, LogNotFoundError, MissingError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
+from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def scrub(
     runtime = runtime or shared_runtime()
     reader = LogReader(store, log, options=options or ReaderOptions(), runtime=runtime)
     tally = _Tally()
-    manifest = _load_manifest(reader, log_store(store, log), tally)
+    manifest = _load_manifest(reader, log_store(store, log), runtime, tally)
     if manifest is None:
         return _report(log, EMPTY, tally)
 
@@ -141,17 +141,16 @@ def scrub(
     return _report(log, manifest.setsum, tally)
 
 
-def _load_manifest(reader: LogReader, inside: ObjectStore, tally: _Tally) -> Manifest | None:
+def _load_manifest(reader: LogReader, root: ObjectStore, runtime: Runtime, tally: _Tally) -> Manifest | None:
     try:
         return reader.manifest()
     except CorruptError as error:
         tally.blame(MANIFEST, error)
     except LogNotFoundError:
-        remains = next(iter(inside.list_objects(FRAGMENT_FOLDER)), None)
-        if remains is None:
+        lost = lost_manifest(root, runtime)
+        if lost is None:
             raise
-        message = f"manifest: expected one beside {remains.path}, found none: restore it"
-        tally.problems.append(Problem(MANIFEST, message))
+        tally.problems.append(Problem(MANIFEST, str(lost)))
     return None
 
 
@@ -213,13 +212,15 @@ def _check_balance(manifest: Manifest, tally: _Tally) -> None:
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
     """Name every cursor that can not be read, or points outside what the log holds."""
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    for path, witness in CursorStore(store, log, runtime=runtime).survey():
+    log_id = manifest.log_id
+    for path, witness in CursorStore(store, log, runtime=runtime, log_id=log_id).survey():
         if isinstance(witness, CorruptError):
             yield Problem(path, str(witness))
             continue
         found = witness.cursor.position.offset
         if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
-            limit = ManifestStore(log_store(store, log), runtime).load().manifest.next.position.offset
+            now = ManifestStore(log_store(store, log), runtime, log_id=log_id).load().manifest
+            limit = now.next.position.offset
         if not first <= found <= limit:
             yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")

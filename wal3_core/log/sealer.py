@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import InvalidRequestError, LogExistsError, SealedError, UnavailableError
 from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
-from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.model.paths import check_log_name
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.retry import attempts, until_answered
 
@@ -59,7 +59,7 @@ def seal(
     sealing = _Sealing(ManifestStore(log_store(store, check_log_name(log)), runtime), runtime)
     base = sealing.load()
     if base.manifest.seal is None and successor is not None:
-        _check_absent(store, log, successor)
+        _check_absent(store, log, successor, runtime)
     return sealing.install(wanted, base)
 
 
@@ -78,7 +78,7 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     name = check_log_name(sealed.seal.successor)
     manifests = ManifestStore(log_store(store, name), runtime)
     try:
-        manifests.initialize(Manifest.successor(sealed, writer=f"{runtime.process_name()} {runtime.token()}"))
+        manifests.initialize(Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name()))
     except LogExistsError as error:
         if not goes_on_from(sealed, manifests.load().manifest):
             raise _usurped(log, name) from error
@@ -151,9 +151,13 @@ def _check_successor(log: str, successor: str) -> None:
         raise InvalidRequestError(message)
 
 
-def _check_absent(store: ObjectStore, log: str, successor: str) -> None:
-    if log_store(store, successor).head(MANIFEST) is not None:
-        raise _usurped(log, successor)
+def _check_absent(store: ObjectStore, log: str, successor: str, runtime: Runtime) -> None:
+    """Refuse a successor that could not be begun: the seal would stay, and nothing go on from it."""
+    manifests = ManifestStore(log_store(store, successor), runtime)
+    try:
+        manifests.refuse_taken(manifests.look())
+    except LogExistsError as error:
+        raise _usurped(log, successor) from error
 
 
 def _usurped(log: str, successor: str) -> LogExistsError:

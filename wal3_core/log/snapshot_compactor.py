@@ -144,11 +144,10 @@ class SnapshotCompactor:
         runtime: Runtime | None = None,
     ) -> None:
         self.log = check_log_name(log)
-        self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
         self._options = options or SnapshotCompactorOptions()
-        self._manifests = ManifestStore(self._store, self._runtime, self._options.retry)
-        self._snapshots = SnapshotStore(self._store, self._runtime, loaded_max=self._options.snapshots.loaded_max)
+        self._manifests = ManifestStore(log_store(store, log), self._runtime, self._options.retry)
+        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots.loaded_max)
         self._repacker = Repacker(
             self._options.snapshots, self._snapshots.load, pointers_max=self._options.pointers_per_step_max
         )
@@ -186,7 +185,7 @@ class SnapshotCompactor:
                 done, vain = step.added_to(done), 0
                 progress(done.num_pointers, None)
         message = (
-            f"log {self._store.url}: what was to be packed changed {vain} times over: try again when it is quieter"
+            f"log {self._manifests.url}: what was to be packed changed {vain} times over: try again when it is quieter"
         )
         raise UnavailableError(message)
 
@@ -196,7 +195,7 @@ class SnapshotCompactor:
             repack = self._repacker.plan(base.manifest)
             if repack is None:
                 return None
-            repacked = self._build(repack, base.manifest.fence)
+            repacked = self._build(repack, base.manifest)
         except SnapshotMissingError:
             newer = self._reload()
             if newer.etag == base.etag:
@@ -207,12 +206,12 @@ class SnapshotCompactor:
         outcome = self._install(base, repacked)
         return _Taken(outcome, repack, repacked) if isinstance(outcome, Installed) else outcome
 
-    def _build(self, repack: Repack, fence: int) -> Repacked:
+    def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
         opened = repack.opened
         # Together, as each is small and far away.
         loaded = ahead(self._runtime, self._snapshots.load, opened, count=self._options.requests_ahead)
         known = {pointer.path: snapshot for pointer, snapshot in zip(opened, loaded, strict=True)}
-        return build_repack(repack, self._options.snapshots, fence, lambda pointer: known[pointer.path])
+        return build_repack(repack, self._options.snapshots, manifest, lambda pointer: known[pointer.path])
 
     def _upload(self, written: Iterable[Snapshot]) -> None:
         def write(snapshot: Snapshot) -> None:
@@ -238,7 +237,7 @@ class SnapshotCompactor:
             if isinstance(outcome, Installed):
                 return outcome
             base = self._reload()
-        message = f"log {self._store.url}: the manifest changed {self._options.rebases_max} times over"
+        message = f"log {self._manifests.url}: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
     def _reload(self) -> Installed:

@@ -79,7 +79,7 @@ class Snapshotter:
                 roll = plan_roll(manifest, self._options.snapshots)
                 if roll is None:
                     break
-                snapshot = build_snapshot(roll, manifest.fence, self._snapshots.load)
+                snapshot = build_snapshot(roll, manifest, self._snapshots.load)
                 pointer = self._snapshots.write(snapshot, self._options.retry)
                 ready.append(_Ready(roll, pointer, manifest.fence))
                 manifest = manifest.apply_snapshot(pointer, roll.replaced)

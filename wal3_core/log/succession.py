@@ -67,14 +67,8 @@ def records_across(
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
-    """Tell whether a log is one that began where the sealed one ends; appended to and collected since, maybe."""
-    if found.first.seq_no == sealed.next.seq_no:
-        return found.first == sealed.next and found.pruned == sealed.setsum
-    # Collected since: its first epoch, if it is still in the table, began where the log did.
-    oldest = found.epochs[:1]
-    began_there = all(entry.epoch > 1 or entry.first_seq_no == sealed.next.seq_no for entry in oldest)
-    later = found.first.position.offset > sealed.next.position.offset
-    return found.first.seq_no > sealed.next.seq_no and later and began_there
+    """Tell whether a log is the one that was begun where this very sealed one ends; appended to since, maybe."""
+    return found.follows == sealed.log_id and found.first.seq_no >= sealed.next.seq_no
 
 
 def _open(

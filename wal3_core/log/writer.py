@@ -13,7 +13,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.record import Message
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ class LogWriter:
         """Create an empty log; LogExistsError, and the log untouched, when there is one."""
         runtime = runtime or shared_runtime()
         manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
-        # The token makes the document this call's own: one that others wrote is never taken for it.
-        writer = f"{runtime.process_name()} {runtime.token()}"
-        manifests.initialize(Manifest.initial(writer=writer, timestamp_us=runtime.now_us()))
+        log_id, writer = new_log_id(runtime), runtime.process_name()
+        manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=runtime.now_us()))
 
     @classmethod
     def open(
@@ -58,9 +57,8 @@ class LogWriter:
     ) -> Self:
         """Open a log for appending: one GET. LogNotFoundError when it was never initialized."""
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
-        inside = log_store(store, check_log_name(log))
-        base = ManifestStore(inside, runtime).load()
-        return cls(Pipeline(inside, base, runtime, options), runtime, options)
+        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
+        return cls(Pipeline(manifests, manifests.load(), runtime, options), runtime, options)
 
     @classmethod
     def open_or_initialize(

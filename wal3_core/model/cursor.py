@@ -5,27 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wal3_core.model import strict_json
+from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import check_format_version
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A position, when it was written (microseconds since the epoch) and by whom."""
+    """A position, when it was written (microseconds since the epoch) and by whom.
+
+    ``log_id`` and ``writer`` are set when it is written.
+    """
 
     position: LogPosition
     epoch_us: int
-    writer: str
     generation: int
+    log_id: LogId = NO_LOG
+    writer: str = ""
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
                 "generation": self.generation,
                 "position": self.position.to_json(),
                 "epoch_us": self.epoch_us,
@@ -39,6 +45,7 @@ class Cursor:
         fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
         cursor = cls(
+            log_id=check_log_id(fields.string("log_id"), what),
             generation=fields.integer("generation"),
             position=LogPosition.from_json(fields.object("position")),
             epoch_us=fields.integer("epoch_us"),

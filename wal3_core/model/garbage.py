@@ -13,7 +13,7 @@ from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest, Place
-from wal3_core.model.paths import check_object_path, check_token, garbage_path
+from wal3_core.model.paths import NO_LOG, LogId, check_log_id, check_object_path, check_token, garbage_path
 from wal3_core.model.snapshot import (
     Pointer,
     Snapshot,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.strict_json import Fields, JsonObject
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**20
 
 
@@ -52,7 +52,7 @@ class Cut:
 
 def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer], Snapshot]) -> Cut:
     """Cut off the fragments whose records all lie below ``offset``; ``dropped`` is empty when there are none."""
-    cutter = _Cutter(offset, manifest.fence, load)
+    cutter = _Cutter(offset, manifest, load)
     kept = tuple(cutter.keep(manifest.pointers))
     first = Place(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
     return Cut(
@@ -65,9 +65,9 @@ def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer],
 
 
 class _Cutter:
-    def __init__(self, offset: int, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> None:
+    def __init__(self, offset: int, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> None:
         self._offset = offset
-        self._fence = fence
+        self._manifest = manifest
         self._load = load
         self.dropped: list[Pointer] = []
         self.replaced: list[SnapshotPointer] = []
@@ -89,7 +89,7 @@ class _Cutter:
         if kept == below:
             return pointer
         self.replaced.append(pointer)
-        part = Snapshot(kept, self._fence)
+        part = Snapshot(kept, self._manifest.fence, self._manifest.log_id)
         self.written.append(part)
         return part.pointer_to(part.to_bytes())
 
@@ -99,18 +99,20 @@ class Garbage:
     """What a collection leaves to be deleted, why, and since when it may be.
 
     ``first`` is what the log keeps, None when only ``orphans`` (paths) go. ``pruned`` says that no
-    manifest refers to any of it any more; the object's age counts from then.
+    manifest refers to any of it any more; the object's age counts from then. ``log_id`` and ``writer`` are set when
+    it is written.
     """
 
     generation: int
     token: str
-    writer: str
     reason: str
     first: Place | None
     dropped: tuple[Pointer, ...] = ()
     replaced: tuple[SnapshotPointer, ...] = ()
     orphans: tuple[str, ...] = ()
     pruned: bool = False
+    log_id: LogId = NO_LOG
+    writer: str = ""
 
     @property
     def path(self) -> str:
@@ -143,6 +145,7 @@ class Garbage:
         data = strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
                 "generation": self.generation,
                 "token": self.token,
                 "writer": self.writer,
@@ -169,6 +172,7 @@ class Garbage:
         fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
         garbage = cls(
+            log_id=check_log_id(fields.string("log_id"), what),
             generation=fields.integer("generation"),
             token=check_token(fields.string("token"), what),
             writer=fields.string("writer"),

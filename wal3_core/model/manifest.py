@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import MANIFEST, check_garbage_path, check_token
+from wal3_core.model.paths import MANIFEST, LogId, check_garbage_path, check_log_id, check_token
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.strict_json import Fields, JsonObject
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 EPOCHS_MAX = 16
 BYTES_MAX = 64 * 2**20
 # The seal's reason of a log that is about to go with all its objects.
@@ -149,11 +149,13 @@ class Durability(StrEnum):
 class Manifest:
     """What a log holds: the pointers in order, oldest first, snapshots before fragments.
 
+    ``log_id`` names this life of the log, ``follows`` the sealed one that it goes on from.
     ``setsum`` covers every record ever appended, ``pruned`` those that are gone; ``first`` and
     ``next`` bound what is held; ``num_bytes`` and ``num_records`` count it. ``fence`` grows when
     unreferenced uploads are about to be deleted; ``generation`` grows with every write.
     """
 
+    log_id: LogId
     generation: int
     fence: int
     writer: str
@@ -168,12 +170,15 @@ class Manifest:
     num_records: int
     seal: Seal | None = None
     collecting: Intent | None = None
+    follows: LogId | None = None
+    destroying: bool = False
 
     @classmethod
-    def initial(cls, *, writer: str, timestamp_us: int) -> Manifest:
+    def initial(cls, *, log_id: LogId, writer: str, timestamp_us: int) -> Manifest:
         """Return the manifest of a new, empty log."""
         place = Place(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
         return cls(
+            log_id=log_id,
             generation=1,
             fence=0,
             writer=writer,
@@ -189,10 +194,11 @@ class Manifest:
         )
 
     @classmethod
-    def successor(cls, sealed: Manifest, *, writer: str) -> Manifest:
+    def successor(cls, sealed: Manifest, *, log_id: LogId, writer: str) -> Manifest:
         """Return the manifest of the log that goes on from a sealed one: at its end, covering what it covered."""
         return replace(
-            cls.initial(writer=writer, timestamp_us=sealed.next.position.timestamp_us),
+            cls.initial(log_id=log_id, writer=writer, timestamp_us=sealed.next.position.timestamp_us),
+            follows=sealed.log_id,
             setsum=sealed.setsum,
             pruned=sealed.setsum,
             first=sealed.next,
@@ -251,7 +257,7 @@ class Manifest:
         if held[at : at + len(replaced)] != tuple(replaced):
             message = f"{describe(pointers[0])}: expected the run it replaces in the manifest, found it changed"
             raise InvalidRequestError(message)
-        return self._holding((*held[:at], *pointers, *held[at + len(replaced) :])).counted()
+        return self.holding((*held[:at], *pointers, *held[at + len(replaced) :]))
 
     def apply_seal(self, seal: Seal) -> Manifest:
         """Close the log for good."""
@@ -259,6 +265,10 @@ class Manifest:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
         return replace(self, seal=seal)
+
+    def apply_destroy(self, seal: Seal) -> Manifest:
+        """Announce that the log is about to go with all its objects: nothing is appended or pinned any more."""
+        return replace(self, seal=self.seal or seal, destroying=True)
 
     def apply_intent(self, garbage: str, first: Place) -> Manifest:
         """Announce a collection; one announced before is withdrawn by that."""
@@ -285,7 +295,7 @@ class Manifest:
             )
             raise InvalidRequestError(message)
         pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
-        return replace(self._holding(kept), first=first, pruned=pruned, collecting=None).counted()
+        return replace(self, first=first, pruned=pruned, collecting=None).holding(kept)
 
     def _check_intent(self, intent: Intent) -> None:
         if self.collecting != intent:
@@ -304,13 +314,13 @@ class Manifest:
         counted.check()
         return counted
 
-    def _holding(self, pointers: Sequence[Pointer]) -> Manifest:
-        """Return it with other pointers, not yet counted."""
+    def holding(self, pointers: Sequence[Pointer]) -> Manifest:
+        """Return it with other pointers; CorruptError when it breaks an invariant."""
         return replace(
             self,
             snapshots=tuple(pointer for pointer in pointers if isinstance(pointer, SnapshotPointer)),
             fragments=tuple(pointer for pointer in pointers if isinstance(pointer, FragmentPointer)),
-        )
+        ).counted()
 
     def check(self) -> None:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
@@ -353,9 +363,13 @@ class Manifest:
         """Encode as checksummed JSON."""
         seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
         collecting: JsonObject = {} if self.collecting is None else {"collecting": self.collecting.to_json()}
+        follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
+        destroying: JsonObject = {"destroying": True} if self.destroying else {}
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
+                **follows,
                 "generation": self.generation,
                 "fence": self.fence,
                 "writer": self.writer,
@@ -367,6 +381,7 @@ class Manifest:
                 "snapshots": [pointer.to_json() for pointer in self.snapshots],
                 "fragments": [pointer.to_json() for pointer in self.fragments],
                 **seal,
+                **destroying,
                 **collecting,
                 "num_bytes": self.num_bytes,
                 "num_records": self.num_records,
@@ -376,9 +391,15 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str = MANIFEST) -> Manifest:
         """Decode and check; CorruptError names ``what`` when anything is off."""
-        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Manifest:
+        """Read from a JSON object, and check."""
         check_format_version(fields, FORMAT_VERSION)
         manifest = cls(
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            follows=check_log_id(fields.string("follows"), fields.what) if fields.has("follows") else None,
             generation=fields.integer("generation"),
             fence=fields.integer("fence"),
             writer=fields.string("writer"),
@@ -394,6 +415,7 @@ class Manifest:
                 FragmentPointer.from_json(item) for item in fields.objects("fragments", count_max=POINTERS_MAX)
             ),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
+            destroying=fields.flag("destroying") if fields.has("destroying") else False,
             collecting=Intent.from_json(fields.object("collecting")) if fields.has("collecting") else None,
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),

@@ -1,17 +1,20 @@
 """Where a log's objects lie under its root, and which names are allowed.
 
 manifest/MANIFEST.json
-log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
-snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
-cursor/<name>.json      pin/<name>.json      policy.json
-gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/CLOCK
+Life=<log_id>/
+    log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
+    snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
+    cursor/<name>.json      pin/<name>.json      policy.json
+    gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/CLOCK
+
+Paths in documents are relative to the folder of the log's life. No two lives share an object but the manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.position import FragmentSeqNo
@@ -19,7 +22,13 @@ from wal3_core.model.position import FragmentSeqNo
 if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
 
+# Names one life of a log: 32 random hex digits, new with every initialize, copy, restore and successor.
+LogId = NewType("LogId", str)
+# Of a document that was not written yet.
+NO_LOG = LogId("")
+
 MANIFEST = "manifest/MANIFEST.json"
+MANIFEST_FOLDER = "manifest/"
 CURSOR_FOLDER = "cursor/"
 FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
@@ -37,6 +46,8 @@ RESERVED_PARTS = frozenset({"cursor", "gc", "log", "manifest", "pin", "snapshot"
 
 _PART = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _TOKEN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_LOG_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_LIFE = re.compile(r"Life=(?P<log_id>[0-9a-f]{32})/", re.ASCII)
 _FRAGMENT = re.compile(
     r"log/Bucket=(?P<bucket>[0-9a-f]{16})/Writer=(?P<token>[0-9a-f]{16})/FragmentSeqNo=(?P<seq_no>[0-9a-f]{16})\.parquet",
     re.ASCII,
@@ -80,6 +91,25 @@ def check_token(token: str, what: str) -> str:
         message = f"{what}: writer token: expected 16 hex digits, found {token[:40]!r}"
         raise CorruptError(message)
     return token
+
+
+def check_log_id(log_id: str, what: str) -> LogId:
+    """Return the id read from a document when it is 32 hex digits."""
+    if not _LOG_ID.fullmatch(log_id):
+        message = f"{what}: log_id: expected 32 hex digits, found {log_id[:40]!r}"
+        raise CorruptError(message)
+    return LogId(log_id)
+
+
+def life_folder(log_id: LogId) -> str:
+    """Folder, under the log's root, of all the objects of one life but the manifest."""
+    return f"Life={log_id}/"
+
+
+def life_of(folder: str) -> LogId | None:
+    """Tell whose life a folder under a log's root, or what lies in it, belongs to; None for any other."""
+    match = _LIFE.match(folder)
+    return None if match is None else LogId(match["log_id"])
 
 
 def cursor_path(name: str) -> str:

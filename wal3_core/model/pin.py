@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from wal3_core.model import strict_json
 from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.snapshot import check_format_version
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # A manifest's own bound, written as text inside a document.
 BYTES_MAX = 130 * 2**20
 
@@ -18,21 +19,23 @@ class Pin:
     """What was pinned, why, when (microseconds since the epoch) and by whom.
 
     ``complete`` says that all of it was there after the pin was written, so that all of it stays; a pin
-    whose maker died before it had looked keeps what there is.
+    whose maker died before it had looked keeps what there is. ``log_id`` and ``writer`` are set when it is written.
     """
 
     manifest: Manifest
     reason: str
     epoch_us: int
-    writer: str
     generation: int
     complete: bool = False
+    log_id: LogId = NO_LOG
+    writer: str = ""
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON; the manifest is kept as the document it was."""
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
                 "generation": self.generation,
                 "reason": self.reason,
                 "epoch_us": self.epoch_us,
@@ -48,6 +51,7 @@ class Pin:
         fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
         pin = cls(
+            log_id=check_log_id(fields.string("log_id"), what),
             generation=fields.integer("generation"),
             reason=fields.string("reason"),
             epoch_us=fields.integer("epoch_us"),

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model import strict_json
+from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.snapshot import check_format_version
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**10
 # A thousand years: a clock in microseconds goes further.
 RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
@@ -25,8 +26,10 @@ class Policy:
     ``retention_s`` keeps every record that many seconds, whatever cursors say. ``without_cursors`` says
     that age alone decides while the log has no cursor; without it such a log is not collected at all.
     ``percent_max`` allows one collection to take that much of the log's bytes, where the default is less.
+    ``log_id`` and ``writer`` are set when it is written.
     """
 
+    log_id: LogId = NO_LOG
     generation: int = 0
     writer: str = ""
     retention_s: int | None = None
@@ -53,6 +56,7 @@ class Policy:
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
                 "generation": self.generation,
                 "writer": self.writer,
                 "without_cursors": self.without_cursors,
@@ -67,6 +71,7 @@ class Policy:
         fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
         policy = cls(
+            log_id=check_log_id(fields.string("log_id"), what),
             generation=fields.integer("generation"),
             writer=fields.string("writer"),
             without_cursors=fields.flag("without_cursors"),

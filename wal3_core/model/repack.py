@@ -235,10 +235,10 @@ def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int
 
 
 def build_repack(
-    repack: Repack, options: SnapshotOptions, fence: int, load: Callable[[SnapshotPointer], Snapshot]
+    repack: Repack, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
 ) -> Repacked:
-    """Make the snapshots for a step; loads those that it opens."""
-    packer = _Packer(options, fence, load)
+    """Make the snapshots for a step on a manifest; loads those that it opens."""
+    packer = _Packer(options, manifest, load)
     runs, parent = repack.runs, repack.parent
     first, last = (runs[0][0], runs[-1][1]) if parent is None else (0, len(repack.siblings))
     made: list[Pointer] = []
@@ -257,9 +257,11 @@ def build_repack(
 
 
 class _Packer:
-    def __init__(self, options: SnapshotOptions, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> None:
+    def __init__(
+        self, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
+    ) -> None:
         self._options = options
-        self._fence = fence
+        self._manifest = manifest
         self._load = load
         self.written: list[Snapshot] = []
         self.num_bytes = 0
@@ -277,7 +279,10 @@ class _Packer:
         interval_us = self._options.gc_interval_s * US_PER_S
         for node in pack(pointers, capacity(self._options, depth), interval_us):
             same = known.get((node[0].first_seq_no, node[-1].last_seq_no))
-            yield self._write(Snapshot(node, self._fence)) if same is None else same
+            if same is None:
+                yield self._write(Snapshot(node, self._manifest.fence, self._manifest.log_id))
+            else:
+                yield same
 
     def _write(self, snapshot: Snapshot) -> SnapshotPointer:
         data = snapshot.to_bytes()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import check_snapshot_path, snapshot_path
+from wal3_core.model.paths import LogId, check_log_id, check_snapshot_path, snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import POINTERS_MAX
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.strict_json import Fields, JsonObject
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DEPTH_MAX = 2
 BYTES_MAX = 64 * 2**20
 
@@ -133,11 +133,13 @@ class Snapshot:
     """A run of pointers of one kind: fragments (depth 1) or snapshots of depth 1 (depth 2).
 
     ``fence`` is the manifest's when the upload began. It makes the name another one once the fence
-    has moved, so that an upload condemned behind it is never taken for a later one's own.
+    has moved, so that an upload condemned behind it is never taken for a later one's own; so does
+    ``log_id``, the log's, with every life.
     """
 
     pointers: tuple[Pointer, ...]
     fence: int
+    log_id: LogId
 
     @property
     def depth(self) -> int:
@@ -149,6 +151,7 @@ class Snapshot:
         return strict_json.dump(
             {
                 "format_version": FORMAT_VERSION,
+                "log_id": self.log_id,
                 "fence": self.fence,
                 "depth": self.depth,
                 "pointers": [pointer.to_json() for pointer in self.pointers],
@@ -181,9 +184,12 @@ class Snapshot:
             raise CorruptError(message)
         fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
+        log_id = check_log_id(fields.string("log_id"), what)
         fence, depth = fields.integer("fence"), fields.integer("depth")
         reader = FragmentPointer.from_json if depth == 1 else SnapshotPointer.from_json
-        snapshot = cls(tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)), fence)
+        snapshot = cls(
+            tuple(reader(item) for item in fields.objects("pointers", count_max=POINTERS_MAX)), fence, log_id
+        )
         fields.finish()
         snapshot.check(what)
         if depth != pointer.depth or snapshot.pointer_to(data) != pointer:
@@ -205,5 +211,6 @@ def check_format_version(fields: Fields, known: int) -> None:
     """Refuse a document of a format this version does not read."""
     version = fields.integer("format_version")
     if version != known:
-        message = f"{fields.what}: expected format_version {known}, found {version}: a newer wal3 may read it"
+        reader = "a newer wal3 may read it" if version > known else "an older one wrote it, before the first release"
+        message = f"{fields.what}: expected format_version {known}, found {version}: {reader}"
         raise CorruptError(message)

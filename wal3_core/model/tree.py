@@ -66,12 +66,12 @@ def _roll_snapshots(manifest: Manifest, options: SnapshotOptions) -> Roll | None
     return Roll(run)
 
 
-def build_snapshot(roll: Roll, fence: int, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
-    """Make the snapshot for a roll; a snapshot of depth 2 in it is loaded and extended."""
+def build_snapshot(roll: Roll, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
+    """Make the snapshot for a roll of a manifest; a snapshot of depth 2 in it is loaded and extended."""
     pointers: list[Pointer] = []
     for pointer in roll.replaced:
         if isinstance(pointer, SnapshotPointer) and pointer.depth == DEPTH_MAX:
             pointers += load(pointer).pointers
         else:
             pointers.append(pointer)
-    return Snapshot(tuple(pointers), fence)
+    return Snapshot(tuple(pointers), manifest.fence, manifest.log_id)

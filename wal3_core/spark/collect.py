@@ -7,6 +7,7 @@ the others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
-from wal3_core.errors import LogError
+from wal3_core.errors import LogError, LogNotFoundError
 from wal3_core.log.deleter import Deleted, Deleter, oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
@@ -36,6 +37,7 @@ from wal3_core.spark.collect_task import (
 )
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 
@@ -114,7 +116,7 @@ def list_orphans(
     names = [check_log_name(log) for log in dict.fromkeys(logs)]
     if not names:
         return []
-    now_us = Deleter(store, names[0], options=options).store_now_us()
+    now_us = _store_now_us(store, names, options)
     folders = dict(
         zip(names, ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
@@ -123,8 +125,21 @@ def list_orphans(
     return [_orphans(log, found.get(log, _Found()), options) for log in logs]
 
 
+def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
+    """Ask for the store's time by one of the logs; nothing is an orphan when none of them is there."""
+    for log in logs:
+        with contextlib.suppress(LogNotFoundError):
+            return Deleter(store, log, options=options).store_now_us()
+    return 0
+
+
 def _folders(store: ObjectStore, log: str) -> list[str]:
-    return [*log_store(store, log).list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
+    objects = ManifestStore(log_store(store, log), shared_runtime()).objects
+    try:
+        return [*objects.list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
+    except LogError:
+        # Its task says what is wrong.
+        return [SNAPSHOT_FOLDER]
 
 
 def _orphans(log: str, found: _Found, options: CollectorOptions) -> Orphans:

@@ -171,9 +171,9 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
     collector = Collector(store, log, options=options)
     try:
         manifest = LogReader.open(store, log).manifest()
-        documents = Deleter(store, log, options=options).documents()
+        documents = Deleter(store, log, options=options, log_id=manifest.log_id).documents()
         survey = replace(survey, documents=tuple(_standing(meta, manifest, now_us) for meta in documents))
-        cursors = sorted(CursorStore(store, log, retry=options.retry).list().items())
+        cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
         ages = (CursorAge.of(name, witness.cursor, manifest, now_us) for name, witness in cursors)
         survey = replace(survey, cursors=tuple(ages))
         plan = collector.plan()

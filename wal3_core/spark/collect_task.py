@@ -17,6 +17,7 @@ from wal3_core.errors import LogError
 from wal3_core.log.deleter import Deleted, Deleter, Part
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.runtime import ahead, shared_runtime
 from wal3_core.spark.collect_survey import Refusal, survey_log
@@ -86,9 +87,10 @@ class DeleteWork:
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """Delete document by document."""
-        deleter = Deleter(store, log, options=self.options)
         parts = [_part_from_text(text) for text in texts]
-        for document, some in groupby(parts, key=itemgetter(0)):
+        for (document, log_id), some in groupby(parts, key=itemgetter(0)):
+            # Of the very log that the document is of: another one of its name may have objects at the same paths.
+            deleter = Deleter(store, log, options=self.options, log_id=log_id)
             part = _merged([part for _, part in some])
             yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
 
@@ -131,17 +133,18 @@ def object_from_text(text: str) -> ObjectMeta:
 
 def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None, str]]:
     """Take a garbage document apart into texts for DeleteWork, each with the pointer it stands for, if it is one."""
+    named: JsonObject = {"document": document, "log_id": garbage.log_id}
     for pointer in garbage.dropped:
-        yield pointer, to_text({"document": document, "pointer": pointer.to_json()})
+        yield pointer, to_text({**named, "pointer": pointer.to_json()})
     for replaced in garbage.replaced:
-        yield None, to_text({"document": document, "replaced": replaced.path})
+        yield None, to_text({**named, "replaced": replaced.path})
     for path in garbage.orphans:
-        yield None, to_text({"document": document, "orphan": path})
+        yield None, to_text({**named, "orphan": path})
 
 
-def _part_from_text(text: str) -> tuple[str, Part]:
+def _part_from_text(text: str) -> tuple[tuple[str, LogId], Part]:
     fields = from_text(text, "part")
-    document = fields.string("document")
+    document = fields.string("document"), check_log_id(fields.string("log_id"), "part")
     if fields.has("pointer"):
         return document, Part(dropped=(_pointer(fields.object("pointer")),))
     if fields.has("replaced"):

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from wal3_core.log.reader import LogReader
     from wal3_core.model.parquet import Fragment
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Records of one log, by offset, and the size of the fragments that hold them."""
+    """Records of one life of a log, by offset, and the size of the fragments that hold them."""
 
     log: str
+    log_id: LogId
     start: int
     limit: int
     num_bytes: int

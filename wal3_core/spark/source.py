@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
     from wal3_core.spark.bounds import Bounds
     from wal3_core.storage.object_store import ObjectStore
@@ -128,7 +129,9 @@ class LogSourceReader(DataSourceReader):
 
     def _read_run(self, store: ObjectStore, run: Run, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         runtime = shared_runtime()
-        reader = LogReader(store, run.log, options=ReaderOptions(verify=self._request.verify), runtime=runtime)
+        options = ReaderOptions(verify=self._request.verify)
+        # What was planned: LogReplacedError when the name leads to another log by now.
+        reader = LogReader(store, run.log, options=options, runtime=runtime, log_id=run.log_id)
         times = self._bounds.timestamps_us
         until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
         for fragment, begin in fragments(reader, run):
@@ -166,20 +169,20 @@ def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
         start = AtTime(times.start)
     pointers = reader.scan(start, Limits(offset=offsets.limit, timestamp_us=times.limit))
     return [
-        _run(log, pointer, bounds)
+        _run(log, manifest.log_id, pointer, bounds)
         for pointer in pointers
         if pointer.num_records and pointer.limit.timestamp_us >= times.start
     ]
 
 
-def _run(log: str, pointer: FragmentPointer, bounds: Bounds) -> Run:
+def _run(log: str, log_id: LogId, pointer: FragmentPointer, bounds: Bounds) -> Run:
     start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
     if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
         message = (
             f"log {log}: fragment {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
         )
         raise InvalidRequestError(message)
-    return Run(log, start, limit, pointer.num_bytes)
+    return Run(log, log_id, start, limit, pointer.num_bytes)
 
 
 def _merge(runs: Iterable[Run]) -> list[Run]:
@@ -187,8 +190,8 @@ def _merge(runs: Iterable[Run]) -> list[Run]:
     merged: list[Run] = []
     for run in runs:
         last = merged[-1] if merged else None
-        if last is not None and (last.log, last.limit) == (run.log, run.start):
-            merged[-1] = Run(run.log, last.start, run.limit, last.num_bytes + run.num_bytes)
+        if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):
+            merged[-1] = Run(run.log, run.log_id, last.start, run.limit, last.num_bytes + run.num_bytes)
         else:
             merged.append(run)
     return merged

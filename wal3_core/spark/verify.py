@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
-from wal3_core.errors import CorruptError, LogNotFoundError, UnavailableError
+from wal3_core.errors import CorruptError, LogNotFoundError, LogReplacedError, UnavailableError
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import Problem, ScrubReport
 from wal3_core.model.paths import MANIFEST, check_log_name
@@ -81,15 +81,24 @@ def verify_logs(
 
 def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int) -> dict[str, _Totals]:
     """Let the tasks read what the plans leave to them, and add up what they find, by log."""
-    work = [(plan.log, pointer) for plan in plans for pointer in plan.pointers]
+    work = [
+        (plan.log, plan.manifest.log_id, pointer)
+        for plan in plans
+        if plan.manifest is not None
+        for pointer in plan.pointers
+    ]
     if not work:
         return {}
-    costs = [pointer_cost(pointer) for _, pointer in work]
+    costs = [pointer_cost(pointer) for _, _, pointer in work]
     tasks = group(work, costs, count_tasks(costs, cores=_cores(spark), task_bytes=partition_bytes))
-    rows = [(number, log, json.dumps(pointer.to_json())) for number, task in enumerate(tasks) for log, pointer in task]
+    rows = [
+        (number, log, log_id, json.dumps(pointer.to_json()))
+        for number, task in enumerate(tasks)
+        for log, log_id, pointer in task
+    ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
     findings = (
-        spark.createDataFrame(pa.table(columns, names=["task", "log", "pointer"]))
+        spark.createDataFrame(pa.table(columns, names=["task", "log", "log_id", "pointer"]))
         .repartitionById(len(tasks), sf.col("task").cast("int"))
         .mapInArrow(partial(verify_task, store_url=store_url), FINDINGS)
     )
@@ -126,7 +135,7 @@ def _totals(row: Row) -> _Totals:
 def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced what was to be read."""
     bad = (*plan.bad, *totals.bad)
-    settled = _settle_missing(store, plan.log, [one for one in bad if one.missing])
+    settled = _settle_missing(store, plan, [one for one in bad if one.missing])
     if settled is None:
         return None
     gone = [one for one in bad if one.missing and one not in settled]
@@ -145,14 +154,15 @@ def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | No
     )
 
 
-def _settle_missing(store: ObjectStore, log: str, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _settle_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problematic]) -> list[Problematic] | None:
     """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
-    if not missing:
+    if not missing or plan.manifest is None:
         return []
-    reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
+    log_id = plan.manifest.log_id
+    reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
     try:
         newest = reader.manifest()
-    except (CorruptError, LogNotFoundError):
+    except (CorruptError, LogNotFoundError, LogReplacedError):
         # The log went bad or away since it was planned: the next round says so.
         return None
     lost = [one for one in missing if still_named(newest, reader, one)]

@@ -100,7 +100,7 @@ _ARROW_FINDINGS = pa.schema(
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back what rows of (log, pointer as JSON) name, and give a row of FINDINGS for each object."""
+    """Read back what rows of (log, its id, pointer as JSON) name, and give a row of FINDINGS for each object."""
     findings = _findings(batches, store_url)
     while some := list(islice(findings, _FINDINGS_PER_BATCH)):
         columns = zip(*(finding.to_row() for finding in some), strict=True)
@@ -113,8 +113,9 @@ def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Fin
 
     def work() -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
         for batch in batches:
-            for log, text in zip(batch["log"].to_pylist(), batch["pointer"].to_pylist(), strict=True):
-                reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
+            columns = (batch[name].to_pylist() for name in ("log", "log_id", "pointer"))
+            for log, log_id, text in zip(*columns, strict=True):
+                reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
                 yield from _expanded(reader, log, _pointer(text, log))
 
     return ahead(runtime, _check, work(), count=_FETCHES_AHEAD)

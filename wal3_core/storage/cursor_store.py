@@ -16,6 +16,8 @@ from wal3_core.errors import (
     CursorConflictError,
     GarbageCollectedError,
     InvalidRequestError,
+    LogNotFoundError,
+    LogReplacedError,
 )
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import LogPosition
 
 
@@ -42,17 +45,30 @@ class Witness:
 
 
 class CursorStore:
-    """The cursors of one log."""
+    """The cursors of one life of a log: that of ``log_id``, or else the one that is found first.
+
+    LogReplacedError when the log's name has come to lead to another one.
+    """
 
     def __init__(
-        self, store: ObjectStore, log: str, *, runtime: Runtime | None = None, retry: RetryOptions | None = None
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime | None = None,
+        retry: RetryOptions | None = None,
+        log_id: LogId | None = None,
     ) -> None:
-        self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
         retry = retry or RetryOptions()
-        self._manifests = ManifestStore(self._store, self._runtime, retry)
+        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        self._store = self._manifests.objects
         self._documents = DocumentStore(
-            self._store, self._runtime, retry, lambda data, what: Cursor.from_bytes(data, what=what)
+            self._store,
+            self._runtime,
+            retry,
+            lambda data, what: Cursor.from_bytes(data, what=what),
+            log_id=self._manifests.log_id,
         )
         self._known: Installed | None = None
         # The versions that are known to be held, by name: a collection keeps what lies at and after them.
@@ -65,14 +81,23 @@ class CursorStore:
         """
         self._check_position(name, position)
         witness = self._put(name, self._cursor(position, generation=1), None)
-        self._check_still_held(name, witness, None)
+        try:
+            self._check_still_held(name, witness, None)
+        except (LogReplacedError, LogNotFoundError):
+            # Of a life that is over: nobody has come to rely on it.
+            self._store.delete(cursor_path(name))
+            raise
         self._held[name] = witness.etag
         return witness
 
     def load(self, name: str) -> Witness | None:
         """Load a cursor; None when there is none of that name."""
         seen = self._documents.load(cursor_path(name))
-        return None if seen is None else Witness(seen.document, seen.etag)
+        if seen is None:
+            # None at all, or none any more, because the log is gone.
+            self._manifest()
+            return None
+        return Witness(seen.document, seen.etag)
 
     def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
         """Move a cursor from where the witness saw it; CursorConflictError when it is elsewhere by now.
@@ -81,6 +106,12 @@ class CursorStore:
         position, and raises GarbageCollectedError, with the cursor back where it was, when it does not.
         """
         self._check_position(name, position)
+        if witness.cursor.log_id != self._manifests.log_id():
+            message = (
+                f"cursor {name}: expected one of log {self._manifests.log_id()}, found one of log"
+                f" {witness.cursor.log_id}, which had this name before: load it again"
+            )
+            raise LogReplacedError(message)
         moved = self._cursor(position, generation=witness.cursor.generation + 1)
         saved = self._put(name, moved, witness)
         # Whoever moved it there may have died before it looked.
@@ -99,30 +130,43 @@ class CursorStore:
         return found
 
     def offsets(self) -> dict[str, int]:
-        """Load where all cursors lie, by name; CorruptError for a file that is none."""
-        return {name: witness.cursor.position.offset for name, witness in self.list().items()}
+        """Load where all cursors lie, by name; CorruptError for a file that is none.
+
+        Of the life that was found first, whatever has become of it: a collector learns that from its CAS.
+        """
+        found = {}
+        for path, witness in self._survey():
+            if isinstance(witness, CorruptError):
+                raise witness
+            found[cursor_name(path)] = witness.cursor.position.offset
+        return found
 
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
         """Go through the cursors by path; one that can not be read is an error in its place."""
+        yield from self._survey()
+        # None of them may be there any more because the log is gone.
+        self._manifest()
+
+    def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
         for meta in self._store.list_objects(CURSOR_FOLDER):
             try:
-                witness = self.load(cursor_name(meta.path))
+                seen = self._documents.load(cursor_path(cursor_name(meta.path)))
             except CorruptError as error:
                 yield meta.path, error
                 continue
-            if witness is not None:
-                yield meta.path, witness
+            if seen is not None:
+                yield meta.path, Witness(seen.document, seen.etag)
 
     def delete(self, name: str) -> None:
         """Remove a cursor: what it pinned may be collected."""
-        self._store.delete(cursor_path(name))
+        path = cursor_path(name)
+        self._manifest()
+        self._store.delete(path)
 
     def _cursor(self, position: LogPosition, *, generation: int) -> Cursor:
         return Cursor(
             position=position,
             epoch_us=self._runtime.now_us(),
-            # The token makes the document this save's own: another's is never taken for it.
-            writer=f"{self._runtime.process_name()} {self._runtime.token()}",
             generation=generation,
         )
 
@@ -149,6 +193,7 @@ class CursorStore:
         seen = None if witness is None else Seen(witness.cursor, witness.etag)
         saved = self._documents.save(cursor_path(name), cursor, seen)
         if saved is None:
+            self._manifest()
             expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
             message = f"cursor {self._store.url}/{cursor_path(name)}: expected {expected}, found another version"
             raise CursorConflictError(message)

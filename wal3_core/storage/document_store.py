@@ -1,24 +1,37 @@
-"""One log's small documents that are created once and swapped by CAS: cursors, pins, what collections leave."""
+"""Small documents that are created once and swapped by CAS: cursors, pins, policies, what collections leave."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.storage.object_store import Done, Etag, Unknown, Versioned
 from wal3_core.storage.retry import attempts, reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.model.paths import LogId
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
 
 class Document(Protocol):
-    """What can be written."""
+    """What can be written: a dataclass that says of which log it is, and who wrote it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def log_id(self) -> LogId:
+        """The life of the log that it belongs to."""
+        ...
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, by a token that no other write has."""
+        ...
 
     def to_bytes(self) -> bytes:
         """Encode."""
@@ -36,32 +49,53 @@ class Seen(Generic[D]):
     etag: Etag
 
 
+def stamp(runtime: Runtime) -> str:
+    """Name one write: its process, for people, and a token, so that no two writes have the same bytes."""
+    return f"{runtime.process_name()} {runtime.token()}"
+
+
 class DocumentStore(Generic[D]):
-    """Documents of one kind; ``store`` is the log's own, ``read`` decodes what lies at a path."""
+    """Documents of one kind; ``read`` decodes what lies at a path.
+
+    With ``log_id`` they are those of one life: that is written into them, and another's is refused.
+    """
 
     def __init__(
-        self, store: ObjectStore, runtime: Runtime, retry: RetryOptions, read: Callable[[bytes, str], D]
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        retry: RetryOptions,
+        read: Callable[[bytes, str], D],
+        *,
+        log_id: Callable[[], LogId] | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._retry = retry
         self._read = read
+        self._log_id = log_id
 
     def load(self, path: str) -> Seen[D] | None:
-        """Load a document; None when there is none, CorruptError when it is damaged."""
+        """Load a document; None when there is none, CorruptError when it is damaged or another log's."""
         return reread_if_damaged(lambda: self._load(path))
 
     def _load(self, path: str) -> Seen[D] | None:
         found = self._store.get(path)
         if not isinstance(found, Versioned):
             return None
-        return Seen(self._read(found.data, f"{self._store.url}/{path}"), found.etag)
+        what = f"{self._store.url}/{path}"
+        document = self._read(found.data, what)
+        if self._log_id is not None and document.log_id != self._log_id():
+            message = f"{what}: expected a document of log {self._log_id()}, found one of log {document.log_id}"
+            raise CorruptError(message)
+        return Seen(document, found.etag)
 
     def save(self, path: str, document: D, seen: Seen[D] | None) -> Seen[D] | None:
-        """Create the document, or change it from how it was seen; None when somebody else was there before.
-
-        Its bytes must be like no other writer's, which is what a token in it is for.
-        """
+        """Create the document, or change it from how it was seen; None when somebody else was there before."""
+        # A token of its own for every write: another's is never taken for it, and no version comes back.
+        document = replace(document, writer=stamp(self._runtime))
+        if self._log_id is not None:
+            document = replace(document, log_id=self._log_id())
         data, cause = document.to_bytes(), "conflicts"
         for _ in attempts(self._retry, self._runtime):
             outcome = self._store.create(path, data) if seen is None else self._store.replace(path, data, seen.etag)

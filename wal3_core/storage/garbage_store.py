@@ -13,14 +13,21 @@ if TYPE_CHECKING:
 
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_core.storage.manifest_store import ManifestStore
+    from wal3_core.storage.object_store import ObjectMeta
 
 
 class GarbageStore(DocumentStore[Garbage]):
-    """The garbage documents of one log; ``store`` is the log's own."""
+    """The garbage documents of one life of a log."""
 
-    def __init__(self, store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> None:
-        super().__init__(store, runtime, retry, lambda data, what: Garbage.from_bytes(data, what=what))
+    def __init__(self, manifests: ManifestStore, runtime: Runtime, retry: RetryOptions) -> None:
+        super().__init__(
+            manifests.objects,
+            runtime,
+            retry,
+            lambda data, what: Garbage.from_bytes(data, what=what),
+            log_id=manifests.log_id,
+        )
 
     def list(self) -> Iterator[ObjectMeta]:
         """List the documents that are there, in order of their paths; CorruptError for a foreign file."""

@@ -1,4 +1,8 @@
-"""Loads the manifest and swaps it by CAS. Keeps INV-5 (generation rises) of docs/protocol.md."""
+"""Loads the manifest and swaps it by CAS. Keeps INV-5 (no version comes back) and INV-22 (one life).
+
+A name's manifest is never deleted: where there is no log any more, or not yet, a ``Vacancy`` stands in
+its place, and the next life takes that one's place by CAS.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ from wal3_core.errors import (
     CorruptError,
     LogExistsError,
     LogNotFoundError,
+    LogReplacedError,
     StoreDeniedError,
-    UnavailableError,
     UnsuitableStoreError,
 )
 from wal3_core.model.manifest import BYTES_MAX, Manifest
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST
+from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
+from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, RetryOptions
-from wal3_core.storage.object_store import Done, Etag, NotModified, Refused, Unknown, Versioned
-from wal3_core.storage.retry import attempts, reread_if_damaged
+from wal3_core.storage.document_store import DocumentStore, Seen, stamp
+from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
+from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
@@ -34,40 +40,94 @@ class Installed:
 
 
 InstallOutcome = Installed | Refused | Unknown
+# What stands in a name's manifest: a log, or that there is none.
+Entry = Manifest | Vacancy
+
+
+def new_log_id(runtime: Runtime) -> LogId:
+    """Make the id of a new life: 128 random bits."""
+    return LogId(runtime.token() + runtime.token())
 
 
 class ManifestStore:
-    """The manifest of one log; ``store`` is the log's own."""
+    """The manifest of one life of a log; ``store`` is the log's own.
 
-    def __init__(self, store: ObjectStore, runtime: Runtime, retry: RetryOptions | None = None) -> None:
+    The life is that of ``log_id``, or else of the first manifest that is loaded; from then on another one
+    is an error, never gone on from. ``objects`` are all that this life has beside its manifest.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        retry: RetryOptions | None = None,
+        *,
+        log_id: LogId | None = None,
+    ) -> None:
         self._store = store
         self._runtime = runtime
         self._retry = retry or RetryOptions()
+        self._lock = runtime.lock()
+        self._log_id = log_id
+        self._entries: DocumentStore[Entry] = DocumentStore(
+            store, runtime, self._retry, lambda data, what: manifest_or_vacancy(data, what=what)
+        )
+        self.objects: ObjectStore = FolderStore(store, lambda: life_folder(self.log_id()))
+
+    @property
+    def url(self) -> str:
+        """The log's address, for messages."""
+        return self._store.url
 
     @property
     def what(self) -> str:
         """The manifest's address, for messages."""
         return f"{self._store.url}/{MANIFEST}"
 
+    def log_id(self) -> LogId:
+        """Name the life; one GET when it is not known yet."""
+        return self._log_id or self.load().manifest.log_id
+
+    # ------------------------------------------------------------------ the log
+
     def load(self, known: Installed | None = None) -> Installed:
-        """Load the manifest; ``known`` is returned as it is while the store still has that version."""
+        """Load the manifest; ``known`` is returned as it is while the store still has that version.
+
+        LogNotFoundError when there is no log, LogReplacedError when it is another one.
+        """
         return reread_if_damaged(lambda: self._load(known))
 
     def _load(self, known: Installed | None) -> Installed:
         found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag)
         match found:
             case None:
-                message = f"log {self._store.url}: expected {MANIFEST}, found none: initialize the log first"
+                message = f"log {self.url}: expected {MANIFEST}, found none: initialize the log first"
                 raise LogNotFoundError(message)
             case NotModified():
                 assert known is not None
                 return known
             case Versioned(data, etag):
-                return Installed(Manifest.from_bytes(data, what=self.what), etag)
+                entry = manifest_or_vacancy(data, what=self.what)
+                if isinstance(entry, Vacancy):
+                    raise LogNotFoundError(f"log {self.url}: {describe(entry)}")
+                return self._checked(Installed(entry, etag))
+
+    def _checked(self, found: Installed) -> Installed:
+        """Refuse another life than the one that was first seen."""
+        with self._lock:
+            log_id = self._log_id = self._log_id or found.manifest.log_id
+        if found.manifest.log_id != log_id:
+            message = (
+                f"log {self.url}: expected log {log_id}, found log {found.manifest.log_id} under its name:"
+                f" destroyed and begun anew, or restored, since it was opened: open it again"
+            )
+            raise LogReplacedError(message)
+        return found
 
     def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
         """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload."""
-        changed = replace(changed, generation=witness.manifest.generation + 1, writer=self._runtime.process_name())
+        assert changed.log_id == witness.manifest.log_id
+        changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
         changed.check()
         data = changed.to_bytes()
         if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
@@ -77,55 +137,88 @@ class ManifestStore:
         outcome = self._store.replace(MANIFEST, data, witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
 
-    def initialize(self, initial: Manifest, *, over_fragments: bool = False) -> Installed:
-        """Create the manifest of a new log; LogExistsError when there is one.
+    # ------------------------------------------------------------------ the name
 
-        Fragments that lie there already are refused, unless the caller has made sure that they are its own.
+    def look(self) -> Seen[Entry] | None:
+        """Load what stands in the manifest, a log or not, of any life; None when there never was one."""
+        return self._entries.load(MANIFEST)
 
-        A store that would let a second create, or a swap with a stale version, pass is refused with
-        UnsuitableStoreError: a log on it would lose appends. Both probes write the same bytes again.
+    def swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | None:
+        """Put something else in the place of what was seen; None when somebody else was there before."""
+        generation = 1 if seen is None else seen.document.generation + 1
+        return self._entries.save(MANIFEST, replace(entry, generation=generation), seen)
+
+    def lives(self) -> list[LogId]:
+        """List the lives that have objects here, or had some."""
+        return [log_id for folder in self._store.list_folders("") if (log_id := life_of(folder)) is not None]
+
+    def initialize(self, initial: Manifest) -> Installed:
+        """Create the manifest of a new log; LogExistsError when there is one, CorruptError when one was lost."""
+        seen = self.look()
+        self.refuse_taken(seen)
+        created = self.swap(initial, seen)
+        if created is None:
+            message = f"log {self.url}: expected no log there, found one that was begun just now"
+            raise LogExistsError(message)
+        self.probe(created)
+        manifest = created.document
+        assert isinstance(manifest, Manifest)
+        return self._checked(Installed(manifest, created.etag))
+
+    def refuse_taken(self, seen: Seen[Entry] | None) -> None:
+        """Refuse a name at which no log can be begun: there is one, one is being copied to it, or one was lost."""
+        match None if seen is None else seen.document:
+            case Manifest():
+                message = f"log {self.url}: expected no log there, found {MANIFEST}"
+                raise LogExistsError(message)
+            case Vacancy(kind=VacancyKind.COPYING) as vacancy:
+                raise LogExistsError(f"log {self.url}: {describe(vacancy)}")
+            case Vacancy():
+                return
+        remains = next(iter(self.lives()), None)
+        if remains is not None and self.look() is None:
+            # Its records, if it had any, are still there.
+            message = (
+                f"log {self.url}: expected {MANIFEST} beside {life_folder(remains)}, found none: restore it, or"
+                f" destroy what is left"
+            )
+            raise CorruptError(message)
+
+    def probe(self, created: Seen[Entry]) -> None:
+        """Refuse a store that lets a second create, or a swap with a stale version, pass: it would lose appends.
+
+        UnsuitableStoreError. Both probes write the same bytes again.
         """
-        if not over_fragments:
-            self._refuse_over_remains()
-        created = self._create(initial)
-        data = initial.to_bytes()
-        stale = _stale(created.etag)
+        data, stale = created.document.to_bytes(), _stale(created.etag)
         ignored = isinstance(self._store.create(MANIFEST, data), Done)
         if ignored or (stale != created.etag and isinstance(self._store.replace(MANIFEST, data, stale), Done)):
             self._store.delete(MANIFEST)
             message = (
-                f"store {self._store.url}: expected conditions on PUT to be honoured, found them ignored:"
+                f"store {self.url}: expected conditions on PUT to be honoured, found them ignored:"
                 f" no log can live here (wal3 doctor tells more)"
             )
             raise UnsuitableStoreError(message)
-        return created
 
-    def _refuse_over_remains(self) -> None:
-        """Begin no log where fragments lie without a manifest: that one was lost, and they are its records."""
-        remains = next(iter(self._store.list_objects(FRAGMENT_FOLDER)), None)
-        if remains is not None and self._store.head(MANIFEST) is None:
-            message = f"log {self._store.url}: expected {MANIFEST} beside {remains.path}, found none: restore it"
-            raise CorruptError(message)
 
-    def _create(self, initial: Manifest) -> Installed:
-        data = initial.to_bytes()
-        unknown = False
-        for _ in attempts(self._retry, self._runtime):
-            outcome = self._store.create(MANIFEST, data)
-            if isinstance(outcome, Done):
-                return Installed(initial, outcome.etag)
-            unknown = unknown or isinstance(outcome, Unknown)
-            found = self._store.get(MANIFEST)
-            if isinstance(found, Versioned):
-                if unknown and found.data != data:
-                    # What differs may have been damaged on the way.
-                    found = self._store.get(MANIFEST)
-                if unknown and isinstance(found, Versioned) and found.data == data:
-                    return Installed(initial, found.etag)
-                message = f"log {self._store.url}: expected no log there, found {MANIFEST}"
-                raise LogExistsError(message)
-        message = f"log {self._store.url}: {MANIFEST} could not be written in {self._retry.attempts_max} tries"
-        raise UnavailableError(message)
+def describe(vacancy: Vacancy) -> str:
+    """Say why there is no log, and what to do."""
+    if vacancy.kind is VacancyKind.DESTROYED:
+        return "expected a log, found that it was destroyed: initialize it anew"
+    return (
+        f"expected a log, found a copy of {vacancy.source} that is under way, or was cut short:"
+        f" run that copy again, or destroy what there is of it"
+    )
+
+
+def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
+    """Say what is wrong with a log that was not found; None when it was destroyed, or never was."""
+    manifests = ManifestStore(store, runtime)
+    found = manifests.look()
+    if found is None and manifests.lives():
+        return CorruptError(f"log {store.url}: expected {MANIFEST} beside its fragments, found none: restore it")
+    if found is not None and isinstance(found.document, Vacancy) and found.document.kind is VacancyKind.COPYING:
+        return CorruptError(f"log {store.url}: {describe(found.document)}")
+    return None
 
 
 def _stale(etag: Etag) -> Etag:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
@@ -111,11 +111,15 @@ class ObjectStore(Protocol):
 
 
 class FolderStore:
-    """The objects below one folder of a store, as a store."""
+    """The objects below one folder of a store, as a store; a folder that is a function is asked for at first use."""
 
-    def __init__(self, store: ObjectStore, folder: str) -> None:
+    def __init__(self, store: ObjectStore, folder: str | Callable[[], str]) -> None:
         self._store = store
-        self._folder = folder
+        self._named = folder
+
+    @property
+    def _folder(self) -> str:
+        return self._named if isinstance(self._named, str) else self._named()
 
     @property
     def url(self) -> str:
@@ -163,7 +167,7 @@ class FolderStore:
 
 
 def log_store(store: ObjectStore, log: str) -> ObjectStore:
-    """Return the store of one log's objects; its name must have been checked."""
+    """Return what lies under one log's root: its manifest, and its lives; its name must have been checked."""
     return FolderStore(store, f"{log}/")
 
 

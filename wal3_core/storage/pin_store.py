@@ -23,23 +23,34 @@ from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
 
 # The writer's own snapshots get in between at most now and then.
 _TRIES_MAX = 16
 
 
 class PinStore:
-    """The pins of one log."""
+    """The pins of one life of a log: that of ``log_id``, or else the one that is found first."""
 
     def __init__(
-        self, store: ObjectStore, log: str, *, runtime: Runtime | None = None, retry: RetryOptions | None = None
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime | None = None,
+        retry: RetryOptions | None = None,
+        log_id: LogId | None = None,
     ) -> None:
-        self._store = log_store(store, log)
         self._runtime = runtime or shared_runtime()
         self._retry = retry or RetryOptions()
-        self._manifests = ManifestStore(self._store, self._runtime, self._retry)
+        self._manifests = ManifestStore(log_store(store, log), self._runtime, self._retry, log_id=log_id)
+        self._store = self._manifests.objects
         self._documents = DocumentStore(
-            self._store, self._runtime, self._retry, lambda data, what: Pin.from_bytes(data, what=what)
+            self._store,
+            self._runtime,
+            self._retry,
+            lambda data, what: Pin.from_bytes(data, what=what),
+            log_id=self._manifests.log_id,
         )
 
     def create(self, name: str, *, reason: str) -> Pin:
@@ -49,10 +60,10 @@ class PinStore:
         it keeps what it can, and is there to be made anew or deleted.
         """
         path = pin_path(check_pin_name(name))
+        base = self._load()
         seen = self._documents.load(path)
         if seen is not None and seen.document.complete:
             raise self._taken(path)
-        base = self._load()
         self._refuse_destroyed(path, base)
         for _ in range(_TRIES_MAX):
             saved = self._documents.save(path, self._pin(base, reason, seen), seen)
@@ -72,12 +83,14 @@ class PinStore:
     def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
         """Write down that it keeps all it names: from here on whoever finds part of it gone raises the alarm."""
         completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
-        if self._documents.save(path, completed, saved) is None:
+        finished = self._documents.save(path, completed, saved)
+        if finished is None:
+            self._load()
             raise self._taken(path)
-        return completed
+        return finished.document
 
     def _refuse_destroyed(self, path: str, manifest: Manifest) -> None:
-        if manifest.seal is not None and manifest.seal.reason == BEING_DESTROYED:
+        if manifest.destroying:
             message = f"pin {self._store.url}/{path}: expected a log that stays, found it {BEING_DESTROYED}"
             raise InvalidRequestError(message)
 
@@ -87,6 +100,9 @@ class PinStore:
     def load(self, name: str) -> Pin | None:
         """Load a pin; None when there is none of that name."""
         seen = self._documents.load(pin_path(name))
+        if seen is None:
+            # None at all, or none any more, because the log is gone.
+            self._load()
         return None if seen is None else seen.document
 
     def list(self) -> dict[str, Pin]:
@@ -97,11 +113,15 @@ class PinStore:
             pin = self.load(name)
             if pin is not None:
                 found[name] = pin
+        if not found:
+            self._load()
         return found
 
     def delete(self, name: str) -> None:
         """Remove a pin: the next collection takes what only it held."""
-        self._documents.delete(pin_path(name))
+        path = pin_path(name)
+        self._load()
+        self._documents.delete(path)
 
     def _load(self) -> Manifest:
         return until_answered(self._manifests.load, self._retry, self._runtime).manifest
@@ -111,7 +131,6 @@ class PinStore:
             manifest=base,
             reason=reason,
             epoch_us=self._runtime.now_us(),
-            writer=f"{self._runtime.process_name()} {self._runtime.token()}",
             generation=1 if seen is None else seen.document.generation + 1,
         )
 

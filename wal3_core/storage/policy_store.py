@@ -10,46 +10,62 @@ from wal3_core.model.paths import POLICY
 from wal3_core.model.policy import Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.document_store import DocumentStore
+from wal3_core.storage.document_store import DocumentStore, Seen
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from wal3_core.model.paths import LogId
 
 # Two people who change one policy at a time.
 _TRIES_MAX = 16
 
 
 class PolicyStore:
-    """The policy of one log."""
+    """The policy of one life of a log: that of ``log_id``, or else the one that is found first."""
 
     def __init__(
-        self, store: ObjectStore, log: str, *, runtime: Runtime | None = None, retry: RetryOptions | None = None
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime | None = None,
+        retry: RetryOptions | None = None,
+        log_id: LogId | None = None,
     ) -> None:
-        self._store = log_store(store, log)
-        self._runtime = runtime or shared_runtime()
+        runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
+        self._manifests = ManifestStore(log_store(store, log), runtime, retry, log_id=log_id)
         self._documents = DocumentStore(
-            self._store, self._runtime, retry or RetryOptions(), lambda data, what: Policy.from_bytes(data, what=what)
+            self._manifests.objects,
+            runtime,
+            retry,
+            lambda data, what: Policy.from_bytes(data, what=what),
+            log_id=self._manifests.log_id,
         )
 
     def load(self) -> Policy:
         """Load the policy; the default one when none was ever saved."""
-        seen = self._documents.load(POLICY)
+        seen = self._seen()
         return Policy() if seen is None else seen.document
+
+    def _seen(self) -> Seen[Policy] | None:
+        seen = self._documents.load(POLICY)
+        if seen is None:
+            # None at all, or none any more, because the log is gone.
+            self._manifests.load()
+        return seen
 
     def change(self, change: Callable[[Policy], Policy]) -> Policy:
         """Change the policy as it is now; InvalidRequestError for one that makes no sense."""
         for _ in range(_TRIES_MAX):
-            seen = self._documents.load(POLICY)
+            seen = self._seen()
             before = Policy() if seen is None else seen.document
-            changed = replace(
-                change(before),
-                generation=before.generation + 1,
-                # The token makes the document this call's own: another's is never taken for it.
-                writer=f"{self._runtime.process_name()} {self._runtime.token()}",
-            )
+            changed = replace(change(before), generation=before.generation + 1)
             changed.check()
-            if self._documents.save(POLICY, changed, seen) is not None:
-                return changed
-        message = f"{self._store.url}/{POLICY}: others changed it {_TRIES_MAX} times over: try again"
+            saved = self._documents.save(POLICY, changed, seen)
+            if saved is not None:
+                return saved.document
+        message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import MissingError
+from wal3_core.errors import CorruptError, MissingError
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.storage.immutable import write_immutable
 from wal3_core.storage.retry import reread_if_damaged
@@ -13,7 +13,7 @@ from wal3_core.storage.retry import reread_if_damaged
 if TYPE_CHECKING:
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.manifest_store import ManifestStore
 
 
 class SnapshotMissingError(MissingError):
@@ -21,10 +21,11 @@ class SnapshotMissingError(MissingError):
 
 
 class SnapshotStore:
-    """The snapshots of one log; ``loaded_max`` of them are kept."""
+    """The snapshots of one life of a log; ``loaded_max`` of them are kept."""
 
-    def __init__(self, store: ObjectStore, runtime: Runtime, *, loaded_max: int) -> None:
-        self._store = store
+    def __init__(self, manifests: ManifestStore, runtime: Runtime, *, loaded_max: int) -> None:
+        self._store = manifests.objects
+        self._log_id = manifests.log_id
         self._runtime = runtime
         self._loaded_max = loaded_max
         self._lock = runtime.lock()
@@ -46,10 +47,15 @@ class SnapshotStore:
         if data is None:
             message = f"snapshot {pointer.path}: expected in {self._store.url}, found none"
             raise SnapshotMissingError(message, path=pointer.path)
-        return Snapshot.from_bytes(data, pointer)
+        snapshot = Snapshot.from_bytes(data, pointer)
+        if snapshot.log_id != self._log_id():
+            message = f"snapshot {pointer.path}: expected one of log {self._log_id()}, found one of {snapshot.log_id}"
+            raise CorruptError(message)
+        return snapshot
 
     def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
         """Make the snapshot durable and return the pointer to it."""
+        assert snapshot.log_id == self._log_id()
         data = snapshot.to_bytes()
         pointer = snapshot.pointer_to(data)
         write_immutable(self._store, pointer.path, data, retry, self._runtime)

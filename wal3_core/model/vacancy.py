@@ -1,0 +1,78 @@
+"""What stands in a log's manifest while the name has no log: it was destroyed, or is being copied to.
+
+A name's manifest is one object whose versions are one chain, from life to life: it is replaced by CAS and
+never deleted, so that no request of an earlier life that arrives late can touch a later one.
+Source: docs/protocol.md, "Lives".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wal3_core.errors import CorruptError
+from wal3_core.model import strict_json
+from wal3_core.model.manifest import BYTES_MAX, FORMAT_VERSION, Manifest
+from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.snapshot import check_format_version
+
+
+class VacancyKind(StrEnum):
+    """Why there is no log."""
+
+    DESTROYED = "destroyed"
+    COPYING = "copying"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacancy:
+    """No log: ``log_id`` is the life that ended, or that a copy is about to begin.
+
+    ``source`` says what is copied, and ``terms`` all else that must be the same for another call to go on with it.
+    """
+
+    kind: VacancyKind
+    log_id: LogId
+    generation: int
+    writer: str
+    source: str = ""
+    terms: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON."""
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "vacant": str(self.kind),
+                "log_id": self.log_id,
+                "generation": self.generation,
+                "writer": self.writer,
+                "source": self.source,
+                "terms": self.terms,
+            }
+        )
+
+    @classmethod
+    def from_fields(cls, fields: strict_json.Fields) -> Vacancy:
+        """Read from a JSON object."""
+        check_format_version(fields, FORMAT_VERSION)
+        kind = fields.string("vacant")
+        if kind not in list(VacancyKind):
+            message = f"{fields.what}: field vacant: expected one of {[*VacancyKind]}, found {ascii(kind)[:80]}"
+            raise CorruptError(message)
+        vacancy = cls(
+            kind=VacancyKind(kind),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            generation=fields.integer("generation"),
+            writer=fields.string("writer"),
+            source=fields.string("source"),
+            terms=fields.string("terms"),
+        )
+        fields.finish()
+        return vacancy
+
+
+def manifest_or_vacancy(data: bytes, *, what: str) -> Manifest | Vacancy:
+    """Decode and check what stands in a log's manifest; CorruptError names ``what`` when anything is off."""
+    fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+    return Vacancy.from_fields(fields) if fields.has("vacant") else Manifest.from_fields(fields)
