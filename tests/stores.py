@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.model.paths import LogId
+from wal3_core.model.paths import LogId, life_folder
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import (
@@ -35,6 +35,11 @@ LOG_ID = LogId("1d" * 16)
 def life_store(store: ObjectStore, log: str) -> ObjectStore:
     """Return what the log that has the name now holds beside its manifest; asked for when it is first used."""
     return ManifestStore(log_store(store, log), shared_runtime()).objects
+
+
+def life_path(store: ObjectStore, log: str, path: str) -> str:
+    """Return where, in the whole store, what the log's life has at a path lies."""
+    return f"{log}/{life_folder(ManifestStore(log_store(store, log), shared_runtime()).log_id())}{path}"
 
 
 class CountingStore:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore, damage, life_store
+from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import (
     CollectionRefusedError,
     CursorStore,
@@ -16,16 +16,22 @@ from wal3_core import (
     GarbageCollectedError,
     InvalidRequestError,
     LogAt,
+    LogError,
+    LogNotFoundError,
     LogPosition,
     LogReader,
+    LogReplacedError,
     PinStore,
     PolicyStore,
+    StoreDeniedError,
     copy,
     destroy,
     records_across,
     seal,
 )
 from wal3_core.log.collector import Collector, Pruned
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.paths import MANIFEST
 from wal3_core.model.policy import Policy
 from wal3_core.model.snapshot import SnapshotPointer
 
@@ -163,10 +169,37 @@ def test_damaged_snapshot_in_a_garbage_document_stops_no_later_collection(
 
 
 def test_cursor_of_a_log_that_was_destroyed_empties_no_new_one(memory_store: MemoryStore) -> None:
+    """Neither one that is written as late as can be, nor one whose store was opened before."""
     append(memory_store, 20)
-    late = once(memory_store, "delete", "MANIFEST", lambda: place(memory_store, 20, "late"))
-    destroy(late, LOG)
+    cursors = CursorStore(memory_store, LOG)
+    witness = cursors.init("reader", LogPosition(20, 0))
+    before = life_path(memory_store, LOG, "cursor/late.json")
+    held_back = FaultyStore(memory_store)
+    held_back.fail("create", "late", "late", times=99)
+    with pytest.raises(LogError):
+        place(held_back, 20, "late")
+    destroy(memory_store, LOG)
     append(memory_store, 5)
+    place(memory_store, 2, "new")
+
+    held_back.arrive()
+    with pytest.raises(LogReplacedError, match="open it again"):
+        cursors.init("other", LogPosition(20, 0))
+    with pytest.raises(LogReplacedError, match="open it again"):
+        cursors.save("reader", LogPosition(20, 0), witness)
+
+    assert memory_store.head(before) is not None
+    assert list(CursorStore(memory_store, LOG).list()) == ["new"]
+    assert gather(memory_store).plan.first.position.offset == 2
+    assert len(offsets(memory_store)) == 4
+
+
+def test_cursor_beyond_the_end_stops_every_collection(memory_store: MemoryStore) -> None:
+    append(memory_store, 5)
+    stray = Cursor(
+        position=LogPosition(20, 0), epoch_us=0, writer="a test", generation=1, log_id=manifest_of(memory_store).log_id
+    )
+    life_store(memory_store, LOG).create("cursor/late.json", stray.to_bytes())
 
     with pytest.raises(CollectionRefusedError, match="expected cursors up to its end, 6, found .*late.*20"):
         gather(memory_store)
@@ -212,7 +245,7 @@ def test_moving_a_cursor_on_costs_one_look_at_the_manifest_and_then_none(memory_
         asked.clear()
         witness = cursors.save("reader", LogPosition(offset, 0), witness)
 
-    assert asked == ["replace a/cursor/reader.json"]
+    assert asked == [f"replace {life_path(memory_store, LOG, 'cursor/reader.json')}"]
 
 
 def test_cursor_that_is_just_being_put_right_is_no_alarm(memory_store: MemoryStore) -> None:
@@ -258,51 +291,74 @@ def abandon(store: ObjectStore) -> None:
 
 def test_log_that_is_being_destroyed_is_not_pinned(memory_store: MemoryStore) -> None:
     append(memory_store, 5)
-    refused: list[str] = []
+    store, refused = FaultyStore(memory_store), []
 
-    def pin() -> None:
-        with pytest.raises(InvalidRequestError, match="found it being destroyed") as caught:
+    def pin(kind: str, path: str) -> None:
+        announced = kind == "replace" and manifest_of(memory_store).destroying
+        if not (announced or (kind == "delete" and "/log/" in path)):
+            return
+        expected = "found it being destroyed" if announced else "found that it was destroyed"
+        with pytest.raises((InvalidRequestError, LogNotFoundError), match=expected):
             PinStore(memory_store, LOG).create("audit", reason="a test")
-        refused.append(str(caught.value))
+        refused.append(kind)
 
-    destroy(once(memory_store, "delete", "/log/", pin), LOG)
+    store.before = pin
+    destroy(store, LOG)
 
-    assert len(refused) == 1
-    assert list(memory_store.list_objects("a/")) == []
+    # Once it is announced, and once the name is vacant.
+    assert set(refused) == {"replace", "delete"}
+    assert [meta.path for meta in memory_store.list_objects("a/")] == [f"a/{MANIFEST}"]
 
 
 def test_copy_with_cursors_is_finished_though_the_source_lost_one_meanwhile(memory_store: MemoryStore) -> None:
     append(memory_store, 5)
     place(memory_store, 2)
     place(memory_store, 3, "other")
+    written: list[str] = []
+    dying = FaultyStore(memory_store)
+
+    def die(kind: str, path: str) -> None:
+        if kind == "create" and "/cursor/" in path:
+            written.append(path)
+        if kind == "replace" and "MANIFEST" in path and len(written) == 2:
+            raise Crashed
+
+    dying.before = die
     with pytest.raises(Crashed):
-        copy(
-            LogAt(memory_store, LOG),
-            LogAt(once(memory_store, "create", "t/manifest/", crash), "t"),
-            with_cursors=True,
-        )
+        copy(LogAt(memory_store, LOG), LogAt(dying, "t"), with_cursors=True)
 
     CursorStore(memory_store, LOG).delete("other")
-    copied = copy(LogAt(memory_store, LOG), LogAt(memory_store, "t"), with_cursors=True)
+    copy(LogAt(memory_store, LOG), LogAt(memory_store, "t"), with_cursors=True)
 
-    assert copied.resumed
     assert list(CursorStore(memory_store, "t").list()) == ["reader"]
     assert list(LogReader.open(memory_store, "t").records()) == list(LogReader.open(memory_store, LOG).records())
 
 
-def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore) -> None:
+@pytest.mark.parametrize(("kind", "at"), [("replace", "MANIFEST"), ("create", "/log/")])
+def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore, kind: str, at: str) -> None:
+    """Whether it fails as it wants to take the claim over, or after it has."""
     plant(memory_store, cursor=12)
+    failed: list[str] = []
 
     def fail_beside() -> None:
         denied = FaultyStore(memory_store)
-        denied.fail("create", "t/", "denied", times=100)
-        with pytest.raises(Exception, match="expected access"):
+        denied.fail(kind, at, "denied", times=100)
+        with pytest.raises(StoreDeniedError, match="expected access"):
             copy(LogAt(memory_store, LOG), LogAt(denied, "t"))
+        failed.append(kind)
         gather(memory_store)
         gather(memory_store)
 
-    copy(LogAt(memory_store, LOG), LogAt(once(memory_store, "create", "t/log/", fail_beside), "t"))
+    first = once(memory_store, "create", "/log/", fail_beside)
+    if kind == "create":
+        # It had taken the claim over by then; whoever comes next goes on from what both have copied.
+        with pytest.raises(LogReplacedError, match="another call has taken over"):
+            copy(LogAt(memory_store, LOG), LogAt(first, "t"))
+        assert copy(LogAt(memory_store, LOG), LogAt(memory_store, "t")).resumed
+    else:
+        copy(LogAt(memory_store, LOG), LogAt(first, "t"))
 
+    assert failed == [kind]
     assert offsets(memory_store)[0] == 12
     assert [record.offset for record in records_across(memory_store, "t")] == list(range(1, 21))
 

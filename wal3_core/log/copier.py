@@ -33,7 +33,7 @@ from wal3_core.storage.retry import reread_if_damaged, until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wal3_core.log.copy_target import Claim
     from wal3_core.model.cursor import Cursor
@@ -163,7 +163,7 @@ class _Copying:
         """Copy what was pinned."""
         source = self._cut(pin.manifest, from_offset)
         cursors = self._cursors_within(source) if with_cursors else {}
-        terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {with_cursors}"
+        terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         claim = self._into.claim(self._from.url, terms)
         num_fragments = self._copy_fragments(source, claim)
         copied = self._rewritten(source, claim)
@@ -278,3 +278,11 @@ class _Copying:
         source, log_id = self._source, self._from.log_id()
         policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
         return policy if policy.generation else None
+
+
+def _names(cursors: Mapping[str, Cursor]) -> str:
+    """Sum up which cursors a copy gets: a try that wrote one which the source has lost since is not gone on with.
+
+    There is no taking it back: a delete knows no versions, and may arrive when another call has taken over.
+    """
+    return hashlib.sha256("\n".join(sorted(cursors)).encode()).hexdigest()[:16] if cursors else "none"
