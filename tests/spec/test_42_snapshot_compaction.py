@@ -238,7 +238,7 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
         move_fence(store)
         # What was condemned may go at any time from here on.
         for path in condemned:
-            store.delete(path)
+            life_store(store, "a").delete(path)
 
     done = compactor(once_before_the_manifest_changes(store, condemn)).compact()
 

@@ -36,7 +36,7 @@ from tests.spec.collecting import (
     roll,
     stride,
 )
-from tests.stores import FaultyStore, damage, life_store
+from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collector import Collector
@@ -46,7 +46,8 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.document_store import DocumentStore
+from wal3_core.storage.garbage_store import GarbageStore
+from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
@@ -56,9 +57,7 @@ if TYPE_CHECKING:
 
 def write(store: ObjectStore, garbage: Garbage) -> str:
     """Put a garbage document there that no collection wrote."""
-    kept = DocumentStore(
-        log_store(store, LOG), shared_runtime(), QUICK, lambda data, what: Garbage.from_bytes(data, what=what)
-    )
+    kept = GarbageStore(ManifestStore(log_store(store, LOG), shared_runtime()), shared_runtime(), QUICK)
     assert kept.save(garbage.path, garbage, None) is not None
     return garbage.path
 
@@ -219,13 +218,14 @@ def test_snapshots_go_after_what_they_hold(store: ObjectStore) -> None:
     path = prune(store)
     faulty = FaultyStore(store)
     gone: list[str] = []
-    faulty.before = lambda kind, path: gone.append(path.removeprefix("a/")) if kind == "delete" else None
+    inside = life_path(store, LOG, "")
+    faulty.before = lambda kind, path: gone.append(path.removeprefix(inside)) if kind == "delete" else None
 
     delete(faulty, path)
 
-    for snapshot, inside in below.items():
+    for snapshot, under in below.items():
         if any(snapshot == top or snapshot in held_by for top, held_by in dropped.items()):
-            assert inside <= set(gone[: gone.index(snapshot)])
+            assert under <= set(gone[: gone.index(snapshot)])
     assert gone[-1] == path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,6 @@ from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
 from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
@@ -107,7 +105,7 @@ def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(
     # Rolled into snapshots of fragments alone, which leaves no orphan of its own.
     Grower(memory_store, tree=replace(TREE, snapshots_per_roll=1000)).grow(250)
     advance(memory_store, FIRST_OFFSET)
-    inside = log_store(memory_store, "a")
+    inside = life_store(memory_store, "a")
     for fragment in LogReader.open(memory_store, "a").scan():
         inside.create(fragment_path(fragment.seq_no, "f" * 16), b"never linked")
 
@@ -138,20 +136,25 @@ def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_sto
     """A collector that asks more between its look at the manifest and its change of it than a writer never wins."""
     Grower(memory_store, tree=TREE).grow(300)
     advance(memory_store, 150)
-    busy, requests = FaultyStore(memory_store), count(1)
+    busy, since_look = FaultyStore(memory_store), [0]
     collector = Collector(busy, "a", options=replace(NOW, rebases_max=16))
     plan = collector.plan()
+    appended: list[str] = []
 
     with LogWriter.open(memory_store, "a") as writer:
 
-        def append_now_and_then(_kind: str, _path: str) -> None:
-            # A writer asks twice for an append: for the upload, and for the change of the manifest.
-            if next(requests) % 3 == 0:
+        def append_as_fast(kind: str, path: str) -> None:
+            # A writer asks twice for an append, for the upload and for the change of the manifest: whoever asks
+            # twice, too, from a look at the manifest to the change, comes too late.
+            since_look[0] = 0 if kind == "get" and path.endswith("MANIFEST.json") else since_look[0] + 1
+            if since_look[0] == 2:
                 writer.append(b"beside")
+                appended.append(kind)
 
-        busy.before = append_now_and_then
+        busy.before = append_as_fast
         outcome = collector.prune(collector.announce(plan))
 
+    assert len(appended) > 2
     assert isinstance(outcome, Pruned)
     assert manifest_of(memory_store).first.position.offset == 150
 
