@@ -71,7 +71,7 @@ def test_copy_over_a_log_or_of_none_or_of_what_it_does_not_hold_is_refused(wal3:
 
 def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:
     appended(wal3, "a", 2)
-    fragment = next((tmp_path / "store" / "a" / "log").glob("**/*.parquet"))
+    fragment = next((tmp_path / "store" / "a").glob("Life=*/log/**/*.parquet"))
     fragment.write_bytes(fragment.read_bytes()[:-1])
 
     result = wal3("copy", "a", "b")

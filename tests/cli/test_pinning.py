@@ -65,7 +65,8 @@ def test_deleting_a_pin_asks_first(wal3: Command) -> None:
 def test_damaged_pin_can_be_deleted(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
-    (Path(urlsplit(wal3.url).path) / "a" / "pin" / "audit.json").write_bytes(b"{}")
+    [stored] = (Path(urlsplit(wal3.url).path) / "a").glob("Life=*/pin/audit.json")
+    stored.write_bytes(b"{}")
 
     assert wal3("pin", "list", "a").exit_code == 1
     wal3.ok("pin", "delete", "a", "audit", "--yes")

@@ -80,7 +80,7 @@ def test_ls_as_json_below_a_prefix(wal3: Command) -> None:
 
     [row] = wal3.json("ls", "--json", "team")
 
-    assert row.pop("bytes") == sum(path.stat().st_size for path in files(wal3, "team/orders/log/**/*.parquet"))
+    assert row.pop("bytes") == sum(path.stat().st_size for path in files(wal3, "team/orders/Life=*/log/**/*.parquet"))
     assert row == {
         "log": "team/orders",
         "records": 3,
@@ -93,7 +93,7 @@ def test_ls_as_json_below_a_prefix(wal3: Command) -> None:
 
 def test_ls_counts_fragments_in_snapshots_without_reading_them(wal3: Command) -> None:
     fragments = deep(wal3, "events")
-    for path in files(wal3, "events/snapshot/*"):
+    for path in files(wal3, "events/Life=*/snapshot/*"):
         path.unlink()
 
     assert wal3.json("ls", "--json")[0]["fragments"] == fragments
@@ -263,13 +263,13 @@ def test_scrub_of_sound_logs_says_so(wal3: Command) -> None:
 def test_scrub_names_every_bad_object_and_fails(wal3: Command) -> None:
     appended(wal3, "good", 5)
     deep(wal3, "bad")
-    flipped, gone = files(wal3, "bad/log/**/*.parquet")[:2]
+    flipped, gone = files(wal3, "bad/Life=*/log/**/*.parquet")[:2]
     data = bytearray(flipped.read_bytes())
     data[-1] ^= 1
     flipped.write_bytes(data)
     gone.unlink()
-    root = Path(urlsplit(wal3.url).path) / "bad"
-    names = {str(path.relative_to(root)) for path in (flipped, gone)}
+    [life] = (Path(urlsplit(wal3.url).path) / "bad").glob("Life=*")
+    names = {str(path.relative_to(life)) for path in (flipped, gone)}
 
     told, programs = wal3("scrub", "good", "bad"), wal3("scrub", "--all", "--json")
 
