@@ -209,7 +209,7 @@ def test_nothing_is_deleted_before_its_time_nor_for_a_log_that_is_refused_and_th
     low = life_store(local_store, "other").read("cursor/reader.json")
     assert low is not None
     assert isinstance(life_store(local_store, "dangling").create("cursor/low.json", low), Done)
-    damage(local_store, f"damaged/{documents[2][1]}")
+    damage(life_store(local_store, "damaged"), documents[2][1])
 
     early = delete_objects(spark, local_url, documents[:1], replace(AT_ONCE, interval_s=3600))
     deletions = delete_objects(spark, local_url, documents, AT_ONCE)

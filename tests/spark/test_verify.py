@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.logs import TREE, collect, fill, merge, pointers
-from tests.stores import damage
+from tests.stores import damage, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, scrub
 from wal3_core.model.paths import MANIFEST
 from wal3_core.spark import verify_logs
@@ -67,13 +67,13 @@ def test_every_bad_object_is_named_and_all_else_is_counted(
     fill(local_store, "sound", fragments=3)
     fill(local_store, "fragments", fragments=6)
     fragments = pointers(local_store, "fragments")
-    damage(local_store, f"fragments/{fragments[1].path}")
-    local_store.delete(f"fragments/{fragments[4].path}")
+    damage(life_store(local_store, "fragments"), fragments[1].path)
+    life_store(local_store, "fragments").delete(fragments[4].path)
     fill(local_store, "top", fragments=3)
     damage(local_store, f"top/{MANIFEST}")
     fill(local_store, "held", fragments=1)
     CursorStore(local_store, "held").init("reader", LogPosition(5, 0))
-    damage(local_store, "held/cursor/reader.json", 50)
+    damage(life_store(local_store, "held"), "cursor/reader.json", 50)
     logs = ["top", "fragments", "nowhere", "sound", "held"]
 
     reports = dict(zip(logs, verify_logs(spark, local_url, logs), strict=True))
@@ -93,8 +93,8 @@ def test_lost_and_damaged_snapshots_are_named_once_and_the_rest_is_read(
     reader = LogReader.open(local_store, "deep")
     first, *_ = deep = [pointer for pointer in reader.manifest().snapshots if pointer.depth == 2]
     below = reader.load_snapshot(first).pointers[1]
-    local_store.delete(f"deep/{below.path}")
-    damage(local_store, f"deep/{deep[1].path}")
+    life_store(local_store, "deep").delete(below.path)
+    damage(life_store(local_store, "deep"), deep[1].path)
 
     (report,) = verify_logs(spark, local_url, ["deep"])
 
