@@ -26,12 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.large_logs import Grower, reachable, stored
+from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, WriterOptions, open_store
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
-from wal3_core.model.paths import CLOCK, MANIFEST
+from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
 from wal3_core.model.position import FIRST_OFFSET, LogPosition
-from wal3_core.options import CollectorOptions, SnapshotOptions
+from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.memory import MemoryStore
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OPTIONS = CollectorOptions(interval_s=0.1, fraction_max=1, deletes_per_s=1e9)
 # A writer that comes to roll nothing.
-NO_LEAVES = SnapshotOptions(fragments_per_snapshot=2**31 - 1)
+NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
 PHASES = ("plan", "verify", "announce", "prune", "delete", "orphans", "condemn")
 APPEND_PAUSE_S = 0.01
 MEMORY_FOLDER = Path("/dev/shm")
@@ -91,7 +92,7 @@ class Collecting:
         return bool(orphans)
 
     def _delete(self, pruned: Pruned) -> None:
-        document = self.store.head(f"a/{pruned.path}")
+        document = life_store(self.store, "a").head(pruned.path)
         assert document is not None
         self.document_bytes = max(self.document_bytes, document.size)
         while (wait_s := self._deleter.wait_s(pruned.path)) > 0:
@@ -146,7 +147,7 @@ def collect_round(store: ObjectStore, offset: int) -> tuple[list[str], bool]:
     while collecting.sweep():
         pass
     after, expected = stored(store), reachable(store)
-    own = {meta.path for meta in store.list_objects("a/gc/")} - {f"a/{CLOCK}"}
+    own = {meta.path for meta in life_store(store, "a").list_objects(GARBAGE_FOLDER)} - {CLOCK}
     equal = after.keys() == expected and not own
     found = "equal" if equal else f"{len(after.keys() ^ expected)} apart, {len(own)} documents left"
     sizes = [f"{before:,}", f"{len(after):,}", f"{len(expected):,}", found, f"{sum(after.values()) / 1e6:,.1f} MB"]

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.large_logs import Grower
-from tests.stores import CountingStore
+from tests.stores import CountingStore, life_store
 from wal3_core import LogReader, LogWriter, StoreDeniedError
 from wal3_core.log.scan import select
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OPTIONS = SnapshotOptions()
 # A writer whose snapshots hold four fragments, and one that comes to roll none.
 SMALL_LEAVES = SnapshotOptions(fragments_per_snapshot=4, snapshots_per_roll=128)
-NO_LEAVES = SnapshotOptions(fragments_per_snapshot=2**31 - 1)
+NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
 COMMITS = 512
 console = Console(width=150)
 
@@ -157,7 +157,7 @@ def growth(counts: Sequence[int]) -> None:
             flat(count),
             f"{append(inner):,.0f}",
             f"{store.written['snapshot'] / count:,.0f}",
-            f"{max((meta.size for meta in inner.list_objects('a/snapshot/')), default=0):,}",
+            f"{max((meta.size for meta in life_store(inner, 'a').list_objects('snapshot/')), default=0):,}",
             f"{cost.scan_requests:,}",
             f"{count / OPTIONS.fragments_per_snapshot:,.0f}",
             f"{cost.scan_bytes / 1e6:,.1f} MB",
