@@ -31,9 +31,15 @@ def collectable(wal3: Command, log: str = "a") -> None:
     wal3.ok("cursor", "set", log, "reader", "3")
 
 
+def life(wal3: Command, log: str = "a") -> Path:
+    """Where all of the log but its manifest lies."""
+    [folder] = (Path(urlsplit(wal3.url).path) / log).glob("Life=*")
+    return folder
+
+
 def files(wal3: Command, log: str = "a") -> set[str]:
     """The log's data objects."""
-    root = Path(urlsplit(wal3.url).path) / log
+    root = life(wal3, log)
     return {
         str(path.relative_to(root))
         for folder in ("log", "snapshot")
@@ -142,7 +148,7 @@ def test_dry_run_prints_exactly_what_would_go_and_why_and_changes_nothing(wal3: 
 
     assert files(wal3) == before
     assert (root / "a" / "manifest" / "MANIFEST.json").read_bytes() == manifest
-    assert [path.name for path in (root / "a" / "gc").glob("GARBAGE*")] == []
+    assert [path.name for path in (life(wal3) / "gc").glob("GARBAGE*")] == []
     assert (told["num_records"], told["num_fragments"], told["reason"], told["orphans"]) == (2, 2, SINCE, [])
     assert shown[0].startswith("a: would prune 2 records in 2 fragments (")
     assert SINCE in shown[0]
@@ -156,7 +162,7 @@ def test_dry_run_prints_exactly_what_would_go_and_why_and_changes_nothing(wal3: 
 
 def test_dry_run_names_orphans_as_such(wal3: Command) -> None:
     collectable(wal3)
-    root = Path(urlsplit(wal3.url).path) / "a"
+    root = life(wal3)
     [some] = [path for path in files(wal3) if path.endswith("01.parquet")]
     orphan = some.replace("FragmentSeqNo=0000000000000001", "FragmentSeqNo=0000000000000009")
     (root / orphan).write_bytes(b"of an append that never was")
@@ -230,7 +236,7 @@ def test_log_that_is_refused_keeps_those_named_beside_it_from_nothing(wal3: Comm
 def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "11")
-    (Path(urlsplit(wal3.url).path) / "a" / "log" / "notes").write_text("somebody's")
+    (life(wal3) / "log" / "notes").write_text("somebody's")
 
     result = wal3("gc", "a")
 
@@ -267,7 +273,7 @@ def test_log_without_cursors_is_collected_up_to_an_offset_when_that_is_allowed(w
 
 def test_log_with_a_damaged_cursor_is_refused_by_the_cursor_s_name(wal3: Command) -> None:
     collectable(wal3)
-    (Path(urlsplit(wal3.url).path) / "a" / "cursor" / "reader.json").write_bytes(b"{}")
+    (life(wal3) / "cursor" / "reader.json").write_bytes(b"{}")
 
     refused = wal3("gc", "a", "--interval-s", "0")
 
