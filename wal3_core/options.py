@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
+from wal3_core.arguments import flag, instance_of, integer, make_plain, number, optional
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import Field
+
+    from wal3_core.arguments import Check
 
 KIB = 2**10
 MIB = 2**20
@@ -23,13 +27,21 @@ _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 POINTERS_MAX = 100_000
 
 
-def _check_ranges(options: object, ranges: Mapping[str, tuple[float, float]]) -> None:
+def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
+    make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
         # So written that NaN is refused, too.
         if not least <= value <= most:
             message = f"option {name}: expected a number from {least} to {most}, found {value}"
             raise InvalidRequestError(message)
+
+
+def _check_of(option: Field[object]) -> Check:
+    """Tell what an option's value is checked to be, by how it is declared."""
+    checks: Mapping[object, Check] = {"int": integer, "float": number, "bool": flag}
+    # What is no amount is made of options itself.
+    return checks.get(option.type) or instance_of(globals()[str(option.type)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +192,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse what is no amount."""
-        for name in ("offset", "timestamp_us", "records", "num_bytes", "fragments"):
+        names = ("offset", "timestamp_us", "records", "num_bytes", "fragments")
+        make_plain(self, **dict.fromkeys(names, optional(integer)))
+        for name in names:
             value = getattr(self, name)
             # 2**64 itself is the exclusive limit of everything.
             if value is not None and not 0 <= value <= 2**64:

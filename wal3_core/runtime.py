@@ -28,6 +28,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from wal3_core.arguments import with_methods
 from wal3_core.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class Runtime(Protocol):
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic was published after version ``seen``, or for ``timeout_s``; return its version."""
         ...
+
+
+# What tells a runtime from anything else that a caller may hand in for one.
+a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn", "wait", "lock")
 
 
 class _Alarm:

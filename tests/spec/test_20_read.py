@@ -257,7 +257,7 @@ def test_read_does_not_repeat_what_it_delivered_of_a_fragment_that_was_merged(fi
 def test_start_that_is_no_place_is_refused_and_an_integer_of_any_kind_is_one(
     filled: MemoryStore, start: object
 ) -> None:
-    with pytest.raises(InvalidRequestError, match="expected to start"):
+    with pytest.raises(InvalidRequestError, match="start: expected an offset, a position or a time"):
         read(filled, start)
     assert read(filled, np.int64(9)) == ALL[8:]
 

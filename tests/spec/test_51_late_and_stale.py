@@ -387,7 +387,7 @@ def test_text_that_could_not_be_read_back_is_never_written(memory_store: MemoryS
 def test_retention_that_could_not_be_read_back_is_refused(memory_store: MemoryStore, retention_s: int) -> None:
     append(memory_store, 3)
 
-    with pytest.raises(InvalidRequestError, match="policy: retention_s: expected an integer from 0"):
+    with pytest.raises(InvalidRequestError, match="retention_s: expected an integer"):
         PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, retention_s=retention_s))
 
     assert PolicyStore(memory_store, LOG).load() == Policy()

@@ -97,7 +97,7 @@ def test_log_that_is_its_own_successor_s_name_only_may_be_sealed_again_by_the_sa
     ("successor", "error", "complaint"),
     [
         ("a", InvalidRequestError, "another name"),
-        ("../b", InvalidRequestError, "log name"),
+        ("../b", InvalidRequestError, "successor name"),
         ("log", InvalidRequestError, "taken by the layout"),
         ("taken", LogExistsError, "another log of that name"),
     ],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, text
 from wal3_core.errors import CorruptError
 from wal3_core.log.contents import is_of_log
 from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, is_name_part
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
-from wal3_core.storage.object_store import Versioned
+from wal3_core.storage.object_store import Versioned, a_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
+@checked(store=a_store, prefix=text)
 def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
     """Name the logs of a store in order; with a prefix, that log and those below it (whole parts of names)."""
     yield from _below(store, f"{prefix.strip('/')}/" if prefix.strip("/") else "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
+from wal3_core.arguments import wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, check_message
 
@@ -38,7 +39,12 @@ class Columns:
 
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
     """Check what a caller wants to append; InvalidRequestError names what is wrong with which record."""
-    listed = list(records)
+    try:
+        # Whatever iterating raises of its own is the caller's to see.
+        waiting = iter(records)
+    except TypeError:
+        raise wrong("records", "several of bytes or Message", records) from None
+    listed = list(waiting)
     if not listed:
         message = "append: expected at least one record, found none"
         raise InvalidRequestError(message)
@@ -65,13 +71,14 @@ def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
 
 
 def _checked_columns(records: list[bytes | Message], options: WriterOptions) -> Columns:
-    messages = [record if isinstance(record, Message) else Message(record) for record in records]
+    messages: list[Message] = []
     num_bytes = 0
-    for index, message in enumerate(messages):
+    for index, record in enumerate(records):
         try:
-            num_bytes += check_message(message, record_bytes_max=options.record_bytes_max)
+            messages.append(record if isinstance(record, Message) else Message(record))
+            num_bytes += check_message(messages[-1], record_bytes_max=options.record_bytes_max)
         except InvalidRequestError as error:
-            text = f"append: record {index} of {len(messages)}: {error}"
+            text = f"append: record {index} of {len(records)}: {error}"
             raise InvalidRequestError(text) from error
     keys = [message.key for message in messages]
     keyed = any(key is not None for key in keys)

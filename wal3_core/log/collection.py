@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, function, instance_of, integer, optional
 from wal3_core.errors import OutdatedPlanError, UnavailableError
 from wal3_core.log.collector import Collector, Overtaken, Plan, Pruned
 from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.model.paths import check_log_name
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +34,14 @@ class Collection:
         return max((deleted.wait_s for deleted in self.deleted), default=0.0)
 
 
+@checked(
+    store=a_store,
+    log=check_log_name,
+    limit_offset=optional(integer),
+    options=optional(instance_of(CollectorOptions)),
+    runtime=optional(a_runtime),
+    progress=function,
+)
 def collect(
     store: ObjectStore,
     log: str,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, several, text
 from wal3_core.errors import (
     CollectionRefusedError,
     CorruptError,
@@ -24,17 +25,17 @@ from wal3_core.log.references import References, every_path
 from wal3_core.log.scan import select
 from wal3_core.model.garbage import Cut, Garbage, cut_below
 from wal3_core.model.manifest import Intent, Manifest, Place
-from wal3_core.model.paths import LogId, check_log_id, check_log_name
+from wal3_core.model.paths import LogId, check_log_id, check_log_name, given_garbage_path
 from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
 from wal3_core.options import UNLIMITED, CollectorOptions
-from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.document_store import Seen
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -63,6 +64,12 @@ class Plan:
     num_bytes: int
     held_records: int
     held_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, log=text, reason=text, first=instance_of(Place), setsum=instance_of(Setsum))
+        amounts = ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
+        make_plain(self, **dict.fromkeys(amounts, integer))
 
     @property
     def empty(self) -> bool:
@@ -126,6 +133,12 @@ class Overtaken:
 class Collector:
     """Plans and prunes; log/deleter.py deletes what was pruned."""
 
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        options=optional(instance_of(CollectorOptions)),
+        runtime=optional(a_runtime),
+    )
     def __init__(
         self,
         store: ObjectStore,
@@ -157,6 +170,7 @@ class Collector:
 
     # ------------------------------------------------------------------ plan
 
+    @checked(limit_offset=optional(integer))
     def plan(self, limit_offset: int | None = None) -> Plan:
         """Say what may go: all that lies below every cursor and ``limit_offset``, and that the policy lets go.
 
@@ -172,6 +186,7 @@ class Collector:
         cut = cut_below(base.manifest, cutoff, self._snapshots.load)
         return self._plan(base.manifest, cut, reason)
 
+    @checked(plan=instance_of(Plan))
     def objects(self, plan: Plan) -> Iterator[str]:
         """Name every object that would go with a plan, in log order; each snapshot behind what it holds."""
         cut = self._cut(self._manifests.load().manifest, plan.first)
@@ -258,6 +273,7 @@ class Collector:
 
     # ------------------------------------------------------------------ verify
 
+    @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
         """Refuse a plan that takes too much, or whose sums do not add up; CollectionRefusedError says which.
 
@@ -317,6 +333,7 @@ class Collector:
 
     # ------------------------------------------------------------------ prune
 
+    @checked(plan=instance_of(Plan))
     def announce(self, plan: Plan) -> str:
         """Write down what goes and announce it in the manifest; return the garbage document's path.
 
@@ -349,6 +366,7 @@ class Collector:
             raise OutdatedPlanError(message)
         return manifest.apply_intent(path, first)
 
+    @checked(orphans=several, reason=text)
     def condemn(self, orphans: Sequence[str], reason: str) -> Pruned | Overtaken:
         """Write down objects that nothing refers to, so that nothing ever will, and that they may be deleted."""
         garbage = Garbage(
@@ -361,6 +379,7 @@ class Collector:
         self._documents.save(garbage.path, garbage, None)
         return self.prune(garbage.path)
 
+    @checked(path=given_garbage_path)
     def prune(self, path: str) -> Pruned | Overtaken:
         """Let the manifest begin where the announced collection says, unless a cursor lies below by now."""
         checked: Intent | None = None

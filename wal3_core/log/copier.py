@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogExistsError, MissingError
 from wal3_core.log.copy_target import CopyTarget
 from wal3_core.log.scan import check_start
@@ -23,10 +24,10 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import ReaderOptions, RetryOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import reread_if_damaged, until_answered
@@ -53,6 +54,10 @@ class LogAt:
 
     store: ObjectStore
     log: str
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, store=a_store, log=check_log_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,14 @@ class Copied:
         }
 
 
+@checked(
+    source=instance_of(LogAt),
+    target=instance_of(LogAt),
+    from_offset=optional(integer),
+    with_cursors=flag,
+    progress=function,
+    runtime=optional(a_runtime),
+)
 def copy(
     source: LogAt,
     target: LogAt,

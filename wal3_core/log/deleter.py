@@ -13,8 +13,10 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, function, instance_of, integer, optional, several
 from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.references import References, every_path, hold_any
+from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
     CLOCK,
     FRAGMENT_FOLDER,
@@ -22,14 +24,15 @@ from wal3_core.model.paths import (
     LogId,
     check_log_name,
     check_object_path,
+    given_garbage_path,
 )
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, Versioned, log_store
+from wal3_core.storage.object_store import ObjectStore, Versioned, a_store, log_store
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.retry import attempts
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -37,7 +40,6 @@ from wal3_core.storage.snapshot_store import SnapshotStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wal3_core.model.garbage import Garbage
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectMeta
@@ -101,6 +103,12 @@ class _Pass:
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other."""
 
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        options=optional(instance_of(CollectorOptions)),
+        runtime=optional(a_runtime),
+    )
     def __init__(
         self,
         store: ObjectStore,
@@ -137,6 +145,7 @@ class Deleter:
 
     # ------------------------------------------------------------------ delete
 
+    @checked(path=given_garbage_path)
     def wait_s(self, path: str) -> float:
         """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may."""
         found = self._store.head(path)
@@ -145,6 +154,7 @@ class Deleter:
             return self._options.interval_s
         return max(0.0, self._options.interval_s - (self.store_now_us() - found.last_modified_us) / US_PER_S)
 
+    @checked(path=given_garbage_path, progress=function)
     def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
         """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
         found = self.due(path)
@@ -152,11 +162,13 @@ class Deleter:
             return found
         return self.finish(path, [self.delete_part(path, Part.whole(found), progress=progress)])
 
+    @checked(paths=several)
     def without_pinned(self, paths: Iterable[str]) -> Iterator[str]:
         """Leave out what a pin refers to."""
         pinned = self._pinned()
         return (path for path in paths if not hold_any(pinned, path))
 
+    @checked(garbage=instance_of(Garbage))
     def objects(self, garbage: Garbage) -> Iterator[str]:
         """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
         references, part = self._references(), Part.whole(garbage)
@@ -164,6 +176,7 @@ class Deleter:
             if not hold_any(references, path):
                 yield path
 
+    @checked(path=given_garbage_path)
     def due(self, path: str) -> Garbage | Deleted:
         """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait."""
         seen = self._documents.load(path)
@@ -175,6 +188,7 @@ class Deleter:
         wait_s = self.wait_s(path)
         return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
 
+    @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
     def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
         """Delete a part of what a garbage document that is due names; the document stays."""
         going = _Pass(self._references(), progress)
@@ -185,6 +199,7 @@ class Deleter:
         self._delete_paths(part.orphans, going)
         return Deleted(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
 
+    @checked(path=given_garbage_path, parts=several)
     def finish(self, path: str, parts: Sequence[Deleted]) -> Deleted:
         """Add up what became of all the parts of a garbage document; when nothing is left of it, it goes itself."""
         deleted = Deleted(
@@ -279,6 +294,7 @@ class Deleter:
 
     # ------------------------------------------------------------------ orphans
 
+    @checked(pending=several)
     def orphans(self, pending: Iterable[Garbage] = ()) -> list[str]:
         """Name the oldest objects that nothing refers to and that are older than the interval.
 
@@ -288,6 +304,7 @@ class Deleter:
             return []
         return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)]
 
+    @checked(folders=several, pending=several, now_us=optional(integer))
     def orphans_below(
         self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
     ) -> list[ObjectMeta]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, flag, function, optional
 from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
 from wal3_core.log.contents import Kind, own_objects, strangers
 from wal3_core.log.remains import delete_remains, unknown_objects
@@ -20,10 +21,10 @@ from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class DestroyPlan:
         }
 
 
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
 def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> DestroyPlan:
     """Say what destroying a log would delete; changes nothing.
 
@@ -124,6 +126,7 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
 
 
+@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
 def destroy(
     store: ObjectStore,
     log: str,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, instance_of, optional
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scan import check_start, clip, select, trim
 from wal3_core.model import parquet
+from wal3_core.model.paths import check_log_name, check_pin_name
+from wal3_core.model.position import read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.storage.object_store import a_store
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
+@checked(
+    store=a_store,
+    log=check_log_name,
+    name=check_pin_name,
+    start=read_start,
+    limits=instance_of(Limits),
+    runtime=optional(a_runtime),
+)
 def pinned_records(
     store: ObjectStore,
     log: str,

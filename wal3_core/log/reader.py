@@ -9,14 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, MissingError, UnavailableError
 from wal3_core.log.scan import check_start, clip, select, trim
 from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import read_start
+from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.retry import reread_if_damaged
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
@@ -25,13 +29,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
-    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.model.snapshot import Snapshot
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -63,6 +66,9 @@ class LogReader:
         self._known: Installed | None = None
 
     @classmethod
+    @checked(
+        store=a_store, log=check_log_name, options=optional(instance_of(ReaderOptions)), runtime=optional(a_runtime)
+    )
     def open(
         cls,
         store: ObjectStore,
@@ -86,10 +92,12 @@ class LogReader:
         self._known = known
         return known.manifest
 
+    @checked(pointer=instance_of(SnapshotPointer))
     def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
         """Return a snapshot of the manifest's tree, checked."""
         return self._snapshots.load(pointer)
 
+    @checked(start=read_start, limits=instance_of(Limits))
     def scan(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> list[FragmentPointer]:
         """List the fragments that hold the records from ``start`` to the limits, in order.
 
@@ -118,6 +126,7 @@ class LogReader:
             f" {self._options.reloads_max} times over"
         )
 
+    @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
         return reread_if_damaged(lambda: self._fetch(pointer))
@@ -140,6 +149,7 @@ class LogReader:
             verify=self._options.verify,
         )
 
+    @checked(start=read_start, limits=instance_of(Limits))
     def fragments(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[tuple[Fragment, ReadStart]]:
         """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with where to read it from.
 
@@ -149,6 +159,7 @@ class LogReader:
         """
         yield from self._fragments(self.manifest(), start, limits)
 
+    @checked(start=read_start, limits=instance_of(Limits))
     def batches(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[pa.RecordBatch]:
         """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now."""
         manifest = self.manifest()
@@ -163,11 +174,13 @@ class LogReader:
                     yield taken
                 left = None if left is None else left - len(taken)
 
+    @checked(start=read_start, limits=instance_of(Limits))
     def records(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[Record]:
         """Go through the log's records, to its end as of now."""
         for batch in self.batches(start, limits):
             yield from parquet.records_of(batch)
 
+    @checked(start=read_start, idle_s=optional(seconds))
     def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
         """Go through the log's records and then wait for more, for ever or until none came for ``idle_s`` seconds.
 

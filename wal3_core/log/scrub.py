@@ -9,16 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, function, instance_of, optional
 from wal3_core.errors import CorruptError, LogError, LogNotFoundError, MissingError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import MANIFEST
+from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore, lost_manifest
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import a_store, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -99,6 +100,13 @@ class _Tally:
         self.num_fragments += 1
 
 
+@checked(
+    store=a_store,
+    log=check_log_name,
+    runtime=optional(a_runtime),
+    options=optional(instance_of(ReaderOptions)),
+    progress=optional(function),
+)
 def scrub(
     store: ObjectStore,
     log: str,

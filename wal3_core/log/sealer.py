@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, optional, text
 from wal3_core.errors import InvalidRequestError, LogExistsError, SealedError, UnavailableError
 from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.retry import attempts, until_answered
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 _REBASES_MAX = 256
 
 
+@checked(
+    store=a_store,
+    log=check_log_name,
+    reason=text,
+    sealed_by=optional(text),
+    successor=optional(check_log_name),
+    runtime=optional(a_runtime),
+)
 def seal(
     store: ObjectStore,
     log: str,
@@ -63,6 +72,7 @@ def seal(
     return sealing.install(wanted, base)
 
 
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
 def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
@@ -85,6 +95,7 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     return name
 
 
+@checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text, runtime=optional(a_runtime))
 def migrate(
     store: ObjectStore,
     log: str,

@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
@@ -135,6 +136,12 @@ class _Overtaken:
 class SnapshotCompactor:
     """Keeps one log's tree in shape where its writers do not; appends go on meanwhile."""
 
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        options=optional(instance_of(SnapshotCompactorOptions)),
+        runtime=optional(a_runtime),
+    )
     def __init__(
         self,
         store: ObjectStore,
@@ -152,6 +159,7 @@ class SnapshotCompactor:
             self._options.snapshots, self._snapshots.load, pointers_max=self._options.pointers_per_step_max
         )
 
+    @checked(exact=flag)
     def shape(self, *, exact: bool = False) -> Shape:
         """Measure the tree: one GET, and when ``exact`` one a snapshot of depth 2."""
         return self._shape(self._manifests.load().manifest, self._snapshots.load if exact else None)
@@ -165,6 +173,7 @@ class SnapshotCompactor:
         findings = tuple(map(_finding, self._repacker.findings(manifest)))
         return SnapshotPlan(log=self.log, shape=self._shape(manifest, self._snapshots.load), findings=findings)
 
+    @checked(progress=function)
     def compact(self, progress: Callable[[int, int | None], None] = lambda _done, _total: None) -> SnapshotsCompacted:
         """Take steps until the tree is well shaped; ``progress`` hears how many pointers were packed so far.
 

@@ -6,16 +6,19 @@ where the sealed log ends, and still hold it. Keeps INV-10 of docs/protocol.md.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, instance_of, optional
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scan import trim
 from wal3_core.model import parquet
-from wal3_core.model.position import AtTime, LogPosition
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import AtTime, LogPosition, read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import a_runtime
+from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +33,14 @@ if TYPE_CHECKING:
 _HOPS_MAX = 256
 
 
+@checked(
+    store=a_store,
+    log=check_log_name,
+    start=read_start,
+    limits=instance_of(Limits),
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
 def records_across(
     store: ObjectStore,
     log: str,
@@ -95,8 +106,7 @@ class _Reading:
     """How far a read has come, and what its limits leave."""
 
     def __init__(self, start: ReadStart, limits: Limits) -> None:
-        # Whatever stands for an integer, numpy's and Arrow's included.
-        self._start: ReadStart = operator.index(start) if isinstance(start, SupportsIndex) else start
+        self._start = start
         self._limits = limits
         self._begun = False
         self.finished = False

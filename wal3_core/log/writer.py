@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
+from wal3_core.arguments import checked, instance_of, optional
 from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.batch import Entry, check_records
 from wal3_core.log.pipeline import Pipeline
@@ -12,17 +13,26 @@ from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.record import Message
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import Outcome, Runtime, shared_runtime
+from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import a_store, log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Future
     from types import TracebackType
 
+    from wal3_core.arguments import Check
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
+
+
+_OPENING: Mapping[str, Check] = {
+    "store": a_store,
+    "log": check_log_name,
+    "options": optional(instance_of(WriterOptions)),
+    "runtime": optional(a_runtime),
+}
 
 
 class LogWriter:
@@ -39,6 +49,7 @@ class LogWriter:
         self._options = options
 
     @classmethod
+    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log; LogExistsError, and the log untouched, when there is one."""
         runtime = runtime or shared_runtime()
@@ -47,6 +58,7 @@ class LogWriter:
         manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=runtime.now_us()))
 
     @classmethod
+    @checked(**_OPENING)
     def open(
         cls,
         store: ObjectStore,
@@ -61,6 +73,7 @@ class LogWriter:
         return cls(Pipeline(manifests, manifests.load(), runtime, options), runtime, options)
 
     @classmethod
+    @checked(**_OPENING)
     def open_or_initialize(
         cls,
         store: ObjectStore,

@@ -16,6 +16,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, NewType
 
+from wal3_core.arguments import text, wrong
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.position import FragmentSeqNo
 
@@ -38,8 +39,11 @@ PIN_FOLDER = "pin/"
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
 FRAGMENTS_PER_BUCKET = 4096
+# With what a path adds to it, less than a file's name may have.
 NAME_LENGTH_MAX = 200
 LOG_NAME_LENGTH_MAX = 500
+# A file system's limit of a folder's or file's name, in bytes; names are ASCII, so of characters.
+PART_LENGTH_MAX = 255
 
 # A log may lie below another one, so none of its name's parts may read as one of a log's own folders.
 RESERVED_PARTS = frozenset({"cursor", "gc", "log", "manifest", "pin", "snapshot"})
@@ -56,31 +60,44 @@ _GARBAGE = re.compile(r"gc/GARBAGE\.(?P<setsum>[0-9a-f]{64})\.(?P<token>[0-9a-f]
 _SNAPSHOT = re.compile(r"snapshot/SNAPSHOT\.(?P<setsum>[0-9a-f]{64})\.(?P<hash>[0-9a-f]{16})", re.ASCII)
 
 
-def check_log_name(name: str) -> str:
+def check_log_name(name: object, what: str = "log") -> str:
     """Return the name when it may name a log: parts of ``[A-Za-z0-9_-]`` joined by ``/``."""
+    what = f"{what} name"
+    name = text(name, what)
     parts = name.split("/")
     if len(name) > LOG_NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
         message = (
-            f"log name: expected parts of [A-Za-z0-9_-] joined by /, at most {LOG_NAME_LENGTH_MAX}"
+            f"{what}: expected parts of [A-Za-z0-9_-] joined by /, at most {LOG_NAME_LENGTH_MAX}"
             f" characters, found {name[:80]!r}"
         )
         raise InvalidRequestError(message)
     for part in parts:
         if part in RESERVED_PARTS:
-            message = f"log name {name!r}: the part {part!r} is taken by the layout inside a log"
+            message = f"{what} {name!r}: the part {part!r} is taken by the layout inside a log"
+            raise InvalidRequestError(message)
+        if len(part) > PART_LENGTH_MAX:
+            message = (
+                f"{what} {name[:80]!r}…: expected parts of at most {PART_LENGTH_MAX} bytes, as file systems take them,"
+                f" found one of {len(part)}: {part[:40]!r}…"
+            )
             raise InvalidRequestError(message)
     return name
 
 
-def is_name_part(text: str) -> bool:
+def is_name_part(part: str) -> bool:
     """Tell whether a log's name may have this part."""
-    return _PART.fullmatch(text) is not None and text not in RESERVED_PARTS
+    return _PART.fullmatch(part) is not None and part not in RESERVED_PARTS and len(part) <= PART_LENGTH_MAX
 
 
-def check_cursor_name(name: str) -> str:
+def check_cursor_name(name: object, _argument: str = "name") -> str:
     """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
+    return _check_part(name, "cursor name")
+
+
+def _check_part(name: object, what: str) -> str:
+    name = text(name, what)
     if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
-        message = f"cursor name: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} characters, found {name[:80]!r}"
+        message = f"{what}: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} bytes, found {len(name)}: {name[:80]!r}"
         raise InvalidRequestError(message)
     return name
 
@@ -184,6 +201,14 @@ def check_garbage_path(path: str) -> str:
     return path
 
 
+def given_garbage_path(path: object, argument: str) -> str:
+    """Take the path of a collection's document from a caller."""
+    path = text(path, argument)
+    if not _GARBAGE.fullmatch(path):
+        raise wrong(argument, f"{GARBAGE_FOLDER}GARBAGE.<setsum>.<token>", path)
+    return path
+
+
 def pin_path(name: str) -> str:
     """Path of a pin's document."""
     return f"{PIN_FOLDER}{check_pin_name(name)}.json"
@@ -198,9 +223,6 @@ def pin_name(path: str) -> str:
     return name
 
 
-def check_pin_name(name: str) -> str:
+def check_pin_name(name: object, _argument: str = "name") -> str:
     """Return the name when it may name a pin: one part of ``[A-Za-z0-9_-]``."""
-    if len(name) > NAME_LENGTH_MAX or not _PART.fullmatch(name):
-        message = f"pin name: expected [A-Za-z0-9_-], at most {NAME_LENGTH_MAX} characters, found {name[:80]!r}"
-        raise InvalidRequestError(message)
-    return name
+    return _check_part(name, "pin name")

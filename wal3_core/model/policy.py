@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import flag, integer, make_plain, optional, text
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id
@@ -36,13 +37,18 @@ class Policy:
     without_cursors: bool = False
     percent_max: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, generation=integer, writer=text, without_cursors=flag)
+        make_plain(self, retention_s=optional(integer), percent_max=optional(integer))
+
     def check(self) -> None:
         """Refuse what makes no sense, or leaves nothing to decide by; InvalidRequestError."""
         for name, value, most in (
             ("retention_s", self.retention_s, RETENTION_S_MAX),
             ("percent_max", self.percent_max, 100),
         ):
-            if value is not None and (type(value) is not int or not 0 <= value <= most):
+            if value is not None and not 0 <= value <= most:
                 message = f"policy: {name}: expected an integer from 0 to {most}, found {value}"
                 raise InvalidRequestError(message)
         if self.without_cursors and self.retention_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
+from wal3_core.arguments import integer, make_plain, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.strict_json import U64_MAX
 
@@ -26,6 +27,12 @@ class LogPosition:
 
     offset: int
     timestamp_us: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no integer."""
+        # The first look costs a tenth of the second: a manifest has dozens of positions.
+        if type(self.offset) is not int or type(self.timestamp_us) is not int:
+            make_plain(self, offset=integer, timestamp_us=integer)
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
@@ -50,6 +57,7 @@ class AtTime:
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
+        make_plain(self, timestamp_us=integer)
         if not 0 <= self.timestamp_us <= U64_MAX:
             message = f"time: expected microseconds within u64, found {self.timestamp_us}"
             raise InvalidRequestError(message)
@@ -57,3 +65,13 @@ class AtTime:
 
 # Where a read starts: an offset, a position (its offset counts), a time, or None for the log's first record.
 ReadStart = int | LogPosition | AtTime | None
+
+
+def read_start(value: object, name: str) -> ReadStart:
+    """Take where a read starts."""
+    if value is None or isinstance(value, LogPosition | AtTime):
+        return value
+    try:
+        return integer(value, name)
+    except InvalidRequestError:
+        raise wrong(name, "an offset, a position or a time", value) from None

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import optional, record_bytes
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.setsum import Setsum
 
@@ -24,6 +25,7 @@ _PLAIN_HEAD = struct.Struct(">QQ").pack
 _KEYED_HEAD = struct.Struct(">8sQQI").pack
 _KEYED_MARK = b"\xff" * 8
 _COPY_BYTES_MAX = 256
+_bytes_or_none = optional(record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,13 @@ class Message:
 
     body: bytes | None
     key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no bytes; take a copy of what its owner may change."""
+        if type(self.body) is not bytes:
+            object.__setattr__(self, "body", _bytes_or_none(self.body, "body"))
+        if self.key is not None:
+            object.__setattr__(self, "key", record_bytes(self.key, "key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +59,6 @@ def check_message(message: Message, *, record_bytes_max: int) -> int:
     if key is None and body is None:
         text = "record: expected a body, a key, or both, found neither"
         raise InvalidRequestError(text)
-    for name, value in (("key", key), ("body", body)):
-        if value is not None and not isinstance(value, bytes):
-            text = f"record {name}: expected bytes, found {type(value).__name__}"
-            raise InvalidRequestError(text)
     size = len(key or b"") + len(body or b"")
     if size > record_bytes_max:
         text = f"record: expected at most {record_bytes_max} bytes of key and body, found {size}"

@@ -8,11 +8,14 @@ to version 0.7 of the setsum crate.
 from __future__ import annotations
 
 import hashlib
+import operator
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wal3_core.arguments import checked, instance_of, record_bytes, several, wrong
 from wal3_core.errors import CorruptError
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ PRIMES = (
     4294967143,
     4294967111,
 )
+_COLUMNS = struct.Struct(f"<{COLUMNS}I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,14 @@ class Setsum:
     columns: tuple[int, ...] = (0,) * COLUMNS
 
     @classmethod
+    @checked(items=several)
     def of(cls, items: Iterable[bytes]) -> Setsum:
         """Checksum a set given by its items."""
         sha3 = hashlib.sha3_256
         return cls.of_digests(b"".join([sha3(item).digest() for item in items]))
 
     @classmethod
+    @checked(digests=instance_of(bytes))
     def of_digests(cls, digests: bytes) -> Setsum:
         """Checksum a set given by its items' SHA3-256 digests, joined; at most 2**32 of them."""
         words = np.frombuffer(digests, dtype="<u4").reshape(-1, COLUMNS)
@@ -55,26 +61,33 @@ class Setsum:
         return cls.of_column_sums(words.sum(axis=0, dtype=np.uint64).tolist())
 
     @classmethod
+    @checked(sums=several)
     def of_column_sums(cls, sums: Iterable[int]) -> Setsum:
         """Reduce column sums taken elsewhere, for instance by a query engine."""
-        return cls(tuple(total % prime for total, prime in zip(sums, PRIMES, strict=True)))
+        return cls(tuple([total % prime for total, prime in zip(sums, PRIMES, strict=True)]))
 
     @classmethod
     def from_digest(cls, digest: bytes) -> Setsum:
         """Read 32 bytes, the columns little-endian; CorruptError unless each is below its prime."""
+        # By hand: a manifest has dozens of them.
+        if not isinstance(digest, bytes):
+            raise wrong("digest", "bytes", digest)
         if len(digest) != DIGEST_BYTES:
             message = f"setsum: expected {DIGEST_BYTES} bytes, found {len(digest)}"
             raise CorruptError(message)
-        columns = tuple(int(word) for word in np.frombuffer(digest, dtype="<u4"))
-        for index, (column, prime) in enumerate(zip(columns, PRIMES, strict=True)):
-            if column >= prime:
-                message = f"setsum column {index}: expected less than {prime}, found {column}"
-                raise CorruptError(message)
+        columns = _COLUMNS.unpack(digest)
+        # Tested apart from telling which: a manifest has dozens, and is read back at every commit.
+        if any(map(operator.ge, columns, PRIMES)):
+            index, column = next(found for found in enumerate(columns) if found[1] >= PRIMES[found[0]])
+            message = f"setsum column {index}: expected less than {PRIMES[index]}, found {column}"
+            raise CorruptError(message)
         return cls(columns)
 
     @classmethod
     def from_hexdigest(cls, text: str) -> Setsum:
         """Read 64 lower-case hexadecimal digits; CorruptError for anything else."""
+        if not isinstance(text, str):
+            raise wrong("text", "text", text)
         if len(text) != 2 * DIGEST_BYTES or not set(text) <= set("0123456789abcdef"):
             message = f"setsum: expected {2 * DIGEST_BYTES} lower-case hex digits, found {text[:80]!r}"
             raise CorruptError(message)
@@ -82,21 +95,22 @@ class Setsum:
 
     def digest(self) -> bytes:
         """Thirty-two bytes, the columns little-endian."""
-        return np.array(self.columns, dtype="<u4").tobytes()
+        return _COLUMNS.pack(*self.columns)
 
     def hexdigest(self) -> str:
         """Show the digest as 64 hexadecimal digits."""
         return self.digest().hex()
 
+    @checked(item=record_bytes)
     def insert(self, item: bytes) -> Setsum:
         """Add one item to the set."""
         return self + Setsum.of((item,))
 
     def __add__(self, other: Setsum) -> Setsum:
-        return Setsum.of_column_sums(a + b for a, b in zip(self.columns, other.columns, strict=True))
+        return Setsum(tuple([(a + b) % p for a, b, p in zip(self.columns, other.columns, PRIMES, strict=True)]))
 
     def __sub__(self, other: Setsum) -> Setsum:
-        return Setsum.of_column_sums(a - b for a, b in zip(self.columns, other.columns, strict=True))
+        return Setsum(tuple([(a - b) % p for a, b, p in zip(self.columns, other.columns, PRIMES, strict=True)]))
 
     def __str__(self) -> str:
         return self.hexdigest()

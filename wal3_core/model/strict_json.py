@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 JsonValue = None | bool | int | str | list["JsonValue"] | dict[str, "JsonValue"]
 JsonObject = dict[str, JsonValue]
@@ -26,7 +26,11 @@ _TAIL_BYTES = len(',"checksum":""}') + _CHECKSUM_HEX
 
 def dump(document: JsonObject) -> bytes:
     """Encode without spaces, keys in the order given; InvalidRequestError for text that could not be read back."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    try:
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError) as error:
+        message = _misfit(document, "") or str(error)
+        raise InvalidRequestError(message) from error
     # Halves of surrogate pairs are rare, and so is what looks like one.
     if "\\ud" in text and not _is_text(json.dumps(document, ensure_ascii=False)):
         message = f"expected text that can be encoded, found half of a surrogate pair in {text[:200]}"
@@ -101,6 +105,27 @@ def _integer(text: str) -> int:
         message = f"number {text[:40]} is not within u64"
         raise ValueError(message)
     return int(text)
+
+
+def unreadable_field(data: bytes) -> str | None:
+    """Name the first value of encoded JSON that this module would not read back, and what it is; None if there is none.
+
+    For what was encoded a moment ago, not for bytes from outside.
+    """
+    return _misfit(json.loads(data), "")
+
+
+def _misfit(value: object, field: str) -> str | None:
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    elif type(value) is int and not 0 <= value <= U64_MAX:
+        return f"field {field[1:]}: expected an integer within u64, found {value}"
+    elif not isinstance(value, str | int | None):
+        return f"field {field[1:]}: expected text, an integer, true or false, found {type(value).__name__} {value!r}"
+    return next(filter(None, (_misfit(part, f"{field}.{name}") for name, part in parts)), None)
 
 
 def _is_text(text: str) -> bool:

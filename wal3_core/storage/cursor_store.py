@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, instance_of, make_plain, optional, text
 from wal3_core.errors import (
     CorruptError,
     CursorConflictError,
@@ -20,20 +21,20 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
+from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, check_log_name, cursor_name, cursor_path
+from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store
+from wal3_core.storage.object_store import Etag, ObjectStore, a_store, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
-    from wal3_core.model.position import LogPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class Witness:
     cursor: Cursor
     etag: Etag
 
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, cursor=instance_of(Cursor), etag=text)
+
 
 class CursorStore:
     """The cursors of one life of a log: that of ``log_id``, or else the one that is found first.
@@ -50,6 +55,7 @@ class CursorStore:
     LogReplacedError when the log's name has come to lead to another one.
     """
 
+    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,
@@ -74,6 +80,7 @@ class CursorStore:
         # The versions that are known to be held, by name: a collection keeps what lies at and after them.
         self._held: dict[str, Etag] = {}
 
+    @checked(name=check_cursor_name, position=instance_of(LogPosition))
     def init(self, name: str, position: LogPosition) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
@@ -90,6 +97,7 @@ class CursorStore:
         self._held[name] = witness.etag
         return witness
 
+    @checked(name=check_cursor_name)
     def load(self, name: str) -> Witness | None:
         """Load a cursor; None when there is none of that name."""
         seen = self._documents.load(cursor_path(name))
@@ -99,6 +107,7 @@ class CursorStore:
             return None
         return Witness(seen.document, seen.etag)
 
+    @checked(name=check_cursor_name, position=instance_of(LogPosition), witness=instance_of(Witness))
     def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
         """Move a cursor from where the witness saw it; CursorConflictError when it is elsewhere by now.
 
@@ -157,6 +166,7 @@ class CursorStore:
             if seen is not None:
                 yield meta.path, Witness(seen.document, seen.etag)
 
+    @checked(name=check_cursor_name)
     def delete(self, name: str) -> None:
         """Remove a cursor: what it pinned may be collected."""
         path = cursor_path(name)
@@ -171,7 +181,6 @@ class CursorStore:
         )
 
     def _check_position(self, name: str, position: LogPosition) -> None:
-        check_cursor_name(name)
         # The log's end never moves back: what lay before it still does.
         known = None if self._known is None else self._known.manifest
         if known is None or position.offset > known.next.position.offset:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.storage.object_store import Done, Etag, Unknown, Versioned
+from wal3_core.storage.readback import readable
 from wal3_core.storage.retry import attempts, reread_if_damaged
 
 if TYPE_CHECKING:
@@ -91,12 +92,15 @@ class DocumentStore(Generic[D]):
         return Seen(document, found.etag)
 
     def save(self, path: str, document: D, seen: Seen[D] | None) -> Seen[D] | None:
-        """Create the document, or change it from how it was seen; None when somebody else was there before."""
+        """Create the document, or change it from how it was seen; None when somebody else was there before.
+
+        InvalidRequestError, and nothing written, for one that could not be read back.
+        """
         # A token of its own for every write: another's is never taken for it, and no version comes back.
         document = replace(document, writer=stamp(self._runtime))
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())
-        data, cause = document.to_bytes(), "conflicts"
+        data, cause = readable(document, self._read, f"{self._store.url}/{path}"), "conflicts"
         for _ in attempts(self._retry, self._runtime):
             outcome = self._store.create(path, data) if seen is None else self._store.replace(path, data, seen.etag)
             if isinstance(outcome, Done):

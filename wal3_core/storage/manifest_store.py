@@ -24,6 +24,7 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, RetryOptions
 from wal3_core.storage.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
+from wal3_core.storage.readback import check_readable, encoded
 from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
@@ -125,15 +126,18 @@ class ManifestStore:
         return found
 
     def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
-        """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload."""
+        """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload.
+
+        InvalidRequestError, and nothing written, for one that breaks an invariant or could not be read back.
+        """
         assert changed.log_id == witness.manifest.log_id
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
-        changed.check()
-        data = changed.to_bytes()
+        data = encoded(changed, self.what)
         if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
             # Installed, it could never be loaded again.
             message = f"{self.what}: expected less than {BYTES_MAX} bytes: let snapshots be written (see snapshot/)"
             raise StoreDeniedError(message)
+        check_readable(data, changed, _read, self.what)
         outcome = self._store.replace(MANIFEST, data, witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
 
@@ -219,6 +223,10 @@ def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     if found is not None and isinstance(found.document, Vacancy) and found.document.kind is VacancyKind.COPYING:
         return CorruptError(f"log {store.url}: {describe(found.document)}")
     return None
+
+
+def _read(data: bytes, what: str) -> Manifest:
+    return Manifest.from_bytes(data, what=what)
 
 
 def _stale(etag: Etag) -> Etag:

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 
+from wal3_core.arguments import with_methods
+from wal3_core.model.paths import check_log_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -166,9 +169,17 @@ class FolderStore:
         return ObjectMeta(found.path.removeprefix(self._folder), found.size, found.last_modified_us)
 
 
+# What tells a store from anything else that a caller may hand in for one.
+a_store = with_methods("a store, as open_store returns it", "read", "get", "create", "replace", "head", "delete")
+
+
 def log_store(store: ObjectStore, log: str) -> ObjectStore:
-    """Return what lies under one log's root: its manifest, and its lives; its name must have been checked."""
-    return FolderStore(store, f"{log}/")
+    """Return what lies under one log's root: its manifest, and its lives.
+
+    InvalidRequestError for a name that no log may have.
+    """
+    a_store(store, "store")
+    return FolderStore(store, f"{check_log_name(log)}/")
 
 
 def check_path(path: str) -> str:

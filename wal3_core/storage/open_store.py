@@ -13,8 +13,9 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from wal3_core.arguments import checked, instance_of, optional, text
 from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.local import LocalStore
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
@@ -31,6 +32,7 @@ _memory_lock = threading.Lock()  # the registry is the process's, not a runtime'
 _memory_stores: dict[str, MemoryStore] = {}
 
 
+@checked(url=text, session=optional(instance_of(boto3.session.Session)), runtime=optional(a_runtime))
 def open_store(
     url: str, *, session: boto3.session.Session | None = None, runtime: Runtime | None = None
 ) -> ObjectStore:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, instance_of, optional, text
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED
-from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
+from wal3_core.model.paths import PIN_FOLDER, check_log_name, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import Pin
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _TRIES_MAX = 16
 class PinStore:
     """The pins of one life of a log: that of ``log_id``, or else the one that is found first."""
 
+    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,
@@ -53,13 +55,14 @@ class PinStore:
             log_id=self._manifests.log_id,
         )
 
+    @checked(name=check_pin_name, reason=text)
     def create(self, name: str, *, reason: str) -> Pin:
         """Keep what the log holds now; InvalidRequestError when there is a pin of that name.
 
         A pin that was never finished is made anew. When this one can not be finished it stays as it is:
         it keeps what it can, and is there to be made anew or deleted.
         """
-        path = pin_path(check_pin_name(name))
+        path = pin_path(name)
         base = self._load()
         seen = self._documents.load(path)
         if seen is not None and seen.document.complete:
@@ -97,6 +100,7 @@ class PinStore:
     def _taken(self, path: str) -> InvalidRequestError:
         return InvalidRequestError(f"pin {self._store.url}/{path}: expected no pin of that name, found one")
 
+    @checked(name=check_pin_name)
     def load(self, name: str) -> Pin | None:
         """Load a pin; None when there is none of that name."""
         seen = self._documents.load(pin_path(name))
@@ -117,6 +121,7 @@ class PinStore:
             self._load()
         return found
 
+    @checked(name=check_pin_name)
     def delete(self, name: str) -> None:
         """Remove a pin: the next collection takes what only it held."""
         path = pin_path(name)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, function, instance_of, optional, wrong
 from wal3_core.errors import UnavailableError
-from wal3_core.model.paths import POLICY
+from wal3_core.model.paths import POLICY, check_log_name
 from wal3_core.model.policy import Policy
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ _TRIES_MAX = 16
 class PolicyStore:
     """The policy of one life of a log: that of ``log_id``, or else the one that is found first."""
 
+    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,
@@ -57,12 +59,16 @@ class PolicyStore:
             self._manifests.load()
         return seen
 
+    @checked(change=function)
     def change(self, change: Callable[[Policy], Policy]) -> Policy:
         """Change the policy as it is now; InvalidRequestError for one that makes no sense."""
         for _ in range(_TRIES_MAX):
             seen = self._seen()
             before = Policy() if seen is None else seen.document
-            changed = replace(change(before), generation=before.generation + 1)
+            wanted = change(before)
+            if not isinstance(wanted, Policy):
+                raise wrong("change", "to be given back a Policy", wanted)
+            changed = replace(wanted, generation=before.generation + 1)
             changed.check()
             saved = self._documents.save(POLICY, changed, seen)
             if saved is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError, MissingError
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.storage.immutable import write_immutable
+from wal3_core.storage.readback import check_readable, encoded
 from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ class SnapshotStore:
         return snapshot
 
     def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
-        """Make the snapshot durable and return the pointer to it."""
+        """Make the snapshot durable and return the pointer to it; InvalidRequestError if it could not be read back."""
         assert snapshot.log_id == self._log_id()
-        data = snapshot.to_bytes()
+        data = encoded(snapshot, "snapshot")
         pointer = snapshot.pointer_to(data)
+        check_readable(data, snapshot, lambda found, _: Snapshot.from_bytes(found, pointer), pointer.path)
         write_immutable(self._store, pointer.path, data, retry, self._runtime)
         self._keep(pointer.path, snapshot)
         return pointer
