@@ -67,9 +67,8 @@ def text(value: object, name: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            message = (
-                f"{name}: expected text that can be encoded, found half of a surrogate pair in {ascii(value)[:200]}"
-            )
+            shown = ascii(value)[:_SHOWN_MAX]
+            message = f"{name}: expected text that can be encoded, found half of a surrogate pair in {shown}"
             raise InvalidRequestError(message) from None
     return value
 

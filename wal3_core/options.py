@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from wal3_core.arguments import flag, instance_of, integer, make_plain, number, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class Limits:
                 message = f"limit {name}: expected a number from 0 to 2**64, found {value}"
                 raise InvalidRequestError(message)
 
+    @checked(num_bytes=integer)
     def without(self, num_bytes: int) -> Limits:
         """Return what is left after one fragment of so many bytes; at least one more fragment."""
         return replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
-from wal3_core.arguments import wrong
+from wal3_core.arguments import several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, check_message
 
@@ -39,12 +39,8 @@ class Columns:
 
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
     """Check what a caller wants to append; InvalidRequestError names what is wrong with which record."""
-    try:
-        # Whatever iterating raises of its own is the caller's to see.
-        waiting = iter(records)
-    except TypeError:
-        raise wrong("records", "several of bytes or Message", records) from None
-    listed = list(waiting)
+    several(records, "records")
+    listed = list(records)
     if not listed:
         message = "append: expected at least one record, found none"
         raise InvalidRequestError(message)

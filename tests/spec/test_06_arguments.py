@@ -1,0 +1,339 @@
+"""What a caller hands in by mistake is refused by name, before anything is done with it.
+
+The calls are made from the signatures of everything in ``wal3_core.__all__``: an entry without a check fails here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import wal3_core
+from tests.stores import CountingStore
+from wal3_core import (
+    AtTime,
+    Collector,
+    CursorStore,
+    Deleter,
+    InvalidRequestError,
+    Limits,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    Message,
+    PinStore,
+    Policy,
+    PolicyStore,
+    Setsum,
+    SnapshotCompactor,
+    Witness,
+    collect,
+    copy,
+    destroy,
+    list_logs,
+    open_store,
+    records_across,
+    scrub,
+    seal,
+)
+from wal3_core.arguments import checked, integer, seconds
+from wal3_core.log.deleter import Part
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.position import FragmentSeqNo
+from wal3_core.options import (
+    CollectorOptions,
+    ReaderOptions,
+    RetryOptions,
+    SnapshotCompactorOptions,
+    SnapshotOptions,
+    WriterOptions,
+)
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wal3_core.storage.object_store import ObjectStore
+
+LOG = "a"
+# The library makes these and hands them out, or opens them by class methods: nobody else makes one.
+MADE_INSIDE = {"Collection", "Copied", "DestroyPlan", "LogReader", "LogWriter", "Pin", "Record", "ScrubReport", "Seal"}
+# A sum is made at every step, so by its class methods alone from what comes from outside.
+MADE_INSIDE |= {"Setsum"}
+# Between values and their stored form; what they read is bytes from outside, and has tests of its own.
+CODEC = {"to_json", "from_json", "to_bytes", "from_bytes"}
+GARBAGE = f"gc/GARBAGE.{'0' * 64}.{'0' * 16}"
+RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: policy}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a parameter declared as one type is given: a right value, and wrong ones."""
+
+    right: object
+    wrong: tuple[object, ...]
+
+
+def kinds() -> dict[str, Kind]:
+    store = MemoryStore(shared_runtime())
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        writer.append(b"x")
+    pointer = LogReader.open(store, LOG).scan()[0]
+    witness = CursorStore(store, LOG).init("c", LogPosition(1, 0))
+    garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
+    nothing: tuple[object, ...] = (4711, "text", object())
+    found = {
+        "ObjectStore": Kind(store, (*nothing, None, MemoryStore)),
+        "str": Kind("b", (4711, b"a", 1.5, None, object())),
+        "int": Kind(3, ("3", 1.5, True, None, object())),
+        "float": Kind(3, ("3", True, None, object())),
+        "bool": Kind(right=False, wrong=(1, "no", None)),
+        "bytes": Kind(b"", ("text", 4711, None)),
+        "bytes | None": Kind(b"", ("text", 4711, 1.5)),
+        "ReadStart": Kind(1, ("1", 1.5, True, b"1", object())),
+        "Runtime": Kind(shared_runtime(), nothing),
+        "SnapshotPointer": Kind(None, (*nothing, None)),
+        "boto3.session.Session": Kind(None, nothing),
+        "Cursor": Kind(witness.cursor, (*nothing, None)),
+        "Etag": Kind("e", (4711, None)),
+        "Callable": Kind(lambda *_: None, ("text", 4711, None)),
+        "Iterable": Kind((), (4711, None, "text", object())),
+        "Sequence": Kind((), (4711, None, "text")),
+    }
+    for value in (
+        *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, Part()),
+        *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
+        *(SnapshotCompactorOptions(), Collector(store, LOG).plan()),
+    ):
+        found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
+    return found
+
+
+def kind_of(parameter: inspect.Parameter, known: dict[str, Kind]) -> Kind:
+    declared = str(parameter.annotation)
+    if declared in known:
+        kind = known[declared]
+    elif declared.endswith(" | None"):
+        kind = kind_of(parameter.replace(annotation=declared.removesuffix(" | None")), known)
+        kind = Kind(None, tuple(value for value in kind.wrong if value is not None))
+    else:
+        kind = known[declared.split("[", maxsplit=1)[0]]
+    return Kind(RIGHT.get(parameter.name, kind.right), kind.wrong)
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    of: str
+    method: str | None
+
+    def call(self, store: ObjectStore) -> Callable[..., object]:
+        found = getattr(wal3_core, self.of)
+        if self.method is None:
+            return found  # type: ignore[no-any-return]
+        made: dict[str, Callable[[], object]] = {
+            "LogWriter": lambda: LogWriter.open(store, LOG),
+            "LogReader": lambda: LogReader.open(store, LOG),
+            "Limits": Limits,
+            "Setsum": Setsum,
+        }
+        bound = inspect.ismethod(getattr(found, self.method))
+        of = found if bound else made.get(self.of, lambda: found(store, LOG))()
+        return getattr(of, self.method)  # type: ignore[no-any-return]
+
+
+def entries() -> Iterator[Entry]:
+    for name in wal3_core.__all__:
+        found = getattr(wal3_core, name)
+        if not isinstance(found, type):
+            yield Entry(name, name, None)
+        elif not issubclass(found, Exception):
+            if name not in MADE_INSIDE:
+                yield Entry(name, name, None)
+            public = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name))]
+            for method in public:
+                takes = [
+                    each for each in inspect.signature(getattr(found, method)).parameters if each not in {"self", "cls"}
+                ]
+                if takes and method not in CODEC:
+                    yield Entry(f"{name}.{method}", name, method)
+
+
+def mistakes() -> Iterator[object]:
+    known = kinds()
+    store = MemoryStore(shared_runtime())
+    LogWriter.initialize(store, LOG)
+    for entry in entries():
+        parameters = inspect.signature(entry.call(store)).parameters
+        for parameter in parameters.values():
+            for number, wrong in enumerate(kind_of(parameter, known).wrong):
+                yield pytest.param(
+                    entry, parameter.name, wrong, id=f"{entry.name}-{parameter.name}-{type(wrong).__name__}{number}"
+                )
+
+
+def objects_of(store: MemoryStore) -> dict[str, bytes | None]:
+    return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
+
+
+@pytest.mark.parametrize(("entry", "name", "wrong"), list(mistakes()))
+def test_wrong_type_is_refused_by_name_and_changes_nothing(
+    memory_store: MemoryStore, entry: Entry, name: str, wrong: object
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append(b"x")
+    CursorStore(memory_store, LOG).init("c", LogPosition(1, 0))
+    before, known = objects_of(memory_store), kinds()
+    call = entry.call(memory_store)
+    given = {each.name: kind_of(each, known).right for each in inspect.signature(call).parameters.values()}
+    given = {each: memory_store if each == "store" else value for each, value in given.items()}
+
+    with pytest.raises(InvalidRequestError, match=name):
+        call(**given | {name: wrong})
+
+    assert objects_of(memory_store) == before
+
+
+def test_every_entry_is_called() -> None:
+    names = {entry.name for entry in entries()}
+
+    assert {"seal", "records_across", "LogWriter.append_many", "CursorStore.save", "LogReader.follow"} <= names
+    assert len(names) > 60
+
+
+# ---------------------------------------------------------------------- what stands for an integer, or for bytes
+
+
+def test_integers_of_any_kind_are_taken_and_stored_as_plain_ones(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append_many([b"1", b"2", b"3"])
+    position = LogPosition(np.uint64(3), np.int64(0))  # type: ignore[arg-type]
+
+    CursorStore(memory_store, LOG).init("c", position)
+
+    assert (type(position.offset), type(position.timestamp_us)) == (int, int)
+    found = CursorStore(memory_store, LOG).load("c")
+    assert found is not None
+    assert found.cursor.position == LogPosition(3, 0)
+    limits = Limits(records=np.uint8(1))  # type: ignore[arg-type]
+    reader = LogReader.open(memory_store, LOG)
+    assert [each.body for each in reader.records(np.int32(2), limits)] == [b"2"]
+    assert [each.body for each in records_across(memory_store, LOG, np.uint64(3))] == [b"3"]  # type: ignore[arg-type]
+    assert next(reader.records(AtTime(np.uint64(0)))).offset == 1  # type: ignore[arg-type]
+    policy = PolicyStore(memory_store, LOG).change(lambda _: Policy(retention_s=np.int64(60)))  # type: ignore[arg-type]
+    assert type(policy.retention_s) is int
+    assert type(WriterOptions(uploads_max=np.int8(3)).uploads_max) is int  # type: ignore[arg-type]
+    assert collect(memory_store, LOG, limit_offset=np.uint64(1)).plan.empty  # type: ignore[arg-type]
+    target = LogAt(memory_store, "t")
+    assert copy(LogAt(memory_store, LOG), target, from_offset=np.uint16(1)).num_records == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [1.5, "3", None, True, np.float64(3), np.bool_(1), np.array([1, 2])])
+def test_what_stands_for_no_integer_is_no_place(wrong: object) -> None:
+    with pytest.raises(InvalidRequestError, match="offset: expected an integer"):
+        LogPosition(wrong, 0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="timestamp_us: expected an integer"):
+        LogPosition(3, wrong)  # type: ignore[arg-type]
+
+
+def test_buffers_are_appended_as_they_were_when_they_were_handed_over(memory_store: MemoryStore) -> None:
+    """A caller reads from a socket into one buffer again and again."""
+    buffer = bytearray(b"first")
+    everyother = memoryview(b"a-b-c-")[::2]
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        futures = [writer.submit(buffer)]  # type: ignore[arg-type]
+        buffer[:] = b"other"
+        futures.append(writer.submit(memoryview(buffer)))  # type: ignore[arg-type]
+        buffer[:] = b"third"
+        futures.append(writer.submit_many([Message(None, buffer), everyother, b"plain"]))  # type: ignore[arg-type,list-item]
+        buffer[:] = b"-----"
+        for future in futures:
+            shared_runtime().wait(future, 30)
+
+    found = [(record.key, record.body) for record in LogReader.open(memory_store, LOG).records()]
+    assert found == [(None, b"first"), (None, b"other"), (b"third", None), (None, b"abc"), (None, b"plain")]
+
+
+# ---------------------------------------------------------------------- names
+
+
+def test_part_of_a_log_s_name_that_no_file_system_takes_is_refused_by_name(store: ObjectStore) -> None:
+    longest = f"{'p' * 255}/{'q' * 244}"
+    LogWriter.initialize(store, longest)
+    with LogWriter.open(store, longest) as writer:
+        writer.append(b"x")
+    assert list(list_logs(store)) == [longest]
+
+    for entry in (LogWriter.initialize, LogWriter.open, LogReader.open, CursorStore, PinStore, collect, destroy, scrub):
+        with pytest.raises(InvalidRequestError, match="log name .*parts of at most 255 bytes.*found one of 256"):
+            entry(store, f"team/{'p' * 256}")  # type: ignore[operator]
+
+    with pytest.raises(InvalidRequestError, match="successor name .*at most 255 bytes"):
+        seal(store, longest, reason="full", successor="p" * 256)
+    assert LogReader.open(store, longest).manifest().seal is None
+
+
+def test_name_of_a_cursor_or_pin_that_no_file_system_takes_is_refused_by_name(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        writer.append(b"x")
+    CursorStore(store, LOG).init("c" * 200, LogPosition(1, 0))
+    PinStore(store, LOG).create("p" * 200, reason="r")
+
+    with pytest.raises(InvalidRequestError, match="cursor name: expected .* at most 200 bytes, found 251"):
+        CursorStore(store, LOG).init("c" * 251, LogPosition(1, 0))
+    with pytest.raises(InvalidRequestError, match="pin name: expected .* at most 200 bytes, found 251"):
+        PinStore(store, LOG).create("p" * 251, reason="r")
+
+
+# ---------------------------------------------------------------------- symptoms
+
+
+def test_seal_by_a_number_is_refused_and_the_log_stays_readable(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        writer.append(b"x")
+
+    with pytest.raises(InvalidRequestError, match="sealed_by: expected text, found int 4711"):
+        seal(store, LOG, reason="r", sealed_by=4711)  # type: ignore[arg-type]
+
+    assert [record.body for record in LogReader.open(store, LOG).records()] == [b"x"]
+
+
+def test_generators_check_what_they_are_given_when_they_are_called(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append(b"x")
+    counting = CountingStore(memory_store)
+
+    with pytest.raises(InvalidRequestError, match="limits"):
+        records_across(counting, LOG, 1, 5)  # type: ignore[arg-type]
+
+    assert not counting.requests
+
+
+def test_check_of_a_parameter_that_is_not_there_is_a_defect() -> None:
+    with pytest.raises(AssertionError, match="expected checks of"):
+        checked(offset=integer)(lambda place: place)
+
+
+def test_time_that_can_not_be_compared_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="idle_s: expected a number of seconds"):
+        seconds(float("nan"), "idle_s")
+    assert seconds(np.float32(0.5), "idle_s") == 0.5
+
+
+def test_values_of_the_wrong_type_are_refused_where_they_are_made() -> None:
+    with pytest.raises(InvalidRequestError, match="store: expected a store"):
+        LogAt("memory:a", LOG)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="cursor: expected Cursor"):
+        Witness(None, "e")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="url: expected text"):
+        open_store(b"memory:a")  # type: ignore[arg-type]
+    assert FragmentSeqNo(3) == 3
+    assert isinstance(PinStore(MemoryStore(shared_runtime()), LOG), PinStore)
+    assert isinstance(Deleter(MemoryStore(shared_runtime()), LOG), Deleter)
+    assert isinstance(SnapshotCompactor(MemoryStore(shared_runtime()), LOG), SnapshotCompactor)
