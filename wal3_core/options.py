@@ -23,6 +23,9 @@ _COLUMN_BYTES_MAX = 2**31 - 1
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
 _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
+# How far a log's time may lie beyond the store's clock: more than honest clocks and slow uploads differ, and more than
+# the second that stores tell times by; and little beside any retention.
+CLOCK_AHEAD_S_MAX = 60.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
 
@@ -103,7 +106,8 @@ class WriterOptions:
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
     ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
-    ``rebases_max`` times.
+    ``rebases_max`` times. A writer's clock moves the log's time at most ``clock_ahead_s_max`` seconds
+    beyond the store's.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -117,6 +121,7 @@ class WriterOptions:
     reseals_max: int = 8
     rebases_max: int = 256
     commit_pause_s_max: float = 5.0
+    clock_ahead_s_max: float = CLOCK_AHEAD_S_MAX
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
@@ -136,6 +141,7 @@ class WriterOptions:
                 "reseals_max": (0, _COUNT_MAX),
                 "rebases_max": (1, _COUNT_MAX),
                 "commit_pause_s_max": (0, _SECONDS_MAX),
+                "clock_ahead_s_max": (1, _SECONDS_MAX),
             },
         )
 

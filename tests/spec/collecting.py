@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class Crashed(BaseException):
 class ClockStore(FaultyStore):
     """A store with a clock of its own, which only a test moves."""
 
-    now_us: int = 1_700_000_000 * US_PER_S
+    now_us: int = field(default_factory=lambda: time.time_ns() // 1000)
     changed_us: dict[str, int] = field(default_factory=dict)
 
     def pass_s(self, seconds: float) -> None:

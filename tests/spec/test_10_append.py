@@ -121,7 +121,7 @@ def test_closing_makes_everything_submitted_durable(store: ObjectStore) -> None:
 
 def test_timestamps_never_run_backwards_whatever_the_clock_does(memory_store: MemoryStore) -> None:
     class BackwardsRuntime(ThreadRuntime):
-        now = 2_000_000_000_000_000
+        now = 1_700_000_000_000_000
 
         def now_us(self) -> int:
             BackwardsRuntime.now -= 60_000_000

@@ -23,6 +23,7 @@ from wal3_core.errors import (
 )
 from wal3_core.log.references import References, every_path
 from wal3_core.log.scan import select
+from wal3_core.log.store_time import store_now_us
 from wal3_core.model.garbage import Cut, Garbage, cut_below
 from wal3_core.model.manifest import Intent, Manifest, Place
 from wal3_core.model.paths import LogId, check_log_id, check_log_name, given_garbage_path
@@ -255,8 +256,18 @@ class Collector:
             raise CollectionRefusedError(message) from error
 
     def _first_since(self, manifest: Manifest, retention_s: int) -> int:
-        """Tell the offset from which on records are younger."""
-        start = AtTime(max(0, self._runtime.now_us() - retention_s * US_PER_S))
+        """Tell the offset from which on records are younger, by this process's clock and by the store's."""
+        own_us = self._runtime.now_us()
+        offset = self._first_after(manifest, own_us - retention_s * US_PER_S)
+        if offset <= manifest.first.position.offset:
+            # There is nothing to take: no need to ask.
+            return offset
+        # A clock that is ahead would take what somebody wants kept.
+        store_us = store_now_us(self._store, self._runtime)
+        return offset if own_us <= store_us else self._first_after(manifest, store_us - retention_s * US_PER_S)
+
+    def _first_after(self, manifest: Manifest, timestamp_us: int) -> int:
+        start = AtTime(max(0, timestamp_us))
         young = next(select(manifest.pointers, start, UNLIMITED, self._snapshots.load), None)
         return manifest.next.position.offset if young is None else young.start.offset
 

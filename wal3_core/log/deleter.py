@@ -14,11 +14,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
-from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError
 from wal3_core.log.references import References, every_path, hold_any
+from wal3_core.log.store_time import store_now_us
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
-    CLOCK,
     FRAGMENT_FOLDER,
     SNAPSHOT_FOLDER,
     LogId,
@@ -32,7 +32,7 @@ from wal3_core.runtime import US_PER_S, Runtime, a_runtime, ahead, shared_runtim
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, Versioned, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.retry import attempts
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -345,13 +345,4 @@ class Deleter:
         One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
         clock does not run back.
         """
-        data, found = self._runtime.token().encode(), self._store.get(CLOCK)
-        if isinstance(found, Versioned):
-            self._store.replace(CLOCK, data, found.etag)
-        else:
-            self._store.create(CLOCK, data)
-        written = self._store.head(CLOCK)
-        if written is None:
-            message = f"log {self._manifests.url}: {CLOCK} could not be written to learn the store's time"
-            raise UnavailableError(message)
-        return written.last_modified_us
+        return store_now_us(self._store, self._runtime)

@@ -36,6 +36,7 @@ from wal3_core.log.commit import (
     Lost,
     SealedOut,
 )
+from wal3_core.log.log_clock import LogClock
 from wal3_core.log.snapshotter import Snapshotter
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Epoch, Place
@@ -87,6 +88,7 @@ class Pipeline:
         snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(snapshots, runtime, options)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
+        self._clock = LogClock(store, runtime, options)
         self._lock = runtime.lock()
         self._inbox: deque[Entry] = deque()
         self._queue = BatchQueue(options)
@@ -289,7 +291,7 @@ class Pipeline:
         entries = self._queue.take()
         count = sum(len(entry.columns.bodies) for entry in entries)
         before = self._tail.position
-        start = LogPosition(before.offset, max(self._runtime.now_us(), before.timestamp_us))
+        start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
         flight = Flight(entries, start, self._tail.seq_no, self._incarnation)
         self._tail = Place(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
         self._flights.append(flight)
@@ -361,7 +363,8 @@ class Pipeline:
         pointers = [flight.pointer for flight in ready if flight.pointer is not None]
         began_s = self._runtime.monotonic_s()
         try:
-            result = self._committer.commit(base, ready[0].incarnation, pointers)
+            refused = self._clock.look(base, pointers)
+            result = refused or self._committer.commit(base, ready[0].incarnation, pointers)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             result = Lost(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s

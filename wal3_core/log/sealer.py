@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, text
-from wal3_core.errors import InvalidRequestError, LogExistsError, SealedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, LogExistsError, LogNotFoundError, SealedError, UnavailableError
+from wal3_core.log.log_clock import bounded
 from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
-from wal3_core.model.paths import check_log_name
-from wal3_core.options import RetryOptions
+from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
@@ -76,7 +77,8 @@ def seal(
 def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
-    It begins where the sealed log ends, and its checksum goes on from there. InvalidRequestError when
+    It begins where the sealed log ends, and its checksum goes on from there; at the sealed log's time, unless
+    that lies so far beyond the store's that only a wrong clock explains it. InvalidRequestError when
     the log is not sealed or names none, LogExistsError when another log has taken the name.
     """
     runtime = runtime or shared_runtime()
@@ -86,9 +88,16 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
         message = f"log {log}: expected it sealed, with a successor, found {found}"
         raise InvalidRequestError(message)
     name = check_log_name(sealed.seal.successor)
+    head = log_store(store, log).head(MANIFEST)
+    if head is None:
+        message = f"log {log}: expected {MANIFEST} of the sealed log, found none: it was destroyed meanwhile"
+        raise LogNotFoundError(message)
     manifests = ManifestStore(log_store(store, name), runtime)
     try:
-        manifests.initialize(Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name()))
+        # The store's time when the log was sealed, or later: what was appended before then lies at most so far beyond.
+        first = bounded(sealed.next, head.last_modified_us, CLOCK_AHEAD_S_MAX)
+        begun = Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name())
+        manifests.initialize(replace(begun, first=first, next=first))
     except LogExistsError as error:
         if not goes_on_from(sealed, manifests.load().manifest):
             raise _usurped(log, name) from error

@@ -69,7 +69,7 @@ def records_across(
             raise CorruptError(message)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
-        if successor is None or reading.finished:
+        if successor is None or reading.ends_in(manifest):
             return
         reading.go_on_after(manifest)
         before, log = (log, manifest), successor
@@ -125,6 +125,11 @@ class _Reading:
             yield from parquet.records_of(taken)
             if self.finished:
                 return
+
+    def ends_in(self, manifest: Manifest) -> bool:
+        """Tell whether nothing behind a log belongs to the read: a successor's time may begin earlier."""
+        until_us = self._limits.timestamp_us
+        return self.finished or (until_us is not None and until_us <= manifest.next.position.timestamp_us)
 
     def go_on_after(self, manifest: Manifest) -> None:
         """Begin in the next log where this one ended, unless the start lies further on."""

@@ -54,8 +54,9 @@ class LogWriter:
         """Create an empty log; LogExistsError, and the log untouched, when there is one."""
         runtime = runtime or shared_runtime()
         manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
+        # No clock is asked: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
-        manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=runtime.now_us()))
+        manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
 
     @classmethod
     @checked(**_OPENING)

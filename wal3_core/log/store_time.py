@@ -1,0 +1,31 @@
+"""The store's own time, which no process's clock moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import UnavailableError
+from wal3_core.model.paths import CLOCK
+from wal3_core.storage.object_store import Versioned
+
+if TYPE_CHECKING:
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
+    """Ask a log's store for its time: when it says that an object written just now was changed.
+
+    One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
+    clock does not run back.
+    """
+    data, found = runtime.token().encode(), store.get(CLOCK)
+    if isinstance(found, Versioned):
+        store.replace(CLOCK, data, found.etag)
+    else:
+        store.create(CLOCK, data)
+    written = store.head(CLOCK)
+    if written is None:
+        message = f"log {store.url}: {CLOCK} could not be written to learn the store's time"
+        raise UnavailableError(message)
+    return written.last_modified_us
