@@ -154,8 +154,26 @@ MUTANTS = (
     Mutation(
         "the clock is believed",
         PIPELINE + "_seal",
-        "max(self._runtime.now_us(), before.timestamp_us)",
-        "self._runtime.now_us()",
+        "max(self._clock.now_us(), before.timestamp_us)",
+        "self._clock.now_us()",
+    ),
+    Mutation(
+        "the store is not asked for its time",
+        "wal3_core.log.log_clock:LogClock._plausible",
+        "        if seen is None or",
+        "        if seen is None:\n            return True\n        if",
+    ),
+    Mutation(
+        "a clock that was right once is believed",
+        "wal3_core.log.log_clock:LogClock._plausible",
+        "return timestamp_us <= self._store_us(seen) + self._ahead_us",
+        "return True",
+    ),
+    Mutation(
+        "the time that is too far ahead is committed",
+        "wal3_core.log.log_clock:LogClock.look",
+        "if latest_us <= store_us + self._ahead_us:",
+        "if latest_us <= store_us + self._ahead_us or found is not None:",
     ),
     Mutation(
         "held bytes are not given back",

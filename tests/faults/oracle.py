@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.faults.cursor_history import CursorHistory
+from tests.faults.simulator import START_US
 from wal3_core import Message
 from wal3_core.model import parquet
 from wal3_core.model.cursor import Cursor
@@ -22,6 +23,7 @@ from wal3_core.model.paths import (
     cursor_path,
 )
 from wal3_core.model.snapshot import Snapshot, sum_setsums
+from wal3_core.options import CLOCK_AHEAD_S_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +66,8 @@ class Oracle:
         held = list(self._fragments(after.pointers))
         for pointer in held[-8:]:
             assert self.objects.head(pointer.path) is not None, f"{pointer.path} was linked before it was durable"
+        limit_us = START_US + int((now_s + CLOCK_AHEAD_S_MAX) * 1e6) + 1
+        assert after.next.position.timestamp_us <= limit_us, f"INV-29: its time is beyond the store's: {after.next}"
         if before is not None:
             self._check_step(before, after)
             self._check_prefix(after, held)

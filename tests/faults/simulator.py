@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEPS_MAX = 400_000
 START_US = 1_700_000_000_000_000
+YEAR_US = 365 * 86_400 * 1_000_000
 NEVER_S = float("inf")
 # Less than this is lost in rounding, and time would stand still for who waits for it.
 TICK_S = 1e-6
@@ -181,7 +182,7 @@ class SimTimer:
 
 @dataclass(eq=False)
 class SimProcess:
-    """A Runtime: its wall clock is off, drifts, and steps backwards at times, unless it is ``steady``."""
+    """A Runtime: its wall clock is off, drifts, and steps back or years ahead at times, unless it is ``steady``."""
 
     simulation: Simulation
     name: str
@@ -198,8 +199,11 @@ class SimProcess:
         self.random = self.simulation.dice(self.name)
 
     def now_us(self) -> int:
-        if not self.steady and self.random.random() < 0.01:
+        step = 0.5 if self.steady else self.random.random()
+        if step < 0.01:
             self.offset_us -= self.random.randrange(5_000_000)
+        elif step > 0.998:
+            self.offset_us += YEAR_US
         return START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
 
     def monotonic_s(self) -> float:

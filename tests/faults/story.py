@@ -35,7 +35,7 @@ from tests.faults.collectors import (
 )
 from tests.faults.cursor_mover import CursorMover
 from tests.faults.plans import Plan, Swarm
-from tests.faults.simulator import SimProcess, Simulation
+from tests.faults.simulator import YEAR_US, SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
 from wal3_core import (
     CursorStore,
@@ -183,7 +183,11 @@ class Story:
 
 def _process(simulation: Simulation, name: str) -> SimProcess:
     dice = simulation.dice(f"clock of {name}")
-    return SimProcess(simulation, name, offset_us=dice.randrange(-(10**9), 10**9), drift=dice.uniform(-0.01, 0.01))
+    offset_us, drift = dice.randrange(-(10**9), 10**9), dice.uniform(-0.01, 0.01)
+    if dice.random() < 0.2:
+        # Somebody has typed another year.
+        offset_us += dice.choice((-10, 1, 10)) * YEAR_US
+    return SimProcess(simulation, name, offset_us=offset_us, drift=drift)
 
 
 def _end(stage: Stage, operator: SimProcess) -> None:
