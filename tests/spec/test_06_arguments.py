@@ -101,6 +101,7 @@ def kinds() -> dict[str, Kind]:
         "SnapshotPointer": Kind(None, (*nothing, None)),
         "boto3.session.Session": Kind(None, nothing),
         "Cursor": Kind(witness.cursor, (*nothing, None)),
+        "LogId": Kind("0" * 32, (4711, None)),
         "Etag": Kind("e", (4711, None)),
         "Callable": Kind(lambda *_: None, ("text", 4711, None)),
         "Iterable": Kind((), (4711, None, "text", object())),
@@ -123,7 +124,7 @@ def kind_of(parameter: inspect.Parameter, known: dict[str, Kind]) -> Kind:
         kind = kind_of(parameter.replace(annotation=declared.removesuffix(" | None")), known)
         kind = Kind(None, tuple(value for value in kind.wrong if value is not None))
     else:
-        kind = known[declared.split("[", maxsplit=1)[0]]
+        kind = known.get(declared.split("[", maxsplit=1)[0], Kind(None, (4711, "text", object())))
     return Kind(RIGHT.get(parameter.name, kind.right), kind.wrong)
 
 

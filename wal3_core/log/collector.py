@@ -14,29 +14,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, several, text
-from wal3_core.errors import (
-    CollectionRefusedError,
-    CorruptError,
-    LogReplacedError,
-    OutdatedPlanError,
-    UnavailableError,
-)
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError, UnavailableError
 from wal3_core.log.references import References, every_path
-from wal3_core.log.scan import select
-from wal3_core.log.store_time import store_now_us
+from wal3_core.log.retention import first_younger
 from wal3_core.model.garbage import Cut, Garbage, cut_below
 from wal3_core.model.manifest import Intent, Manifest, Place
 from wal3_core.model.paths import LogId, check_log_id, check_log_name, given_garbage_path
-from wal3_core.model.position import AtTime
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
-from wal3_core.options import UNLIMITED, CollectorOptions
-from wal3_core.runtime import US_PER_S, Runtime, a_runtime, shared_runtime
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.document_store import Seen
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -134,12 +127,7 @@ class Overtaken:
 class Collector:
     """Plans and prunes; log/deleter.py deletes what was pruned."""
 
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        options=optional(instance_of(CollectorOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(**opening(options=options_of(CollectorOptions)))
     def __init__(
         self,
         store: ObjectStore,
@@ -245,7 +233,13 @@ class Collector:
             raise CollectionRefusedError(message)
         if policy.retention_s is not None:
             kept = f"the first record younger than {policy.retention_s} s"
-            candidates[kept] = self._first_since(manifest, policy.retention_s)
+            candidates[kept] = first_younger(
+                manifest,
+                policy.retention_s,
+                self._snapshots.load,
+                objects=self._manifests.objects,
+                runtime=self._runtime,
+            )
         return candidates
 
     def _policy(self) -> Policy:
@@ -254,22 +248,6 @@ class Collector:
         except CorruptError as error:
             message = f"log {self._manifests.url}: nothing is collected while its policy can not be read: {error}"
             raise CollectionRefusedError(message) from error
-
-    def _first_since(self, manifest: Manifest, retention_s: int) -> int:
-        """Tell the offset from which on records are younger, by this process's clock and by the store's."""
-        own_us = self._runtime.now_us()
-        offset = self._first_after(manifest, own_us - retention_s * US_PER_S)
-        if offset <= manifest.first.position.offset:
-            # There is nothing to take: no need to ask.
-            return offset
-        # A clock that is ahead would take what somebody wants kept.
-        store_us = store_now_us(self._store, self._runtime)
-        return offset if own_us <= store_us else self._first_after(manifest, store_us - retention_s * US_PER_S)
-
-    def _first_after(self, manifest: Manifest, timestamp_us: int) -> int:
-        start = AtTime(max(0, timestamp_us))
-        young = next(select(manifest.pointers, start, UNLIMITED, self._snapshots.load), None)
-        return manifest.next.position.offset if young is None else young.start.offset
 
     def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
         following = manifest.next.position.offset

@@ -28,11 +28,12 @@ from wal3_core.model.paths import (
 )
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import US_PER_S, Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.retry import attempts
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -103,12 +104,7 @@ class _Pass:
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other."""
 
-    @checked(
-        store=a_store,
-        log=check_log_name,
-        options=optional(instance_of(CollectorOptions)),
-        runtime=optional(a_runtime),
-    )
+    @checked(**opening(options=options_of(CollectorOptions)))
     def __init__(
         self,
         store: ObjectStore,

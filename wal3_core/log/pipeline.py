@@ -88,7 +88,7 @@ class Pipeline:
         snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(snapshots, runtime, options)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
-        self._clock = LogClock(store, runtime, options)
+        self._clock = LogClock(self._manifests.objects, runtime, options)
         self._lock = runtime.lock()
         self._inbox: deque[Entry] = deque()
         self._queue = BatchQueue(options)

@@ -118,6 +118,14 @@ def check_log_id(log_id: str, what: str) -> LogId:
     return LogId(log_id)
 
 
+def given_log_id(log_id: object, argument: str) -> LogId:
+    """Take a log's id from a caller."""
+    log_id = text(log_id, argument)
+    if not _LOG_ID.fullmatch(log_id):
+        raise wrong(argument, "32 hex digits", log_id)
+    return LogId(log_id)
+
+
 def life_folder(log_id: LogId) -> str:
     """Folder, under the log's root, of all the objects of one life but the manifest."""
     return f"Life={log_id}/"

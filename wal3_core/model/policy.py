@@ -39,7 +39,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
-        make_plain(self, generation=integer, writer=text, without_cursors=flag)
+        make_plain(self, log_id=text, generation=integer, writer=text, without_cursors=flag)
         make_plain(self, retention_s=optional(integer), percent_max=optional(integer))
 
     def check(self) -> None:

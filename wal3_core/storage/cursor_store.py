@@ -11,7 +11,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, make_plain, optional, text
+from wal3_core.arguments import checked, instance_of, make_plain, text
 from wal3_core.errors import (
     CorruptError,
     CursorConflictError,
@@ -21,14 +21,15 @@ from wal3_core.errors import (
     LogReplacedError,
 )
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, check_log_name, cursor_name, cursor_path
+from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import Etag, ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store
+from wal3_core.storage.opening import opening, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ class CursorStore:
     LogReplacedError when the log's name has come to lead to another one.
     """
 
-    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
+    @checked(**opening(retry=options_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,

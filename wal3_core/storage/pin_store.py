@@ -10,16 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, optional, text
+from wal3_core.arguments import checked, text
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED
-from wal3_core.model.paths import PIN_FOLDER, check_log_name, check_pin_name, pin_name, pin_path
+from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import Pin
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _TRIES_MAX = 16
 class PinStore:
     """The pins of one life of a log: that of ``log_id``, or else the one that is found first."""
 
-    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
+    @checked(**opening(retry=options_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,

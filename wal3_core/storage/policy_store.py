@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, function, instance_of, optional, wrong
+from wal3_core.arguments import checked, function, wrong
 from wal3_core.errors import UnavailableError
-from wal3_core.model.paths import POLICY, check_log_name
+from wal3_core.model.paths import POLICY
 from wal3_core.model.policy import Policy
 from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.opening import opening, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ _TRIES_MAX = 16
 class PolicyStore:
     """The policy of one life of a log: that of ``log_id``, or else the one that is found first."""
 
-    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime), retry=optional(instance_of(RetryOptions)))
+    @checked(**opening(retry=options_of(RetryOptions)))
     def __init__(
         self,
         store: ObjectStore,
