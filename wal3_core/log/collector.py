@@ -62,8 +62,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
         make_plain(self, log=text, reason=text, first=instance_of(Place), setsum=instance_of(Setsum))
-        amounts = ("num_fragments", "num_records", "num_bytes", "held_records", "held_bytes")
-        make_plain(self, **dict.fromkeys(amounts, integer))
+        make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
+        make_plain(self, held_records=integer, held_bytes=integer)
 
     @property
     def empty(self) -> bool:
@@ -234,11 +234,7 @@ class Collector:
         if policy.retention_s is not None:
             kept = f"the first record younger than {policy.retention_s} s"
             candidates[kept] = first_younger(
-                manifest,
-                policy.retention_s,
-                self._snapshots.load,
-                objects=self._manifests.objects,
-                runtime=self._runtime,
+                manifest, policy.retention_s, self._snapshots.load, self._manifests.objects, self._runtime
             )
         return candidates
 
@@ -259,8 +255,6 @@ class Collector:
             raise CollectionRefusedError(message)
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
         return min(offset, following), f"{reason} is at offset {offset}"
-
-    # ------------------------------------------------------------------ verify
 
     @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
@@ -319,8 +313,6 @@ class Collector:
                     f" found cursor {name} at {offset}"
                 )
                 raise OutdatedPlanError(message)
-
-    # ------------------------------------------------------------------ prune
 
     @checked(plan=instance_of(Plan))
     def announce(self, plan: Plan) -> str:

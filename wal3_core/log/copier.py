@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogExistsError, MissingError
 from wal3_core.log.copy_target import CopyTarget
+from wal3_core.log.log_clock import bounded
 from wal3_core.log.scan import check_start
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -23,7 +24,7 @@ from wal3_core.model.garbage import cut_below
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.options import ReaderOptions, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore
@@ -214,6 +215,10 @@ class _Copying:
         """Make the copy's manifest: what was copied, of a life of its own, open, and not being collected."""
         pointers = claim.write_snapshots(source.pointers, self._load)
         copied = replace(source, log_id=claim.log_id, seal=None, collecting=None, destroying=False)
+        if not pointers:
+            # No record has its time: one that a wrong clock moved far ahead is left behind.
+            place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
+            copied = replace(copied, first=place, next=place)
         return copied.holding(pointers)
 
     def _load(self, pointer: SnapshotPointer) -> Snapshot:

@@ -99,6 +99,10 @@ class Claim:
         """What was copied so far."""
         return self._objects
 
+    def begun_us(self) -> int:
+        """Tell the store's time when the name was claimed."""
+        return self._manifests.changed_us()
+
     def write_fragment(self, pointer: FragmentPointer, data: bytes) -> None:
         """Write a fragment's bytes where the source has them."""
         write_immutable(self._objects, pointer.path, data, self._retry, self._runtime)

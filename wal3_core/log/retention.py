@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Load = Callable[[SnapshotPointer], Snapshot]
 
 
-def first_younger(manifest: Manifest, retention_s: int, load: Load, *, objects: ObjectStore, runtime: Runtime) -> int:
+def first_younger(manifest: Manifest, retention_s: int, load: Load, objects: ObjectStore, runtime: Runtime) -> int:
     """Tell the offset from which on records are younger; ``objects`` are the log's.
 
     The store is asked for its time only where something is old by the process's clock.

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, text
-from wal3_core.errors import InvalidRequestError, LogExistsError, LogNotFoundError, SealedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, LogExistsError, SealedError, UnavailableError
 from wal3_core.log.log_clock import bounded
 from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
-from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.model.paths import check_log_name
 from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
@@ -82,20 +82,17 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     the log is not sealed or names none, LogExistsError when another log has taken the name.
     """
     runtime = runtime or shared_runtime()
-    sealed = ManifestStore(log_store(store, check_log_name(log)), runtime).load().manifest
+    ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
+    sealed = ending.load().manifest
     if sealed.seal is None or sealed.seal.successor is None:
         found = "it open" if sealed.seal is None else f"a seal that names none: {sealed.seal.reason}"
         message = f"log {log}: expected it sealed, with a successor, found {found}"
         raise InvalidRequestError(message)
     name = check_log_name(sealed.seal.successor)
-    head = log_store(store, log).head(MANIFEST)
-    if head is None:
-        message = f"log {log}: expected {MANIFEST} of the sealed log, found none: it was destroyed meanwhile"
-        raise LogNotFoundError(message)
     manifests = ManifestStore(log_store(store, name), runtime)
     try:
         # The store's time when the log was sealed, or later: what was appended before then lies at most so far beyond.
-        first = bounded(sealed.next, head.last_modified_us, CLOCK_AHEAD_S_MAX)
+        first = bounded(sealed.next, ending.changed_us(), CLOCK_AHEAD_S_MAX)
         begun = Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name())
         manifests.initialize(replace(begun, first=first, next=first))
     except LogExistsError as error:

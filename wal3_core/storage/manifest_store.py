@@ -152,6 +152,14 @@ class ManifestStore:
         generation = 1 if seen is None else seen.document.generation + 1
         return self._entries.save(MANIFEST, replace(entry, generation=generation), seen)
 
+    def changed_us(self) -> int:
+        """Tell the store's time when the manifest was last changed: the store's clock reads this or more by now."""
+        found = self._store.head(MANIFEST)
+        if found is None:
+            message = f"log {self.url}: expected {MANIFEST}, found none: it was deleted meanwhile"
+            raise LogNotFoundError(message)
+        return found.last_modified_us
+
     def lives(self) -> list[LogId]:
         """List the lives that have objects here, or had some."""
         return [log_id for folder in self._store.list_folders("") if (log_id := life_of(folder)) is not None]
