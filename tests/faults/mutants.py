@@ -34,8 +34,8 @@ MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
         PIPELINE + "_commit",
-        "result = self._committer.commit(base, ready[0].incarnation, pointers)",
-        "result = Committed(base)",
+        "result = refused or self._committer.commit(base, ready[0].incarnation, pointers)",
+        "result = refused or Committed(base)",
     ),
     Mutation(
         "an unanswered CAS is taken for done",
