@@ -17,7 +17,11 @@ _UPLOADED_LATE = """                    late = os.open(staged, os.O_RDONLY)
             _sync(late)
             os.close(late)
 """
-_DIRECT = "with target.open('xb') as file: file.write(data); file.flush(); _sync(file.fileno())"
+_RENAMED = "staged.rename(target)"
+_RENAMED_AND_SEEN = "staged.rename(target); return Done(_etag(data))"
+_SEEN = "_sync_folder(self._file(path).parent)"
+_LINK = "os.link(staged, target)"
+_DIRECT = "with target.open('xb') as file: file.write(staged.read_bytes()); file.flush(); _sync(file.fileno())"
 
 DEFECTS = (
     Mutation("file not synced", f"{_STORE}._staged", "_sync(file.fileno())", "pass"),
@@ -32,7 +36,13 @@ DEFECTS = (
         "self._durable.get(each) != removals or ",
         "",
     ),
-    Mutation("written in place, not synced", f"{_STORE}.create", "os.link(staged, target)", "target.write_bytes(data)"),
-    Mutation("written in place, synced", f"{_STORE}.create", "os.link(staged, target)", _DIRECT),
+    Mutation("written in place, not synced", f"{_STORE}._link", _LINK, "target.write_bytes(staged.read_bytes())"),
+    Mutation("written in place, synced", f"{_STORE}._link", _LINK, _DIRECT),
     Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),
+    # What others wrote is there before it is on disk: nothing is synced while a lock is held.
+    Mutation(
+        "another's version taken for durable", f"{_STORE}._sync_seen", "_sync_folder(self._file(path).parent)", "pass"
+    ),
+    Mutation("one's own version taken for durable too early", f"{_STORE}.replace", _RENAMED, _RENAMED_AND_SEEN),
+    Mutation("what refused a create taken for durable", f"{_STORE}._sync_refusing", "_sync_folder(folder)", "pass"),
 )

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
-from wal3_core.storage import local
+from wal3_core.storage import file_lock, local, local_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ class Recorder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.volume = Volume(local._OWN_FOLDER)
+        self.volume = Volume(local_roots.OWN_FOLDER)
         self.steps: list[Step] = []
         self.made: list[list[tuple[int, bool]]] = []
         self.dead = False
@@ -109,7 +109,7 @@ class Recorder:
 
     def replay(self) -> Iterator[tuple[int, Volume]]:
         """Go through the disk's past: after how many steps, and what was there and what was certain."""
-        volume = Volume(local._OWN_FOLDER)
+        volume = Volume(local_roots.OWN_FOLDER)
         yield 0, volume
         for number, (step, made) in enumerate(zip(self.steps, self.made, strict=True), 1):
             for inode, folder in made:
@@ -319,6 +319,7 @@ class _Locks:
 
 
 _PLACES: list[tuple[object, str]] = [(local, name) for name in ("os", "tempfile", "fcntl", "open")]
+_PLACES += [(file_lock, name) for name in ("os", "fcntl")]
 _PLACES += [(pathlib, "os"), (pathlib, "io")]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.power.recorder import Recorder
 from tests.power.session import Session
-from wal3_core.storage.local import _OWN_FOLDER as OWN_FOLDER
+from wal3_core.storage.local_roots import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,14 @@ def step_in(user: User) -> None:
     user.close()
 
 
-def joined(name: str, step: int, *, killed: bool, known: bool = False) -> Callable[[Session], None]:
+def look_on(user: User) -> None:
+    """Read, and change nothing."""
+    user.read()
+
+
+def joined(
+    name: str, step: int, *, killed: bool, known: bool = False, others: Callable[[User], None] = step_in
+) -> Callable[[Session], None]:
     """Let another process step in after so many steps of an act, which goes on later or never.
 
     ``known`` when that process has worked in the store before, and so takes some of it for durable.
@@ -142,9 +149,9 @@ def joined(name: str, step: int, *, killed: bool, known: bool = False) -> Callab
             session.kill_after_step(session.now + step)
             with session.until_killed():
                 act(first)
-            step_in(second)
+            others(second)
         else:
-            session.after_step(session.now + step, lambda: step_in(second))
+            session.after_step(session.now + step, lambda: others(second))
             act(first)
 
     return run

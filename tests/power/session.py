@@ -167,7 +167,7 @@ class User:
         self.name = name
         self._session = session
         self.process = Process(name, session.recorder.alive)
-        self.store = NotedStore(session, LocalStore(session.root))
+        self.store = NotedStore(session, LocalStore(session.root, runtime=self.process))
         self._writer: LogWriter | None = None
         self._appended = 0
         self._cursors = CursorStore(self.store, LOG, runtime=self.process, retry=RETRY)

@@ -16,7 +16,7 @@ from tests.mutations import Mutation, applied
 from tests.power.checker import BrokenPromiseError, Checker
 from tests.power.defects import DEFECTS
 from tests.power.recorder import UnknownCallError
-from tests.power.scenarios import ACTS, joined, life, moments, objects, record
+from tests.power.scenarios import ACTS, joined, life, look_on, moments, objects, record
 from tests.power.volume import ROOT, Entry, Step, Sync, Volume, Write
 
 if TYPE_CHECKING:
@@ -70,6 +70,18 @@ def test_what_others_build_on_an_act_under_way_survives(
     assert checker.disks
 
 
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "under way"])
+@pytest.mark.parametrize("act", ["first append", "append and snapshot"])
+def test_what_readers_were_given_of_an_append_under_way_survives(
+    disk: Path, checker: Checker, act: str, *, killed: bool
+) -> None:
+    """They see a version as soon as it has its name, which is before its folder is synced."""
+    for moment in moments(disk / "whole", act):
+        checker.check(record(disk / str(moment), joined(act, moment, killed=killed, others=look_on)))
+
+    assert checker.disks
+
+
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     checker = Checker(disk / "cuts")
@@ -78,6 +90,11 @@ def test_defect_is_found(disk: Path, defect: Mutation) -> None:
         checker.check(record(disk / "objects", objects))
         for moment in moments(disk / "whole", "first cursor"):
             checker.check(record(disk / str(moment), joined("first cursor", moment, killed=True)))
+        for moment in moments(disk / "appended", "first append"):
+            run = joined("first append", moment, killed=False, others=look_on)
+            checker.check(record(disk / f"append {moment}", run))
+        for moment in moments(disk / "rolled", "append and snapshot"):
+            checker.check(record(disk / f"roll {moment}", joined("append and snapshot", moment, killed=True)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +109,7 @@ def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     ],
 )
 def test_change_that_is_not_recorded_ends_the_run(disk: Path, call: str) -> None:
-    behind = Mutation("behind", "wal3_core.storage.local:LocalStore.create", "os.link(staged, target)", call)
+    behind = Mutation("behind", "wal3_core.storage.local:LocalStore._link", "os.link(staged, target)", call)
 
     with applied(behind), pytest.raises(UnknownCallError):
         record(disk / "run", lambda session: session.user("user").store.create("x", b"x") and None)

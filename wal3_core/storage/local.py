@@ -3,13 +3,15 @@
 Objects are plain files, so that other tools read them in place. A version is named by the hash of
 its bytes, as an S3 ETag is. A file is written aside, synced, and then linked (create) or renamed
 (replace) into place, so that a killed process leaves the old object or the new one; a replace holds
-a lock that the kernel frees when its holder dies. For local file systems, not for NFS.
+a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and who waits
+for it gives up in the end: its holder may be stopped. For local file systems, not for NFS.
 
 A folder goes with its last object, unless a create is under way: creates share a lock that removing
 folders wants for itself. What is known of folders' being on disk holds until one was removed, by
 whatever process: the lock's file grows by a byte then.
 
-Beside the objects, ``.wal3`` belongs to the store.
+Beside the objects, ``.wal3`` belongs to the store. Locks work only for those who use the same ones:
+no store is made in another (local_roots.py).
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.file_lock import LockWait
+from wal3_core.storage.local_roots import LOCKS, OWN_FOLDER, check_above, check_between, claim, is_root
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -40,27 +45,35 @@ from wal3_core.storage.object_store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OWN_FOLDER = ".wal3"
+    from wal3_core.runtime import Runtime
+
+LOCK_WAIT_S_MAX = 20.0
 # Locks are files that are never deleted; hashing paths onto a few keeps them few.
 _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _SEEN_MAX = 100_000
+_DURABLE_MAX = 10_000
 # Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
 
 
 class LocalStore:
-    """Objects as files below ``root``, which is made by the first write."""
+    """Objects as files below ``root``, which is made by the first write.
 
-    def __init__(self, root: Path) -> None:
+    Who finds a lock held for ``lock_wait_s_max`` seconds gets UnavailableError.
+    """
+
+    def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
         self._root = root.resolve()
-        self._staging = self._root / _OWN_FOLDER / "staging"
-        self._locks = self._root / _OWN_FOLDER / "locks"
+        self._wait = LockWait(self._root, runtime or shared_runtime(), lock_wait_s_max)
+        self._staging = self._root / OWN_FOLDER / "staging"
+        self._locks = self._root / OWN_FOLDER / LOCKS
         self._folders_lock = self._locks / "folders"
-        self._swept = False
+        self._swept = self._is_root = False
         # Folders whose own entry is on disk, as of how many removals; and folders with an entry that may not be.
         self._durable: dict[Path, int] = {}
+        self._durable_as_of = 0
         self._unsynced: set[Path] = set()
         # The newest version of each document that was seen and is on disk, by path.
         self._seen: dict[str, Etag] = {}
@@ -68,7 +81,8 @@ class LocalStore:
     @property
     def url(self) -> str:
         """The directory as a file URL."""
-        return self._root.as_uri()
+        waits = self._wait.s_max
+        return self._root.as_uri() + (f"?lock_wait_s={waits:g}" if waits != LOCK_WAIT_S_MAX else "")
 
     def _prepare(self) -> None:
         try:
@@ -81,7 +95,9 @@ class LocalStore:
 
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove what writers killed a day ago or more left in them."""
+        check_above(self._root)
         self._make_root()
+        claim(self._root)
         self._make_folder(self._locks)
         self._make_folder(self._staging)
         with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
@@ -93,9 +109,10 @@ class LocalStore:
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
-        self._sync_again(self._file(path).parent)
+        target = self._file(path)
+        self._sync_again(target.parent)
         try:
-            with self._file(path).open("rb") as file:
+            with target.open("rb") as file:
                 file.seek(start)
                 return file.read() if length is None else file.read(length)
         except (FileNotFoundError, NotADirectoryError):
@@ -134,39 +151,62 @@ class LocalStore:
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
-        target = self._file(path)
-        # The folder's lock is held until the object is there: then the folder stays.
-        with self._staged(data) as staged, self._flocked(self._folders_lock, fcntl.LOCK_SH) as folders:
+        with self._staged(data) as staged:
+            target = self._place(path)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    # Somebody may remove the folder again, as long as it is empty.
+                    self._make_folder(target.parent, self._removals())
+                is_new = self._link(staged, target)
+            except OSError as error:
+                raise self._unavailable(error) from error
+        if is_new:
+            return self._synced(target.parent, data)
+        self._sync_refusing(target.parent)
+        return Refused()
+
+    def _sync_refusing(self, folder: Path) -> None:
+        """Make what refused a create durable: its maker may have died before it did, and the caller builds on it."""
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            # It was deleted since.
+            return
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _link(self, staged: Path, target: Path) -> bool:
+        """Give a file its name, unless that is taken; its folder stays while the folders' lock is held."""
+        with self._wait.locked(self._folders_lock, fcntl.LOCK_SH, purpose=f"create {target}") as folders:
+            # There is something to do only if a folder was removed since; others wait for this lock with nothing.
             self._make_folder(target.parent, os.fstat(folders.fileno()).st_size)
             try:
                 os.link(staged, target)
             except FileExistsError:
-                # Whoever made it may have died before it was on disk, and the refused one builds on it.
-                _sync_folder(target.parent)
-                return Refused()
-        return self._synced(target.parent, data)
+                return False
+        return True
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
-        target = self._file(path)
-        with self._staged(data) as staged, self._locked(path):
-            present = self.read(path)
-            if present is None or _etag(present) != etag:
-                return Refused()
-            try:
+        with self._staged(data) as staged:
+            target = self._place(path)
+            self._sync_again(target.parent)
+            with self._locked(target, "replace"):
+                if _etag_of_file(target) != etag:
+                    return Refused()
                 staged.rename(target)
-            except OSError as error:
-                raise self._unavailable(error) from error
-            outcome = self._synced(target.parent, data)
+        # Others may see it by now. Who goes on from it syncs it, too, unless it was seen here (_sync_seen).
+        outcome = self._synced(target.parent, data)
         if isinstance(outcome, Done):
             self._note_seen(path, outcome.etag)
         return outcome
 
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
-        self._sync_again(self._file(path).parent)
+        target = self._file(path)
+        self._sync_again(target.parent)
         try:
-            found = self._file(path).stat()
+            found = target.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -191,12 +231,12 @@ class LocalStore:
 
     def delete(self, path: str) -> None:
         """Remove an object."""
-        target = self._file(path)
         if self.head(path) is None:
             return
         self._prepare()
+        target = self._place(path)
         # A replace that has compared versions must not write over what is created after this.
-        with self._locked(path):
+        with self._locked(target, "delete"):
             target.unlink(missing_ok=True)
             self._remove_empty_above(target)
 
@@ -217,9 +257,10 @@ class LocalStore:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        self._check_reading(self._root / folder)
         try:
             with os.scandir(self._root / folder) as found:
-                entries = [entry for entry in found if entry.name != _OWN_FOLDER]
+                entries = [entry for entry in found if entry.name != OWN_FOLDER]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -228,7 +269,30 @@ class LocalStore:
         return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
     def _file(self, path: str) -> Path:
-        return self._root / check_path(path)
+        """Find an object to look at; StoreDeniedError when it is another store's."""
+        target = self._root / check_path(path)
+        self._check_reading(target.parent)
+        return target
+
+    def _check_reading(self, folder: Path) -> None:
+        self._is_root = self._is_root or is_root(self._root)
+        if not self._is_root:
+            check_above(self._root)
+        check_between(self._root, _lineage(self._root, folder), writes=False)
+
+    def _place(self, path: str) -> Path:
+        """Find where an object is written, by the one name its folder has; StoreDeniedError when that is elsewhere."""
+        target = self._root / check_path(path)
+        try:
+            folder = target.parent.resolve()
+        except (OSError, RuntimeError) as error:
+            message = f"store {self._root}: {target.parent}: {error}"
+            raise UnavailableError(message) from error
+        if not folder.is_relative_to(self._root):
+            message = f"store {self._root}: expected its folders inside, found {target.parent} to lead to {folder}"
+            raise StoreDeniedError(message)
+        check_between(self._root, _lineage(self._root, folder), writes=True)
+        return folder / target.name
 
     @contextlib.contextmanager
     def _staged(self, data: Buffer) -> Iterator[Path]:
@@ -258,12 +322,25 @@ class LocalStore:
 
         One that is there already may have been made by a process that died before it synced.
         """
-        lineage = [folder, *folder.parents]
-        for each in reversed(lineage[: lineage.index(self._root)]):
+        for each in _lineage(self._root, folder):
             if self._durable.get(each) != removals or not each.is_dir():
                 each.mkdir(exist_ok=True)
                 _sync_folder(each.parent)
-                self._durable[each] = removals
+                self._note_durable(each, removals)
+
+    def _note_durable(self, folder: Path, removals: int) -> None:
+        if removals > self._durable_as_of or len(self._durable) >= _DURABLE_MAX:
+            # What is older tells nothing any more, and what is not is learnt again for a sync each.
+            self._durable.clear()
+            self._durable_as_of = removals
+        self._durable[folder] = removals
+
+    def _removals(self) -> int:
+        """Count how often a folder was removed from the store."""
+        try:
+            return self._folders_lock.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _make_root(self) -> None:
         """Make the store's folder and those above it durable, one after the other."""
@@ -291,23 +368,13 @@ class LocalStore:
             self._unsynced.discard(folder)
 
     @contextlib.contextmanager
-    def _locked(self, path: str) -> Iterator[None]:
-        """Exclude every other replace of the path, in this process and others, until done or dead."""
+    def _locked(self, target: Path, purpose: str) -> Iterator[None]:
+        """Exclude every other replace of an object, in this process and others, until done or dead."""
+        path = target.relative_to(self._root).as_posix()
         number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % _LOCK_FILES
-        with self._flocked(self._locks / f"{number:03d}", fcntl.LOCK_EX):
-            yield
-
-    @contextlib.contextmanager
-    def _flocked(self, path: Path, kind: int) -> Iterator[BinaryIO]:
         try:
-            # Opened anew each time: flock excludes open files, so threads exclude each other too.
-            with path.open("ab") as file:
-                fcntl.flock(file, kind)
-                try:
-                    yield file
-                finally:
-                    # Closing would not do where a child was forked meanwhile: it has the file open, too.
-                    fcntl.flock(file, fcntl.LOCK_UN)
+            with self._wait.locked(self._locks / f"{number:03d}", fcntl.LOCK_EX, purpose=f"{purpose} {path}"):
+                yield
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -339,6 +406,20 @@ class LocalStore:
 
 def _etag(data: Buffer) -> Etag:
     return Etag(hashlib.sha256(data).hexdigest()[:32])
+
+
+def _etag_of_file(path: Path) -> Etag | None:
+    try:
+        with path.open("rb") as file:
+            return Etag(hashlib.file_digest(file, "sha256").hexdigest()[:32])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _lineage(root: Path, folder: Path) -> list[Path]:
+    """List the folders that lead from ``root``, which is left out, to ``folder``, which is not."""
+    lineage = [folder, *folder.parents]
+    return lineage[: lineage.index(root)][::-1]
 
 
 def _sync(handle: int) -> None:

@@ -16,7 +16,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from wal3_core.arguments import checked, instance_of, optional, text
 from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 _S3_OPTIONS = frozenset({"endpoint", "region", "profile", "etags"})
+_LOCK_WAIT_S_LIMIT = 24 * 60 * 60
 _memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -40,7 +41,8 @@ def open_store(
 
     ``s3://bucket/prefix`` takes its credentials, region and endpoint from ``session`` or the usual AWS
     variables and profiles; ``?endpoint=…&region=…&profile=…`` override them, ``?etags=unquoted`` is for
-    servers that want ETags bare (``wal3 doctor`` tells). ``memory:name`` is the same store for the
+    servers that want ETags bare (``wal3 doctor`` tells). ``file:///path?lock_wait_s=…`` says how many seconds
+    a write waits for a lock of the directory (20 unless told). ``memory:name`` is the same store for the
     whole process. Raises InvalidRequestError for a URL that can not be read, UnavailableError when
     there are no credentials.
     """
@@ -49,7 +51,7 @@ def open_store(
     if parts.scheme == "memory":
         return _memory_store(parts.path, runtime or shared_runtime())
     if parts.scheme == "file":
-        return _local_store(url, parts)
+        return _local_store(url, parts, runtime or shared_runtime())
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
         try:
             return _remote_store(parts, options, session)
@@ -68,11 +70,26 @@ def _memory_store(name: str, runtime: Runtime) -> MemoryStore:
         return _memory_stores.setdefault(name, MemoryStore(runtime, name=name))
 
 
-def _local_store(url: str, parts: SplitResult) -> LocalStore:
-    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/") or parts.query:
-        message = f"store URL: expected file:///absolute/path, found {url!r}"
+def _local_store(url: str, parts: SplitResult, runtime: Runtime) -> LocalStore:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = set(options) - {"lock_wait_s"}
+    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/") or unknown:
+        message = f"store URL: expected file:///absolute/path, and no option but lock_wait_s, found {url!r}"
         raise InvalidRequestError(message)
-    return LocalStore(Path(unquote(parts.path)))
+    waits_s = _seconds(options.get("lock_wait_s", str(LOCK_WAIT_S_MAX)), url)
+    return LocalStore(Path(unquote(parts.path)), runtime=runtime, lock_wait_s_max=waits_s)
+
+
+def _seconds(text: str, url: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    # So written that NaN is refused, too.
+    if not 0 <= seconds <= _LOCK_WAIT_S_LIMIT:
+        message = f"store URL: option lock_wait_s: expected 0 to {_LOCK_WAIT_S_LIMIT} seconds, found {url!r}"
+        raise InvalidRequestError(message)
+    return seconds
 
 
 def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None) -> RemoteStore:

@@ -1,0 +1,91 @@
+"""A lock on a file of a directory store, which waits so long and no longer.
+
+The kernel frees a lock when its holder dies, but not when its holder is stopped (SIGSTOP, a paused
+container, a debugger). So nobody waits for ever: the wait has a deadline, and says then what it
+waited for and who may hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from wal3_core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.runtime import Runtime
+
+_PAUSE_S_MIN = 0.0005
+_PAUSE_S_MAX = 0.02
+# Of /proc/locks: number, class, mode, access, process, device and inode.
+_LOCK_FIELDS = 6
+_STATES = {"T": "stopped", "t": "held by a debugger", "Z": "dead", "D": "waiting for its disk"}
+
+
+@dataclass(frozen=True, slots=True)
+class LockWait:
+    """How long somebody waits for a lock, ``s_max`` seconds, by whose clock; ``store`` is what messages call it."""
+
+    store: Path
+    runtime: Runtime
+    s_max: float
+
+    @contextlib.contextmanager
+    def locked(self, path: Path, kind: int, *, purpose: str) -> Iterator[BinaryIO]:
+        """Hold a lock on the file at ``path``; UnavailableError when others hold it for too long.
+
+        The file is opened each time: flock excludes open files, so threads exclude each other too.
+        """
+        with path.open("ab") as file:
+            self._acquire(file, kind, path, purpose)
+            try:
+                yield file
+            finally:
+                # Closing would not do where a child was forked meanwhile: it has the file open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _acquire(self, file: BinaryIO, kind: int, path: Path, purpose: str) -> None:
+        limit_s, pause_s = self.runtime.monotonic_s() + self.s_max, _PAUSE_S_MIN
+        while not _try(file, kind):
+            # After a try: one that was stopped itself takes what is free by now.
+            if self.runtime.monotonic_s() >= limit_s:
+                message = (
+                    f"store {self.store}: {purpose}: expected the lock {path} within {self.s_max:g} s, found it held"
+                    f" by {_holder(os.fstat(file.fileno()).st_ino)}: let that go on, or end it"
+                )
+                raise UnavailableError(message)
+            self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
+            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+
+
+def _try(file: BinaryIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(inode: int) -> str:
+    """Name the processes that hold a lock on a file, as far as this system tells."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        lines = []
+    rows = [fields for fields in map(str.split, lines) if len(fields) > _LOCK_FIELDS]
+    held = [fields[4] for fields in rows if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")]
+    return ", ".join(map(_described, held)) or "a process that this system does not name"
+
+
+def _described(process: str) -> str:
+    try:
+        name, _, rest = Path(f"/proc/{process}/stat").read_text().partition("(")[2].rpartition(") ")
+    except OSError:
+        return f"process {process}"
+    return f"process {process} ({name}{', ' + _STATES[rest[:1]] if rest[:1] in _STATES else ''})"
