@@ -20,16 +20,17 @@ import os
 import random
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from queue import SimpleQueue
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from wal3_core.arguments import with_methods
 from wal3_core.errors import ClosedError
+from wal3_core.workers import COMMON, Share, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,8 @@ T = TypeVar("T")
 # Enough for a few dozen requests in flight; a log owns none of them.
 WORKERS_MAX = 32
 US_PER_S = 1_000_000
+# Topics of followers that are reading just then; whoever comes back to one that went asks its store once more.
+_TOPICS_KEPT_MAX = 1000
 
 
 class Lock(Protocol):
@@ -95,11 +98,11 @@ class Runtime(Protocol):
         """Make a lock."""
         ...
 
-    def spawn(self, task: Callable[[], None]) -> None:
-        """Run a task on the shared workers; it must not wait for another such task."""
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
+        """Run a task on the shared workers, as one of its share; it must not wait for another such task."""
         ...
 
-    def call_later(self, delay_s: float, task: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:
         """Spawn a task after a delay."""
         ...
 
@@ -123,10 +126,11 @@ a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn",
 class _Alarm:
     """A task in the timer's heap."""
 
-    __slots__ = ("_task",)
+    __slots__ = ("_task", "share")
 
-    def __init__(self, task: Callable[[], None]) -> None:
+    def __init__(self, task: Callable[[], None], share: Share) -> None:
         self._task: Callable[[], None] | None = task
+        self.share = share
 
     def cancel(self) -> None:
         self._task = None
@@ -139,15 +143,15 @@ class _Alarm:
 class _TimerThread:
     """One thread for all timers of the process; it ends when there is none left."""
 
-    def __init__(self, spawn: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, spawn: Callable[[Callable[[], None], Share], None]) -> None:
         self._spawn = spawn
         self._condition = threading.Condition()
         self._heap: list[tuple[float, int, _Alarm]] = []
         self._sequence = itertools.count()
         self._running = False
 
-    def add(self, delay_s: float, task: Callable[[], None]) -> _Alarm:
-        alarm = _Alarm(task)
+    def add(self, delay_s: float, task: Callable[[], None], share: Share) -> _Alarm:
+        alarm = _Alarm(task, share)
         with self._condition:
             heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._sequence), alarm))
             self._condition.notify_all()
@@ -157,7 +161,7 @@ class _TimerThread:
                 threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
             except RuntimeError:
                 # No thread to be had: a worker waits instead.
-                self._spawn(self._run)
+                self._spawn(self._run, COMMON)
             except BaseException:
                 with self._condition:
                     self._running = False
@@ -168,7 +172,7 @@ class _TimerThread:
         while (alarm := self._next()) is not None:
             task = alarm.take()
             if task is not None:
-                self._spawn(task)
+                self._spawn(task, alarm.share)
 
     def _next(self) -> _Alarm | None:
         with self._condition:
@@ -216,81 +220,14 @@ class Outcome(Future[T]):
         self._condition = _Gate()  # type: ignore[assignment]
 
 
-class _Workers:
-    """Threads that run tasks, begun as they are needed.
+class _Topic:
+    """What is awaited: a version, and what is set with the next one. It goes when nobody holds it any more."""
 
-    Whoever spawns may be interrupted anywhere and leaves at worst a task that the next one to spawn
-    wakes somebody for, or a thread more; the counting is the workers' own.
-    """
+    __slots__ = ("__weakref__", "news", "version")
 
-    def __init__(self, count_max: int, run: Callable[[Callable[[], None]], None]) -> None:
-        self._count_max = count_max
-        self._run = run
-        self._lock = threading.Lock()
-        self._tasks: deque[Callable[[], None]] = deque()
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._begun = 0
-        self._running = 0
-        self._closing = False
-
-    def spawn(self, task: Callable[[], None]) -> bool:
-        """Queue a task; False when nobody would run it: after the end, or where no thread can be had."""
-        with self._lock:
-            if self._closing:
-                return False
-            if len(self._tasks) + self._running >= self._begun:
-                self._begin()
-            if not self._begun:
-                return False
-            self._tasks.append(task)
-        # As many as there are workers wake them all, and each looks for tasks until there is none.
-        if self._wakes.qsize() < self._count_max:
-            self._wakes.put(None)
-        return True
-
-    def close(self) -> None:
-        """Run what is queued, and end the threads."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-        self._wakes.put(None)
-        for _ in range(self._begun):
-            self._ended.get()
-
-    def _begin(self) -> None:
-        if self._begun < self._count_max:
-            # Where no thread can be had, those that are there do the work.
-            with contextlib.suppress(RuntimeError):
-                # threading.Thread.start waits under a Condition, where an interrupt would leave the thread stuck.
-                _thread.start_new_thread(self._work, ())
-                self._begun += 1
-
-    def _work(self) -> None:
-        last = False
-        while not last:
-            self._wakes.get()
-            # Before looking for tasks: none is queued any more once this is set.
-            last = self._closing
-            while (task := self._take()) is not None:
-                try:
-                    self._run(task)
-                except BaseException:  # noqa: BLE001 - a task tells its own callers; what is left is for a person to see
-                    with contextlib.suppress(BaseException):
-                        sys.excepthook(*sys.exc_info())
-                with self._lock:
-                    self._running -= 1
-        # One tells the other.
-        self._wakes.put(None)
-        self._ended.put(None)
-
-    def _take(self) -> Callable[[], None] | None:
-        with self._lock:
-            if not self._tasks:
-                return None
-            self._running += 1
-            return self._tasks.popleft()
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.news: Outcome[None] = Outcome()
 
 
 class ThreadRuntime:
@@ -299,13 +236,15 @@ class ThreadRuntime:
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
         self._process = os.getpid()
         self._inline = threading.local()
-        self._workers = _Workers(workers_max, self._run_here)
+        self._workers = Workers(workers_max, self._run_here)
         atexit.register(self.close)
-        self._timers = _TimerThread(self.spawn)
+        self._timers = _TimerThread(lambda task, share: self.spawn(task, share=share))
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
         self._topics_lock = threading.Lock()
-        # Of each topic the version, and what is set with the next one.
-        self._topics: dict[str, tuple[int, Outcome[None]]] = {}
+        # Those that somebody awaits now, or did just now and will again.
+        self._topics: WeakValueDictionary[str, _Topic] = WeakValueDictionary()
+        self._recent_topics: deque[_Topic] = deque(maxlen=_TOPICS_KEPT_MAX)
+        self._versions = itertools.count(1)
 
     def now_us(self) -> int:
         """Wall clock, microseconds since the epoch."""
@@ -341,10 +280,10 @@ class ThreadRuntime:
         """Make a lock."""
         return threading.Lock()
 
-    def spawn(self, task: Callable[[], None]) -> None:
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
         """Run a task on the workers; here and now when there are none, as at the interpreter's exit."""
         self.check_process()
-        if not self._workers.spawn(task):
+        if not self._workers.spawn(task, share):
             self._run_here(task)
 
     def _run_here(self, task: Callable[[], None]) -> None:
@@ -364,9 +303,9 @@ class ThreadRuntime:
         if first is not None:
             raise first
 
-    def call_later(self, delay_s: float, task: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:
         """Spawn a task after a delay."""
-        return self._timers.add(delay_s, task)
+        return self._timers.add(delay_s, task, share)
 
     def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
         """Block until the future has its result."""
@@ -375,25 +314,33 @@ class ThreadRuntime:
     def publish(self, topic: str) -> None:
         """Wake whoever awaits the topic."""
         with self._topics_lock:
-            # A topic exists from the first time somebody asks for it: nobody listens to the others.
-            if topic not in self._topics:
+            found = self._topics.get(topic)
+            # Nobody listens to the others.
+            if found is None:
                 return
-            version, news = self._topics[topic]
-            self._topics[topic] = version + 1, Outcome()
+            news, found.news = found.news, Outcome()
+            found.version = next(self._versions)
         news.set_result(None)
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic moves beyond ``seen``, or for ``timeout_s``."""
-        version, news = self._topic(topic)
+        found = self._topic(topic)
+        with self._topics_lock:
+            version, news = found.version, found.news
         if version > seen:
             return version
         with contextlib.suppress(TimeoutError):
             news.result(timeout_s)
-        return self._topic(topic)[0]
+        return found.version
 
-    def _topic(self, topic: str) -> tuple[int, Outcome[None]]:
+    def _topic(self, topic: str) -> _Topic:
         with self._topics_lock:
-            return self._topics.setdefault(topic, (0, Outcome()))
+            found = self._topics.get(topic)
+            if found is None:
+                # Newer than what anybody has seen: what was published while it was gone is not missed.
+                found = self._topics[topic] = _Topic(next(self._versions))
+            self._recent_topics.append(found)
+            return found
 
     def close(self) -> None:
         """Wait for the tasks under way and end the workers; at the latest when the interpreter ends."""
@@ -411,27 +358,32 @@ class ThreadRuntime:
         self.close()
 
 
-def ahead(runtime: Runtime, work: Callable[[A], T], items: Iterable[A], *, count: int) -> Iterator[T]:
-    """Do the work on each item on the shared workers, ``count`` of them ahead of the caller; give results in order."""
+def ahead(
+    runtime: Runtime, work: Callable[[A], T], items: Iterable[A], *, count: int, share: Share = COMMON
+) -> Iterator[T]:
+    """Do the work on each item on the shared workers, ``count`` of them ahead of the caller; give results in order.
+
+    ``share`` says whose work it is.
+    """
     waiting: deque[Future[T]] = deque()
     for item in items:
-        waiting.append(_later(runtime, work, item))
+        waiting.append(_later(runtime, partial(work, item), share))
         if len(waiting) > count:
             yield runtime.wait(waiting.popleft())
     while waiting:
         yield runtime.wait(waiting.popleft())
 
 
-def _later(runtime: Runtime, work: Callable[[A], T], item: A) -> Future[T]:
+def _later(runtime: Runtime, work: Callable[[], T], share: Share) -> Future[T]:
     future: Outcome[T] = Outcome()
 
     def run() -> None:
         try:
-            future.set_result(work(item))
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
             future.set_exception(error)
 
-    runtime.spawn(run)
+    runtime.spawn(run, share=share)
     return future
 
 

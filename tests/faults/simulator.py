@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from wal3_core.workers import COMMON, Share
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
@@ -227,11 +229,11 @@ class SimProcess:
     def lock(self) -> SimLock:
         return SimLock(self)
 
-    def spawn(self, task: Callable[[], None]) -> None:
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:  # noqa: ARG002 - each task is a thread
         if not self.dead:
             self.simulation.spawn(self, f"{self.name}:worker", task)
 
-    def call_later(self, delay_s: float, task: Callable[[], None]) -> SimTimer:
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> SimTimer:  # noqa: ARG002
         timer = SimTimer()
 
         def later() -> None:

@@ -20,6 +20,7 @@ _UPLOADED_LATE = """                    late = os.open(staged, os.O_RDONLY)
 _RENAMED = "staged.rename(target)"
 _RENAMED_AND_SEEN = "staged.rename(target); return Done(_etag(data))"
 _SEEN = "_sync_folder(self._file(path).parent)"
+_LINKING = "wal3_core.storage.local:_link_new"
 _LINK = "os.link(staged, target)"
 _DIRECT = "with target.open('xb') as file: file.write(staged.read_bytes()); file.flush(); _sync(file.fileno())"
 
@@ -36,8 +37,13 @@ DEFECTS = (
         "self._durable.get(each) != removals or ",
         "",
     ),
-    Mutation("written in place, not synced", f"{_STORE}._link", _LINK, "target.write_bytes(staged.read_bytes())"),
-    Mutation("written in place, synced", f"{_STORE}._link", _LINK, _DIRECT),
+    Mutation(
+        "written in place, not synced",
+        _LINKING,
+        _LINK,
+        "target.write_bytes(staged.read_bytes())",
+    ),
+    Mutation("written in place, synced", _LINKING, _LINK, _DIRECT),
     Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),
     # What others wrote is there before it is on disk: nothing is synced while a lock is held.
     Mutation(

@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from wal3_core.workers import COMMON, Share
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
@@ -62,10 +64,10 @@ class Process:
     def lock(self) -> TurnLock:
         return TurnLock(self)
 
-    def spawn(self, task: Callable[[], None]) -> None:
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:  # noqa: ARG002 - one thread for all
         self._tasks.append(task)
 
-    def call_later(self, delay_s: float, task: Callable[[], None]) -> Alarm:
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Alarm:  # noqa: ARG002
         alarm = Alarm(task)
         heapq.heappush(self._alarms, (self.now_s + delay_s, next(self._steps), alarm))
         return alarm

@@ -104,12 +104,12 @@ def test_defect_is_found(disk: Path, defect: Mutation) -> None:
         "os.symlink(staged, target)",
         "fcntl.lockf(1, 2)",
         "target.touch()",
-        "__import__('os').mkdir(self._root / 'behind')",
+        "__import__('os').mkdir(target.parent / 'behind')",
         "__import__('builtins').open(target, 'wb').close()",
     ],
 )
 def test_change_that_is_not_recorded_ends_the_run(disk: Path, call: str) -> None:
-    behind = Mutation("behind", "wal3_core.storage.local:LocalStore._link", "os.link(staged, target)", call)
+    behind = Mutation("behind", "wal3_core.storage.local:_link_new", "os.link(staged, target)", call)
 
     with applied(behind), pytest.raises(UnknownCallError):
         record(disk / "run", lambda session: session.user("user").store.create("x", b"x") and None)

@@ -12,6 +12,8 @@ import pytest
 
 from wal3_core import LogWriter, NotDurableError, UnavailableError, WriterOptions, open_store
 from wal3_core.options import RetryOptions
+from wal3_core.storage import local
+from wal3_core.storage.local import LocalStore
 from wal3_core.storage.object_store import Done, Unknown
 
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
@@ -152,3 +154,34 @@ def test_staging_folder_that_was_cleaned_away_comes_back(local_url: str) -> None
     (Path(urlsplit(local_url).path) / ".wal3" / "staging").rmdir()
 
     assert isinstance(store.create("two", b""), Done)
+
+
+@pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync nothing: what is looked at is memory."""
+    monkeypatch.setattr(os, "fsync", lambda _handle: None)
+    monkeypatch.setattr(local, "_DURABLE_MAX", 1000)
+    monkeypatch.setattr(local, "_SEEN_MAX", 1000)
+
+
+@pytest.mark.usefixtures("quick_disk")
+def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str) -> None:
+    store = LocalStore(Path(urlsplit(local_url).path))
+    for number in range(3000):
+        made = store.create(f"{number}/object", b"1")
+        assert isinstance(made, Done)
+        assert isinstance(store.replace(f"{number}/object", b"2", made.etag), Done)
+
+    assert 0 < len(store._durable) <= 1000
+    assert 0 < len(store._seen) <= 1000
+    assert not store._unsynced
+
+
+@pytest.mark.usefixtures("quick_disk")
+def test_folders_that_were_removed_are_forgotten(local_url: str) -> None:
+    store = LocalStore(Path(urlsplit(local_url).path))
+    for number in range(3000):
+        store.create(f"{number}/object", b"1")
+        store.delete(f"{number}/object")
+
+    assert len(store._durable) <= 10

@@ -255,6 +255,16 @@ def test_symbolic_link_is_no_second_way_to_a_folder(tmp_path: Path) -> None:
     )
 
 
+def test_link_to_the_store_itself_leads_to_its_own_objects(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to(tmp_path)
+    store = open_store(tmp_path.as_uri())
+
+    assert isinstance(store.create("self/object", b"x"), Done)
+
+    assert store.read("object") == b"x"
+    assert may_write(store, "self/object")
+
+
 def test_counter_with_two_names_in_one_store_loses_no_update(tmp_path: Path) -> None:
     """A link that stays within the store gives its objects two names, and one lock."""
     (tmp_path / "a").mkdir()

@@ -17,7 +17,7 @@ from wal3_core.log.reader import LogReader
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import lost_manifest
-from wal3_core.storage.object_store import log_store
+from wal3_core.storage.object_store import log_store, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def _load_later(store: ObjectStore, log: str) -> Future[Manifest]:
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
             future.set_exception(error)
 
-    shared_runtime().spawn(load)
+    shared_runtime().spawn(load, share=share_of(store))
     return future
 
 

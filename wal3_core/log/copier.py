@@ -28,7 +28,7 @@ from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store, share_of
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import reread_if_damaged, until_answered
@@ -235,7 +235,8 @@ class _Copying:
             self._copy_fragment(pointer, claim)
             return pointer
 
-        for pointer in ahead(self._runtime, copy_one, self._walk(manifest.pointers), count=_OBJECTS_AHEAD):
+        walk, share = self._walk(manifest.pointers), share_of(self._from)
+        for pointer in ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
         if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):

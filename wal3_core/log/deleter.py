@@ -32,7 +32,7 @@ from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.retry import attempts
@@ -280,7 +280,8 @@ class Deleter:
                 going.num_held += 1
             else:
                 free.append(path)
-        for _ in ahead(self._runtime, self._store.delete, free, count=self._options.deletes_ahead):
+        ahead_max, share = self._options.deletes_ahead, share_of(self._store)
+        for _ in ahead(self._runtime, self._store.delete, free, count=ahead_max, share=share):
             going.num_deleted += 1
             going.progress(going.num_deleted)
             # Slowly: the store has others to serve.

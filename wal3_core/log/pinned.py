@@ -13,7 +13,7 @@ from wal3_core.model.paths import check_log_name, check_pin_name
 from wal3_core.model.position import read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def pinned_records(
     check_start(pin.manifest, start)
     fragments = clip(select(pin.manifest.pointers, start, limits, reader.load_snapshot), start, limits)
     left = limits.records
-    for fragment in ahead(runtime, reader.fetch, fragments, count=max(1, options.prefetch_fragments)):
+    count, share = max(1, options.prefetch_fragments), share_of(log_store(store, log))
+    for fragment in ahead(runtime, reader.fetch, fragments, count=count, share=share):
         taken = trim(fragment.table, start, limits).slice(0, left)
         left = None if left is None else left - len(taken)
         yield from parquet.records_of(taken)

@@ -45,6 +45,7 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.runtime import Outcome
 from wal3_core.storage.immutable import write_immutable
+from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
@@ -82,11 +83,12 @@ class Pipeline:
     ) -> None:
         self._url = manifests.url
         self._store = manifests.objects
+        self._share = share_of(self._store)
         self._runtime = runtime
         self._options = options
         self._manifests = manifests
         snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._snapshotter = Snapshotter(snapshots, runtime, options)
+        self._snapshotter = Snapshotter(snapshots, runtime, options, self._share)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
         self._clock = LogClock(self._manifests.objects, runtime, options)
         self._lock = runtime.lock()
@@ -132,7 +134,7 @@ class Pipeline:
             raise
         except BaseException:
             # An interrupt may have come between the two, and a queued append wants somebody to drive it.
-            self._runtime.spawn(self._advance)
+            self._runtime.spawn(self._advance, share=self._share)
             raise
         if entry.admitted is not None:
             self._runtime.wait(entry.admitted)
@@ -173,10 +175,10 @@ class Pipeline:
         try:
             if not self._woken:
                 self._woken = True
-                self._runtime.spawn(self._advance)
+                self._runtime.spawn(self._advance, share=self._share)
         except BaseException:
             # Nobody would be woken any more if the interrupt came between the two.
-            self._runtime.spawn(self._advance)
+            self._runtime.spawn(self._advance, share=self._share)
             raise
 
     # ------------------------------------------------------------------ steps, under the lock
@@ -201,7 +203,7 @@ class Pipeline:
     def _go_on(self, tasks: Iterable[Callable[[], None]], outcomes: Iterable[Callable[[], None]]) -> None:
         # Tasks first: an outcome's callbacks are the callers' code, and may take their time.
         for task in tasks:
-            self._runtime.spawn(task)
+            self._runtime.spawn(task, share=self._share)
         first: BaseException | None = None
         for tell in outcomes:
             try:
@@ -264,7 +266,7 @@ class Pipeline:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_due_s = self._runtime.call_later(wait_s, self._on_timer), due_s
+        self._timer, self._timer_due_s = self._runtime.call_later(wait_s, self._on_timer, share=self._share), due_s
 
     def _advance(self) -> None:
         """Take the steps that somebody asked for."""

@@ -20,7 +20,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.retry import reread_if_damaged
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
@@ -203,10 +203,11 @@ class LogReader:
 
     def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[tuple[Fragment, ReadStart]]:
         missing, reloads = "", 0
-        count = max(1, self._options.prefetch_fragments)
+        count, share = max(1, self._options.prefetch_fragments), share_of(self._store)
         while reloads <= self._options.reloads_max:
             try:
-                for fragment in ahead(self._runtime, self.fetch, self._plan(manifest, start, limits), count=count):
+                planned = self._plan(manifest, start, limits)
+                for fragment in ahead(self._runtime, self.fetch, planned, count=count, share=share):
                     yield fragment, start
                     start, reloads = fragment.pointer.limit.offset, 0
                     limits = limits.without(fragment.pointer.num_bytes)

@@ -19,7 +19,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore, lost_manifest
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -134,7 +134,8 @@ def scrub(
             return pointer, error
         return pointer, None
 
-    for pointer, damage in ahead(runtime, examine, _walk(reader, manifest.pointers, tally), count=_FETCHES_AHEAD):
+    walk, share = _walk(reader, manifest.pointers, tally), share_of(log_store(store, log))
+    for pointer, damage in ahead(runtime, examine, walk, count=_FETCHES_AHEAD, share=share):
         if damage is None:
             tally.add(pointer)
         else:

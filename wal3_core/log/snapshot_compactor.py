@@ -19,7 +19,7 @@ from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
@@ -151,6 +151,7 @@ class SnapshotCompactor:
         runtime: Runtime | None = None,
     ) -> None:
         self.log = check_log_name(log)
+        self._share = share_of(log_store(store, log))
         self._runtime = runtime or shared_runtime()
         self._options = options or SnapshotCompactorOptions()
         self._manifests = ManifestStore(log_store(store, log), self._runtime, self._options.retry)
@@ -218,7 +219,9 @@ class SnapshotCompactor:
     def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
         opened = repack.opened
         # Together, as each is small and far away.
-        loaded = ahead(self._runtime, self._snapshots.load, opened, count=self._options.requests_ahead)
+        loaded = ahead(
+            self._runtime, self._snapshots.load, opened, count=self._options.requests_ahead, share=self._share
+        )
         known = {pointer.path: snapshot for pointer, snapshot in zip(opened, loaded, strict=True)}
         return build_repack(repack, self._options.snapshots, manifest, lambda pointer: known[pointer.path])
 
@@ -226,7 +229,7 @@ class SnapshotCompactor:
         def write(snapshot: Snapshot) -> None:
             self._snapshots.write(snapshot, self._options.retry)
 
-        for _ in ahead(self._runtime, write, written, count=self._options.requests_ahead):
+        for _ in ahead(self._runtime, write, written, count=self._options.requests_ahead, share=self._share):
             pass
 
     def _install(self, base: Installed, repacked: Repacked) -> Installed | _Overtaken:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.snapshot_store import SnapshotStore
+    from wal3_core.workers import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class _Ready:
 class Snapshotter:
     """Keeps one log's manifest small: while one commit is under way, the snapshots for the next are uploaded."""
 
-    def __init__(self, snapshots: SnapshotStore, runtime: Runtime, options: WriterOptions) -> None:
+    def __init__(self, snapshots: SnapshotStore, runtime: Runtime, options: WriterOptions, share: Share) -> None:
         self._snapshots = snapshots
         self._runtime = runtime
         self._options = options
+        self._share = share
         self._lock = runtime.lock()
         self._busy = False
         # Each builds on the manifest that those before it were applied to.
@@ -70,7 +72,7 @@ class Snapshotter:
             if plan_roll(manifest, self._options.snapshots) is None:
                 return
             self._busy = True
-        self._runtime.spawn(lambda: self._write(manifest))
+        self._runtime.spawn(lambda: self._write(manifest), share=self._share)
 
     def _write(self, manifest: Manifest) -> None:
         ready: list[_Ready] = []

@@ -24,6 +24,7 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
+    share_of,
 )
 from wal3_core.storage.open_store import open_store
 
@@ -295,7 +296,7 @@ class _Examination:
             except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
                 future.set_exception(error)
 
-        self._runtime.spawn(run)
+        self._runtime.spawn(run, share=share_of(self._store))
         return future
 
     def _measure(self) -> tuple[int, int, int]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.file_lock import LockWait
-from wal3_core.storage.local_roots import LOCKS, OWN_FOLDER, check_above, check_between, claim, is_root
+from wal3_core.storage.local_roots import LOCKS, OWN_FOLDER, check_above, check_between, claim, is_root, without_links
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -54,6 +54,7 @@ _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _SEEN_MAX = 100_000
 _DURABLE_MAX = 10_000
+_LINK_TRIES = 4
 # Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
 
@@ -154,9 +155,6 @@ class LocalStore:
         with self._staged(data) as staged:
             target = self._place(path)
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    # Somebody may remove the folder again, as long as it is empty.
-                    self._make_folder(target.parent, self._removals())
                 is_new = self._link(staged, target)
             except OSError as error:
                 raise self._unavailable(error) from error
@@ -177,14 +175,18 @@ class LocalStore:
 
     def _link(self, staged: Path, target: Path) -> bool:
         """Give a file its name, unless that is taken; its folder stays while the folders' lock is held."""
-        with self._wait.locked(self._folders_lock, fcntl.LOCK_SH, purpose=f"create {target}") as folders:
-            # There is something to do only if a folder was removed since; others wait for this lock with nothing.
-            self._make_folder(target.parent, os.fstat(folders.fileno()).st_size)
-            try:
-                os.link(staged, target)
-            except FileExistsError:
-                return False
-        return True
+        for left in reversed(range(_LINK_TRIES)):
+            with self._wait.locked(self._folders_lock, fcntl.LOCK_SH, purpose=f"create {target}") as folders:
+                removals = os.fstat(folders.fileno()).st_size
+                if not left:
+                    # Folders are being removed all the time: here none is.
+                    self._make_folder(target.parent, removals)
+                if not left or self._is_durable(target.parent, removals):
+                    return _link_new(staged, target)
+            # Nothing is synced under the lock. What others remove meanwhile is made in the next round.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._make_folder(target.parent, removals)
+        raise AssertionError
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
@@ -257,7 +259,7 @@ class LocalStore:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        self._check_reading(self._root / folder)
+        self._check_reading(folder.rstrip("/"))
         try:
             with os.scandir(self._root / folder) as found:
                 entries = [entry for entry in found if entry.name != OWN_FOLDER]
@@ -271,28 +273,21 @@ class LocalStore:
     def _file(self, path: str) -> Path:
         """Find an object to look at; StoreDeniedError when it is another store's."""
         target = self._root / check_path(path)
-        self._check_reading(target.parent)
+        self._check_reading(path.rpartition("/")[0])
         return target
 
-    def _check_reading(self, folder: Path) -> None:
+    def _check_reading(self, folder: str) -> None:
         self._is_root = self._is_root or is_root(self._root)
         if not self._is_root:
             check_above(self._root)
-        check_between(self._root, _lineage(self._root, folder), writes=False)
+        check_between(self._root, folder, writes=False)
 
     def _place(self, path: str) -> Path:
         """Find where an object is written, by the one name its folder has; StoreDeniedError when that is elsewhere."""
-        target = self._root / check_path(path)
-        try:
-            folder = target.parent.resolve()
-        except (OSError, RuntimeError) as error:
-            message = f"store {self._root}: {target.parent}: {error}"
-            raise UnavailableError(message) from error
-        if not folder.is_relative_to(self._root):
-            message = f"store {self._root}: expected its folders inside, found {target.parent} to lead to {folder}"
-            raise StoreDeniedError(message)
-        check_between(self._root, _lineage(self._root, folder), writes=True)
-        return folder / target.name
+        folder, _, name = check_path(path).rpartition("/")
+        folder = without_links(self._root, folder)
+        check_between(self._root, folder, writes=True)
+        return self._root / folder / name
 
     @contextlib.contextmanager
     def _staged(self, data: Buffer) -> Iterator[Path]:
@@ -328,19 +323,15 @@ class LocalStore:
                 _sync_folder(each.parent)
                 self._note_durable(each, removals)
 
+    def _is_durable(self, folder: Path, removals: int) -> bool:
+        return all(self._durable.get(each) == removals and each.is_dir() for each in _lineage(self._root, folder))
+
     def _note_durable(self, folder: Path, removals: int) -> None:
         if removals > self._durable_as_of or len(self._durable) >= _DURABLE_MAX:
             # What is older tells nothing any more, and what is not is learnt again for a sync each.
             self._durable.clear()
             self._durable_as_of = removals
         self._durable[folder] = removals
-
-    def _removals(self) -> int:
-        """Count how often a folder was removed from the store."""
-        try:
-            return self._folders_lock.stat().st_size
-        except FileNotFoundError:
-            return 0
 
     def _make_root(self) -> None:
         """Make the store's folder and those above it durable, one after the other."""
@@ -406,6 +397,14 @@ class LocalStore:
 
 def _etag(data: Buffer) -> Etag:
     return Etag(hashlib.sha256(data).hexdigest()[:32])
+
+
+def _link_new(staged: Path, target: Path) -> bool:
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _etag_of_file(path: Path) -> Etag | None:

@@ -13,13 +13,14 @@ before is seen there, and one made after has seen this root.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterator
 
 OWN_FOLDER = ".wal3"
 LOCKS = "locks"
@@ -66,18 +67,44 @@ def check_above(root: Path) -> None:
         raise _nested(root, above)
 
 
-def check_between(root: Path, folders: Iterable[Path], *, writes: bool) -> None:
-    """Raise StoreDeniedError where one of the folders below ``root`` is a root itself.
+def check_between(root: Path, path: str, *, writes: bool) -> None:
+    """Raise StoreDeniedError where one of the folders on the way from ``root`` to ``path`` is a root itself.
 
     Whoever ``writes`` must have made its own root before.
     """
-    for folder in folders:
+    for place in _on_the_way(root, path):
+        # A link may lead back.
+        if not os.path.lexists(f"{place}/{OWN_FOLDER}") or (folder := Path(place)).resolve() == root:
+            continue
         if _is_root_for_good(folder) if writes else is_root(folder):
             message = (
                 f"store {root}: expected no other store inside, found {folder}: open {folder.as_uri()} for what lies"
                 f" below it; or, if that was a mistake, end all processes that use it and remove {folder / OWN_FOLDER}"
             )
             raise StoreDeniedError(message)
+
+
+def without_links(root: Path, path: str) -> str:
+    """Name a folder of a store as it is called without symbolic links; StoreDeniedError when they lead elsewhere."""
+    if not any(map(os.path.islink, _on_the_way(root, path))):
+        return path
+    try:
+        folder = (root / path).resolve()
+    except (OSError, RuntimeError) as error:
+        message = f"store {root}: {path}: {error}"
+        raise UnavailableError(message) from error
+    if not folder.is_relative_to(root):
+        message = f"store {root}: expected its folders inside, found {root / path} to lead to {folder}"
+        raise StoreDeniedError(message)
+    return "/".join(folder.relative_to(root).parts)
+
+
+def _on_the_way(root: Path, path: str) -> Iterator[str]:
+    # As text: this is done for every object.
+    place = str(root)
+    for name in path.split("/") if path else ():
+        place = f"{place}/{name}"
+        yield place
 
 
 def _is_root_for_good(folder: Path) -> bool:

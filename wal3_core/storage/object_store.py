@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NewType, Protocol
 
 from wal3_core.arguments import with_methods
 from wal3_core.model.paths import check_log_name
+from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,6 +131,12 @@ class FolderStore:
         address, *options = self._store.url.split("?", 1)
         return "?".join((f"{address.rstrip('/')}/{self._folder.rstrip('/')}", *options))
 
+    @property
+    def share(self) -> Share:
+        """Whose work a request is: the folder's of the store itself, whatever folders are below that."""
+        whole = share_of(self._store)
+        return Share(whole.store, whole.log or self._folder)
+
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
         return self._store.read(self._folder + path, start=start, length=length)
@@ -171,6 +178,11 @@ class FolderStore:
 
 # What tells a store from anything else that a caller may hand in for one.
 a_store = with_methods("a store, as open_store returns it", "read", "get", "create", "replace", "head", "delete")
+
+
+def share_of(store: ObjectStore) -> Share:
+    """Say whose work a request to a store is: a log's, where the store is one log's own."""
+    return store.share if isinstance(store, FolderStore) else Share(store.url)
 
 
 def log_store(store: ObjectStore, log: str) -> ObjectStore:

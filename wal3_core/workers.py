@@ -1,0 +1,241 @@
+"""The threads of a process that run the library's tasks, shared fairly by store and by log.
+
+A store that hangs keeps the workers that wait for it. So that it never keeps all of them, no store
+and no log gets more than its cap, and a log that has no worker gets one beyond the caps; logs with
+tasks take turns, and so do stores.
+
+One thread more than there are tasks under way stands by. It takes the next task and has another
+thread stand by before it begins: so threads are counted by workers alone. Whoever spawns may be
+interrupted anywhere (see runtime.py): it queues a task by a single call, and leaves at worst a task
+that the next one to spawn wakes somebody for, or a thread more.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Task = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Whose work a task is: that of a store (its URL), and there of a log, or of none in particular."""
+
+    store: str = ""
+    log: str = ""
+
+
+COMMON = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How many tasks run at once: in all, of one store, of one log.
+
+    A log of which none runs gets a worker beyond that, up to ``threads_max`` in all, of one store
+    ``store_threads_max``.
+    """
+
+    whole: int
+    store: int
+    log: int
+    threads_max: int
+    store_threads_max: int
+
+    @classmethod
+    def of(cls, workers_max: int) -> Caps:
+        """Share out ``workers_max`` workers; four times as many threads at the most."""
+        return cls(
+            whole=workers_max,
+            store=max(1, workers_max * 3 // 4),
+            log=max(1, workers_max // 2),
+            threads_max=4 * workers_max,
+            store_threads_max=2 * workers_max,
+        )
+
+
+class _Log:
+    """A log's tasks, and how many of them run; it is there as long as there are any."""
+
+    __slots__ = ("running", "share", "tasks")
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.tasks: deque[Task] = deque()
+        self.running = 0
+
+
+class _Store:
+    """A store's logs with tasks that may run: those of which none does (idle), and others. Each takes its turn."""
+
+    __slots__ = ("busy", "idle", "logs", "running")
+
+    def __init__(self) -> None:
+        self.logs: dict[str, _Log] = {}
+        self.idle: dict[str, _Log] = {}
+        self.busy: dict[str, _Log] = {}
+        self.running = 0
+
+
+class TaskQueue:
+    """Tasks by store and log; says which comes next. To be used under a lock."""
+
+    def __init__(self, caps: Caps) -> None:
+        self._caps = caps
+        self._stores: dict[str, _Store] = {}
+        self.running = 0
+
+    def __len__(self) -> int:
+        """Count the logs that it knows of."""
+        return sum(len(store.logs) for store in self._stores.values())
+
+    def add(self, share: Share, task: Task) -> None:
+        """Queue a task."""
+        store = self._stores.setdefault(share.store, _Store())
+        log = store.logs.setdefault(share.log, _Log(share))
+        log.tasks.append(task)
+        if len(log.tasks) == 1:
+            self._place(store, log)
+
+    def has_next(self) -> bool:
+        """Whether there is a task that may run."""
+        return self._next() is not None
+
+    def take(self) -> tuple[Share, Task] | None:
+        """Give the task that is to run now; ``finish`` must follow it."""
+        log = self._next()
+        if log is None:
+            return None
+        # Behind the others.
+        store = self._stores[log.share.store] = self._stores.pop(log.share.store)
+        task = log.tasks.popleft()
+        self._count(store, log, 1)
+        return log.share, task
+
+    def finish(self, share: Share) -> None:
+        """Note that a task has ended."""
+        store = self._stores[share.store]
+        self._count(store, store.logs[share.log], -1)
+        if not store.logs:
+            del self._stores[share.store]
+
+    def _next(self) -> _Log | None:
+        if self.running >= self._caps.threads_max:
+            return None
+        for store in self._stores.values():
+            if store.idle and store.running < self._caps.store_threads_max:
+                return next(iter(store.idle.values()))
+            if store.busy and store.running < self._caps.store and self.running < self._caps.whole:
+                return next(iter(store.busy.values()))
+        return None
+
+    def _count(self, store: _Store, log: _Log, change: int) -> None:
+        self.running += change
+        store.running += change
+        log.running += change
+        self._place(store, log)
+
+    def _place(self, store: _Store, log: _Log) -> None:
+        name = log.share.log
+        store.idle.pop(name, None)
+        store.busy.pop(name, None)
+        if not log.tasks:
+            if not log.running:
+                del store.logs[name]
+        elif not log.running:
+            store.idle[name] = log
+        # What is no log's counts for its store alone.
+        elif not name or log.running < self._caps.log:
+            store.busy[name] = log
+
+
+class Workers:
+    """Threads that run tasks, begun as they are needed."""
+
+    def __init__(self, count_max: int, run: Callable[[Task], None]) -> None:
+        self._caps = Caps.of(count_max)
+        self._run = run
+        self._lock = threading.Lock()
+        self._inbox: deque[tuple[Share, Task]] = deque()
+        self._queue = TaskQueue(self._caps)
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._begun = 0
+        self._closing = False
+
+    def spawn(self, task: Task, share: Share) -> bool:
+        """Queue a task; False when nobody would run it: after the end, or where no thread can be had."""
+        with self._lock:
+            if self._closing:
+                return False
+            if not self._begun:
+                self._begin()
+            if not self._begun:
+                return False
+            self._inbox.append((share, task))
+        # As many as there are workers wake them all, and each looks for tasks until there is none.
+        if self._wakes.qsize() < self._caps.threads_max:
+            self._wakes.put(None)
+        return True
+
+    def close(self) -> None:
+        """Run what is queued, and end the threads."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._wakes.put(None)
+        for _ in range(self._begun):
+            self._ended.get()
+
+    def _begin(self) -> None:
+        # Where no thread can be had, those that are there do the work.
+        with contextlib.suppress(RuntimeError):
+            # threading.Thread.start waits under a Condition, where an interrupt would leave the thread stuck.
+            _thread.start_new_thread(self._work, ())
+            self._begun += 1
+
+    def _work(self) -> None:
+        last = False
+        while not last:
+            self._wakes.get()
+            # Before looking for tasks: none is queued any more once this is set.
+            last = self._closing
+            while (taken := self._take()) is not None:
+                share, task = taken
+                try:
+                    self._run(task)
+                except BaseException:  # noqa: BLE001 - a task tells its own callers; what is left is for a person to see
+                    with contextlib.suppress(BaseException):
+                        sys.excepthook(*sys.exc_info())
+                # What it holds may be large.
+                del task, taken
+                with self._lock:
+                    self._queue.finish(share)
+        # One tells the other.
+        self._wakes.put(None)
+        self._ended.put(None)
+
+    def _take(self) -> tuple[Share, Task] | None:
+        with self._lock:
+            while self._inbox:
+                self._queue.add(*self._inbox.popleft())
+            taken = self._queue.take()
+            if taken is None:
+                return None
+            if self._queue.running >= self._begun and not self._closing:
+                self._begin()
+            more = self._queue.has_next()
+        if more and not self._wakes.qsize():
+            self._wakes.put(None)
+        return taken
