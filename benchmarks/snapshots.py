@@ -57,9 +57,11 @@ class WeighingStore(CountingStore):
         self.num_bytes["read"] += len(data or b"")
         return data
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         """Read, and weigh."""
-        found = super().get(path, if_none_match=if_none_match)
+        found = super().get(path, if_none_match=if_none_match, length_max=length_max)
         self.num_bytes["get"] += len(found.data) if isinstance(found, Versioned) else 0
         return found
 

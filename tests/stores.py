@@ -65,9 +65,11 @@ class CountingStore:
         self._count("read")
         return self._inner.read(path, start=start, length=length)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         self._count("get")
-        return self._inner.get(path, if_none_match=if_none_match)
+        return self._inner.get(path, if_none_match=if_none_match, length_max=length_max)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         self._count("create", path, len(data))
@@ -172,9 +174,11 @@ class FaultyStore:
         self._ask("read", path)
         return self.inner.read(path, start=start, length=length)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         self._ask("get", path)
-        return self.inner.get(path, if_none_match=if_none_match)
+        return self.inner.get(path, if_none_match=if_none_match, length_max=length_max)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         kept = bytes(data)
@@ -228,3 +232,25 @@ def damage(store: ObjectStore, path: str, at: int = -1) -> None:
     flipped[at] ^= 1
     written = store.create(path, bytes(flipped))
     assert isinstance(written, Done)
+
+
+class BoundedStore(CountingStore):
+    """Insists that every read says how much it takes at most; ``asked_max`` is the most that one asked for."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.asked_max = 0
+
+    def _ask(self, path: str, length: int | None) -> None:
+        assert length is not None, f"{path}: read without a bound"
+        self.asked_max = max(self.asked_max, length)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        self._ask(path, length)
+        return super().read(path, start=start, length=length)
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        self._ask(path, length_max)
+        return super().get(path, if_none_match=if_none_match, length_max=length_max)

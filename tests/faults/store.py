@@ -232,9 +232,11 @@ class SimStore:
         self._travel()
         return None if data is None else self._spoil(call, data)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         call = self._ask("read", path)
-        found = self.world.objects.get(path, if_none_match=if_none_match)
+        found = self.world.objects.get(path, if_none_match=if_none_match, length_max=length_max)
         self._travel()
         return Versioned(self._spoil(call, found.data), found.etag) if isinstance(found, Versioned) else found
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 
 WHAT = "document"
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 @pytest.mark.parametrize(
@@ -92,3 +97,57 @@ def test_checksummed_document_reads_back(document: dict[str, int | str]) -> None
 def test_any_bytes_are_an_error_and_nothing_worse(data: bytes) -> None:
     with pytest.raises(CorruptError):
         strict_json.load_checksummed(data, what=WHAT, bytes_max=1000)
+
+
+COUNT = 50_000
+# What one document can be made of that takes the most memory for its bytes; ``%d`` makes each item another one.
+EXPANDING = {
+    "empty objects": b"{}",
+    "empty lists": b"[]",
+    "nested lists": b"[[[[[[[[]]]]]]]]",
+    "nested objects": b'{"a":{"a":{"a":{}}}}',
+    "objects of one key": b'{"":0}',
+    "objects of other keys": b'{"%d":0}',
+    "integers": b"1000",
+    "large integers": b"18446744073709551615",
+    "short strings": b'"ab"',
+    "strings of one wide character": '"\U0001f600"'.encode(),
+    "strings of one escaped character": b'"\\u0101"',
+    "long strings with one wide character": b'"' + b"a" * 500 + '\U0001f600"'.encode(),
+    "long strings with one escaped character": b'"' + b"a" * 500 + b'\\ud83d\\ude00"',
+}
+
+
+@pytest.mark.parametrize("num_text", [0, 60], ids=lambda num_text: f"and {num_text} bytes of text")
+@pytest.mark.parametrize("name", EXPANDING)
+def test_whatever_the_bytes_memory_stays_below_twenty_times_as_many(name: str, num_text: int) -> None:
+    item = EXPANDING[name] + (b',"' + b"t" * num_text + b'"' if num_text else b"")
+    count = COUNT if len(item) < 100 else COUNT // 10
+    data = b'{"x":[' + b",".join(item.replace(b"%d", b"%d" % number) for number in range(count)) + b"]}"
+    stored = strict_json._with_checksum(data[:-1])
+
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(CorruptError):
+            strict_json.load_checksummed(stored, what=WHAT, bytes_max=2**30)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    print(f"{name}: {len(stored)} bytes took {peak_bytes / len(stored):.1f} times as many")
+    assert peak_bytes <= 20 * len(stored) + 2**20
+
+
+def test_document_of_many_keys_is_refused_before_it_takes_memory() -> None:
+    data = b"{" + b",".join(b'"%x":0' % number for number in range(COUNT)) + b"}"
+
+    with pytest.raises(CorruptError, match="document: expected values that take at most"):
+        strict_json.load(data, what=WHAT, bytes_max=2**30)
+
+
+def test_real_documents_of_any_size_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the least digits, which makes the shortest pointers."""
+    monkeypatch.setattr(strict_json, "_EXPANSION_FLOOR", 0)
+    monkeypatch.setattr(strict_json, "_EXPANSION_MAX", 11)
+    for path in sorted(GOLDEN.glob("manifest.json")) + sorted(GOLDEN.glob("snapshot*.json")):
+        strict_json.load(path.read_bytes(), what=path.name, bytes_max=2**20)

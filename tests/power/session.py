@@ -147,8 +147,10 @@ class NotedStore:
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         return self._inner.read(path, start=start, length=length)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
-        return self._inner.get(path, if_none_match=if_none_match)
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        return self._inner.get(path, if_none_match=if_none_match, length_max=length_max)
 
     def head(self, path: str) -> ObjectMeta | None:
         return self._inner.head(path)

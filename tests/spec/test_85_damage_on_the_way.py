@@ -39,8 +39,10 @@ class GarblingStore(FaultyStore):
         data = super().read(path, start=start, length=length)
         return None if data is None else self._garbled(path, data)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
-        found = super().get(path, if_none_match=if_none_match)
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        found = super().get(path, if_none_match=if_none_match, length_max=length_max)
         return Versioned(self._garbled(path, found.data), found.etag) if isinstance(found, Versioned) else found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.stores import LOG_ID, FaultyStore, damage
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
-from wal3_core.model.cursor import Cursor
+from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.position import LogPosition
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -23,7 +23,9 @@ QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 
 
 def documents(store: ObjectStore) -> DocumentStore[Cursor]:
-    return DocumentStore(store, shared_runtime(), QUICK, lambda data, what: Cursor.from_bytes(data, what=what))
+    return DocumentStore(
+        store, shared_runtime(), QUICK, lambda data, what: Cursor.from_bytes(data, what=what), bytes_max=BYTES_MAX
+    )
 
 
 def test_document_is_created_loaded_changed_and_deleted(store: ObjectStore) -> None:
@@ -153,8 +155,8 @@ def test_damage_on_the_way_is_read_again(store: ObjectStore) -> None:
 
         left = 1
 
-        def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned:
-            found = super().get(path, if_none_match=if_none_match)
+        def get(self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None) -> Versioned:
+            found = super().get(path, if_none_match=if_none_match, length_max=length_max)
             assert isinstance(found, Versioned)
             if self.left == 0:
                 return found

@@ -235,7 +235,7 @@ class _Copying:
             self._copy_fragment(pointer, claim)
             return pointer
 
-        walk, share = self._walk(manifest.pointers), share_of(self._from)
+        walk, share = self._walk(manifest.pointers), share_of(self._from.objects)
         for pointer in ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)

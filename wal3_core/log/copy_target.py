@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogExistsError, LogReplacedError, UnavailableError
 from wal3_core.log.remains import delete_remains
+from wal3_core.model.cursor import BYTES_MAX as CURSOR_BYTES_MAX
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import POLICY, cursor_path
+from wal3_core.model.policy import BYTES_MAX as POLICY_BYTES_MAX
 from wal3_core.model.policy import Policy
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.model.vacancy import Vacancy, VacancyKind
@@ -128,15 +130,16 @@ class Claim:
 
     def write_documents(self, cursors: Mapping[str, Cursor], policy: Policy | None) -> None:
         """Write the copy's cursors and policy."""
-        cursor_store = self._documents(lambda data, what: Cursor.from_bytes(data, what=what))
+        cursor_store = self._documents(lambda data, what: Cursor.from_bytes(data, what=what), CURSOR_BYTES_MAX)
         for name, cursor in cursors.items():
             self._write(cursor_store, cursor_path(name), cursor)
         if policy is not None:
-            policies = self._documents(lambda data, what: Policy.from_bytes(data, what=what))
+            policies = self._documents(lambda data, what: Policy.from_bytes(data, what=what), POLICY_BYTES_MAX)
             self._write(policies, POLICY, policy)
 
-    def _documents(self, read: Callable[[bytes, str], D]) -> DocumentStore[D]:
-        return DocumentStore(self._objects, self._runtime, self._retry, read, log_id=self._manifests.log_id)
+    def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:
+        log_id = self._manifests.log_id
+        return DocumentStore(self._objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
 
     def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
         found = documents.load(path)

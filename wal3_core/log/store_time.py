@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
+# A token.
+_BYTES_MAX = 1024
+
 
 def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
     """Ask a log's store for its time: when it says that an object written just now was changed.
@@ -19,7 +22,7 @@ def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
     One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
     clock does not run back.
     """
-    data, found = runtime.token().encode(), store.get(CLOCK)
+    data, found = runtime.token().encode(), store.get(CLOCK, length_max=_BYTES_MAX)
     if isinstance(found, Versioned):
         store.replace(CLOCK, data, found.etag)
     else:

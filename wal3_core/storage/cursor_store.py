@@ -20,7 +20,7 @@ from wal3_core.errors import (
     LogNotFoundError,
     LogReplacedError,
 )
-from wal3_core.model.cursor import Cursor
+from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
@@ -75,6 +75,7 @@ class CursorStore:
             self._runtime,
             retry,
             lambda data, what: Cursor.from_bytes(data, what=what),
+            bytes_max=BYTES_MAX,
             log_id=self._manifests.log_id,
         )
         self._known: Installed | None = None

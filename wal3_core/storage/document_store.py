@@ -56,7 +56,7 @@ def stamp(runtime: Runtime) -> str:
 
 
 class DocumentStore(Generic[D]):
-    """Documents of one kind; ``read`` decodes what lies at a path.
+    """Documents of one kind, of ``bytes_max`` bytes at most; ``read`` decodes what lies at a path.
 
     With ``log_id`` they are those of one life: that is written into them, and another's is refused.
     """
@@ -68,12 +68,14 @@ class DocumentStore(Generic[D]):
         retry: RetryOptions,
         read: Callable[[bytes, str], D],
         *,
+        bytes_max: int,
         log_id: Callable[[], LogId] | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._retry = retry
         self._read = read
+        self._bytes_max = bytes_max
         self._log_id = log_id
 
     def load(self, path: str) -> Seen[D] | None:
@@ -81,7 +83,7 @@ class DocumentStore(Generic[D]):
         return reread_if_damaged(lambda: self._load(path))
 
     def _load(self, path: str) -> Seen[D] | None:
-        found = self._store.get(path)
+        found = self._store.get(path, length_max=self._bytes_max)
         if not isinstance(found, Versioned):
             return None
         what = f"{self._store.url}/{path}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.model.garbage import Garbage
+from wal3_core.model.garbage import BYTES_MAX, Garbage
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path
 from wal3_core.storage.document_store import DocumentStore
 
@@ -26,6 +26,7 @@ class GarbageStore(DocumentStore[Garbage]):
             runtime,
             retry,
             lambda data, what: Garbage.from_bytes(data, what=what),
+            bytes_max=BYTES_MAX,
             log_id=manifests.log_id,
         )
 

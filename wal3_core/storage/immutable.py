@@ -19,7 +19,8 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
     Finding the path taken after a try of ours means that the try succeeded. Raises UnavailableError
     when it did not work out; the object may then still appear, and nothing must come to refer to it.
     """
-    cause = "refused"
+    # One byte more tells that there are more.
+    cause, length = "refused", len(data) + 1
     for _ in attempts(retry, runtime):
         outcome = store.create(path, data)
         if isinstance(outcome, Done):
@@ -27,10 +28,10 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
         if isinstance(outcome, Unknown):
             cause = outcome.cause
         # Refused may also be a conflict that left nothing there: only the object itself tells.
-        found = _read(store, path)
+        found = _read(store, path, length)
         if found is not None and found != data:
             # What differs may have been damaged on the way.
-            found = _read(store, path)
+            found = _read(store, path, length)
         if found == data:
             return
         if found is not None:
@@ -40,8 +41,8 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
     raise UnavailableError(message)
 
 
-def _read(store: ObjectStore, path: str) -> bytes | None:
+def _read(store: ObjectStore, path: str, length: int) -> bytes | None:
     try:
-        return store.read(path)
+        return store.read(path, length=length)
     except UnavailableError:
         return None

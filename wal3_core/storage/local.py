@@ -39,6 +39,7 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
+    check_length,
     check_path,
 )
 
@@ -121,11 +122,14 @@ class LocalStore:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         """Read an object with its version."""
-        data = self.read(path)
+        data = self.read(path, length=None if length_max is None else length_max + 1)
         if data is None:
             return None
+        check_length(len(data), length_max, what=f"{self.url}/{path}")
         etag = _etag(data)
         self._sync_seen(path, etag)
         return NotModified() if etag == if_none_match else Versioned(data, etag)

@@ -71,7 +71,7 @@ class ManifestStore:
         self._lock = runtime.lock()
         self._log_id = log_id
         self._entries: DocumentStore[Entry] = DocumentStore(
-            store, runtime, self._retry, lambda data, what: manifest_or_vacancy(data, what=what)
+            store, runtime, self._retry, lambda data, what: manifest_or_vacancy(data, what=what), bytes_max=BYTES_MAX
         )
         self.objects: ObjectStore = FolderStore(store, lambda: life_folder(self.log_id()))
 
@@ -99,7 +99,7 @@ class ManifestStore:
         return reread_if_damaged(lambda: self._load(known))
 
     def _load(self, known: Installed | None) -> Installed:
-        found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag)
+        found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag, length_max=BYTES_MAX)
         match found:
             case None:
                 message = f"log {self.url}: expected {MANIFEST}, found none: initialize the log first"

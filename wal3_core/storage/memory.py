@@ -15,6 +15,7 @@ from wal3_core.storage.object_store import (
     PutOutcome,
     Refused,
     Versioned,
+    check_length,
     check_path,
 )
 
@@ -48,12 +49,15 @@ class MemoryStore:
             return None
         return stored.data[start : None if length is None else start + length]
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         """Read an object with its version."""
         with self._lock:
             stored = self._objects.get(path)
         if stored is None:
             return None
+        check_length(len(stored.data), length_max, what=f"{self.url}/{path}")
         return NotModified() if stored.etag == if_none_match else Versioned(stored.data, stored.etag)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:

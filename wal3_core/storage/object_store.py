@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 
 from wal3_core.arguments import with_methods
+from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_log_name
 from wal3_core.workers import Share
 
@@ -85,8 +86,13 @@ class ObjectStore(Protocol):
         """Read bytes ``[start, start + length)`` of an object, all of it by default; None when it is missing."""
         ...
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
-        """Read an object with its version; None when it is missing."""
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read an object with its version; None when it is missing.
+
+        CorruptError when it is longer than ``length_max`` bytes; no more than that is read then.
+        """
         ...
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
@@ -135,15 +141,18 @@ class FolderStore:
     def share(self) -> Share:
         """Whose work a request is: the folder's of the store itself, whatever folders are below that."""
         whole = share_of(self._store)
-        return Share(whole.store, whole.log or self._folder)
+        # One that has to be asked for is a log's own.
+        return Share(whole.store, whole.log or self._named) if isinstance(self._named, str) else whole
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
         return self._store.read(self._folder + path, start=start, length=length)
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         """Read an object with its version."""
-        return self._store.get(self._folder + path, if_none_match=if_none_match)
+        return self._store.get(self._folder + path, if_none_match=if_none_match, length_max=length_max)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
@@ -192,6 +201,13 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
     """
     a_store(store, "store")
     return FolderStore(store, f"{check_log_name(log)}/")
+
+
+def check_length(length: int, length_max: int | None, *, what: str) -> None:
+    """Raise CorruptError for an object that is longer than whoever reads it knows it can be."""
+    if length_max is not None and length > length_max:
+        message = f"{what}: expected at most {length_max} bytes, found {length}"
+        raise CorruptError(message)
 
 
 def check_path(path: str) -> str:

@@ -14,7 +14,7 @@ from wal3_core.arguments import checked, text
 from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
-from wal3_core.model.pin import Pin
+from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
@@ -53,6 +53,7 @@ class PinStore:
             self._runtime,
             self._retry,
             lambda data, what: Pin.from_bytes(data, what=what),
+            bytes_max=BYTES_MAX,
             log_id=self._manifests.log_id,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, function, wrong
 from wal3_core.errors import UnavailableError
 from wal3_core.model.paths import POLICY
-from wal3_core.model.policy import Policy
+from wal3_core.model.policy import BYTES_MAX, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
@@ -45,6 +45,7 @@ class PolicyStore:
             runtime,
             retry,
             lambda data, what: Policy.from_bytes(data, what=what),
+            bytes_max=BYTES_MAX,
             log_id=self._manifests.log_id,
         )
 

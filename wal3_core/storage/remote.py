@@ -28,6 +28,7 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
+    check_length,
     check_path,
 )
 
@@ -97,7 +98,9 @@ class RemoteStore:
                 self._check_bucket(path, error)
                 return None
 
-    def get(self, path: str, *, if_none_match: Etag | None = None) -> Versioned | NotModified | None:
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
         """Read an object with its version."""
         options: GetOptions = {}
         if if_none_match is not None:
@@ -105,6 +108,8 @@ class RemoteStore:
         with self._translated(path):
             try:
                 found = obstore.get(self._clients.reading, self._key(path), options=options)
+                # The answer's head says it; its body is not read yet.
+                check_length(found.meta["size"], length_max, what=f"{self.url}/{path}")
                 return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
             except exceptions.NotModifiedError:
                 return NotModified()

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, MissingError
-from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+from wal3_core.model.snapshot import BYTES_MAX, Snapshot, SnapshotPointer
 from wal3_core.storage.immutable import write_immutable
 from wal3_core.storage.readback import check_readable, encoded
 from wal3_core.storage.retry import reread_if_damaged
@@ -44,7 +44,7 @@ class SnapshotStore:
         return snapshot
 
     def _read(self, pointer: SnapshotPointer) -> Snapshot:
-        data = self._store.read(pointer.path)
+        data = self._store.read(pointer.path, length=BYTES_MAX + 1)
         if data is None:
             message = f"snapshot {pointer.path}: expected in {self._store.url}, found none"
             raise SnapshotMissingError(message, path=pointer.path)
