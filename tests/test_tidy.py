@@ -76,6 +76,21 @@ def test_python_code_holds_no_pickle_and_no_bare_except() -> None:
             assert not (isinstance(node, ast.Import) and any(a.name.startswith("pickle") for a in node.names)), path
 
 
+STARTS = {"run", "call", "check_call", "check_output"}
+WAITS = {"wait", "join", "communicate"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_wait_for_a_process_in_tests_has_a_deadline(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        starts = ast.unparse(node.func.value) == "subprocess" and node.func.attr in STARTS
+        waits = node.func.attr == "communicate" or (node.func.attr in WAITS and not node.args)
+        named = {keyword.arg for keyword in node.keywords}
+        assert "timeout" in named or not (starts or waits), f"line {node.lineno}: {ast.unparse(node)[:80]}"
+
+
 def test_documents_name_every_invariant_and_each_has_a_test() -> None:
     protocol = (ROOT / "docs" / "protocol.md").read_text()
     numbered = {line.split("**")[1] for line in protocol.splitlines() if line.startswith("- **INV-")}

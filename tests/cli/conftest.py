@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.programs import Program, in_foreground
 from wal3_core.cli.program import cli
 
 if TYPE_CHECKING:
@@ -47,18 +48,21 @@ class Process:
 
     url: str
 
-    def start(self, *arguments: str, stdout: int | BufferedWriter = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def start(
+        self, *arguments: str, stdout: int | BufferedWriter = subprocess.PIPE, background: bool = False
+    ) -> Program:
+        return Program(
             [PROGRAM, "--store", self.url, *arguments],
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": ""},
+            background=background,
         )
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         command = [PROGRAM, "--store", self.url, *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=120)
+        return subprocess.run(in_foreground(command), input=stdin, capture_output=True, check=False, timeout=120)
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.programs import Program
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.open_store import open_store
@@ -124,7 +124,7 @@ def test_pins_are_destroyed_only_when_that_is_said(wal3: Command) -> None:
 def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
     """Run the program on a terminal and answer it once; returns its exit code and what it showed."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
+    with Program(
         [PROGRAM, "--store", url, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
     ) as process:
         os.close(theirs)

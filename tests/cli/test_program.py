@@ -119,6 +119,22 @@ def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     assert (process.returncode, rest, complaint) == (0, b"", b"")
 
 
+def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigterm(wal3_process: Process) -> None:
+    """A shell ignores SIGINT for what it starts with &: Ctrl-C is for somebody else."""
+    wal3_process("append", "--create", "--raw", "events", stdin=b"1\n")
+
+    with wal3_process.start("tail", "events", "--follow", background=True) as process:
+        assert process.stdout is not None
+        before = json.loads(process.stdout.readline())["body"]
+        process.send_signal(signal.SIGINT)
+        wal3_process("append", "--raw", "events", stdin=b"2\n")
+        after = json.loads(process.stdout.readline())["body"]
+        process.terminate()
+
+    assert (before, after) == ("1", "2")
+    assert process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}
+
+
 def test_slow_input_is_appended_as_it_comes_and_interrupting_tells_how_much(wal3_process: Process) -> None:
     wal3_process("init", "events")
 
@@ -166,7 +182,7 @@ def test_real_history_folds_to_its_tree(wal3: Command) -> None:
 def test_command_needs_no_spark() -> None:
     code = "import sys, wal3_core.cli; sys.exit(any(name.split('.')[0] == 'pyspark' for name in sys.modules))"
 
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=600).returncode == 0
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -174,7 +190,7 @@ def test_git_history_is_ingested(wal3: Command, tmp_path: Path, *, as_json: bool
     def git(*arguments: str) -> str:
         settings = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
         command = ["git", *settings, "-C", str(tmp_path / "repo"), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout.strip()
 
     (tmp_path / "repo").mkdir()
     git("init", "--quiet")

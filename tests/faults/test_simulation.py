@@ -70,6 +70,7 @@ def test_one_seed_is_one_story_whatever_the_hash_seed() -> None:
             check=True,
             capture_output=True,
             text=True,
+            timeout=600,
         ).stdout
         for hash_seed in ("0", "1", "2")
     }
@@ -113,6 +114,7 @@ def test_the_command_fails_with_a_defect_and_prints_how_to_replay_it() -> None:
         check=False,
         capture_output=True,
         text=True,
+        timeout=600,
     )
 
     assert told.returncode == 1

@@ -47,6 +47,7 @@ def probe(folder: Path, files: Mapping[str, Callable[[], Bomb]], limit_bytes: in
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     told = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(told) == len(lines), f"exit {run.returncode} over {list(files)[len(told)]}: {run.stderr}"

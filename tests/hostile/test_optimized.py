@@ -27,7 +27,9 @@ FILES = (
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=600
+    )
 
 
 def optimized(*arguments: str) -> subprocess.CompletedProcess[str]:

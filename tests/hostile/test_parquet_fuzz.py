@@ -41,6 +41,7 @@ def test_attacked_fragments_decode_to_the_same_records_or_are_refused(part: int,
         capture_output=True,
         text=True,
         check=False,
+        timeout=3600,
     )
 
     last = int(progress.read_text() or first)

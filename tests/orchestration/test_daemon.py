@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from dagster import AssetKey, DagsterRunStatus
 
+from tests.programs import in_foreground
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.deleter import Deleter
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
@@ -46,7 +47,7 @@ def daemon(instance: DagsterInstance, write: Write, pruned: None, tmp_path: Path
     output = tmp_path / "daemon.log"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"],
+            in_foreground([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"]),
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -81,7 +81,7 @@ def test_definitions_stay_thin() -> None:
 def test_workspace_file_loads() -> None:
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
 
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
     assert outcome.returncode == 0, outcome.stderr
     assert "Validation successful for code location wal3" in outcome.stderr + outcome.stdout
@@ -90,7 +90,7 @@ def test_workspace_file_loads() -> None:
 def test_loading_warns_of_nothing() -> None:
     command = [sys.executable, "-c", "import wal3_orchestration.definitions"]
 
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
 
     assert outcome.stderr == ""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
+from tests.programs import Program
 from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
@@ -115,15 +116,13 @@ def test_demo_in_use_is_not_swept_away(tmp_path: Path) -> None:
     keep.touch()
     places = f"Places(Path({str(tmp_path)!r}))"
     program = f"from wal3_orchestration.demo import *\nhold({places})\nprint('held', flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    ) as holder:
+    with Program([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
 
         outcome = _demo("--folder", str(tmp_path))
 
-        holder.communicate(b"\n")
+        holder.communicate(b"\n", timeout=120)
     assert outcome.returncode == 1
     assert "stop that first" in outcome.stderr
     assert keep.exists()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _git(repo: Path, *arguments: str) -> None:
     settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *settings, "-C", str(repo), *arguments], check=True, capture_output=True)
+    subprocess.run(["git", *settings, "-C", str(repo), *arguments], check=True, capture_output=True, timeout=600)
 
 
 def test_repository_becomes_a_log_for_each_top_level_folder(tmp_path: Path) -> None:

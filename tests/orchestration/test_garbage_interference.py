@@ -138,7 +138,7 @@ def start(gates: Path) -> Iterator[Start]:
     yield begin
     for process in started:
         process.kill()
-        process.join()
+        process.join(60)
 
 
 def _eventually(missing: Callable[[], list[str]], timeout_s: float = 180) -> None:
@@ -234,7 +234,7 @@ def test_runs_that_are_killed_in_any_phase_are_made_up_for_by_the_next(
 
     for process in processes:
         process.kill()
-        process.join()
+        process.join(60)
     for run_id in _running(instance):
         left = instance.get_run_by_id(run_id)
         assert left is not None

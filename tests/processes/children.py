@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -33,13 +34,15 @@ def child(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseP
         yield process, ours
     finally:
         process.kill()
-        process.join()
+        process.join(60)
         process.close()
         ours.close()
 
 
 def _begin(environment: dict[str, str], work: Callable[..., None], connection: Connection, *arguments: object) -> None:
     os.environ.update(environment)
+    # The parent may ignore it, as in the background of a shell; the fork server does in any case.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         work(connection, *arguments)
     except BaseException:  # noqa: BLE001 - whatever it was, the process ends by it

@@ -104,7 +104,7 @@ class FaultProxy:
             self._healed.set()
             late, self._late = self._late, []
         for thread in late:
-            thread.join()
+            thread.join(60)
 
     def decide(self, method: str, path: str) -> tuple[Fault | None, float]:
         """Say what becomes of a request, and with what delay if there is to be one."""
@@ -259,4 +259,4 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
         finally:
             proxy.heal()
             server.shutdown()
-            serving.join()
+            serving.join(60)

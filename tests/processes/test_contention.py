@@ -105,7 +105,7 @@ def test_writer_stopped_in_mid_append_is_told_the_truth_when_it_goes_on(store_ur
             process, connection = first_to_speak(running)
             await_word(connection, "acked")
             process.kill()
-            process.join()
+            process.join(60)
             running.remove((process, connection))
         read = follower.records()
 

@@ -187,7 +187,7 @@ def test_full_and_read_only_disks_are_told_and_the_writer_goes_on_when_there_is_
     mounted = tmp_path / "mounted"
     mounted.mkdir()
     prefix = in_small_file_system(mounted)
-    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode != 0:
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False, timeout=600).returncode != 0:
         pytest.skip(
             "no file system of our own can be mounted here: run as root (in a container: --cap-add SYS_ADMIN),"
             " or allow user namespaces (sysctl -w kernel.unprivileged_userns_clone=1)"
@@ -198,6 +198,7 @@ def test_full_and_read_only_disks_are_told_and_the_writer_goes_on_when_there_is_
         check=True,
         stdout=subprocess.PIPE,
         cwd=ROOT,
+        timeout=600,
     ).stdout
 
     told = json.loads(output)

@@ -55,7 +55,7 @@ def live_and_die(chance: random.Random, job: Job) -> str:
             await_word(connection, "acked")
             time.sleep(0.2 * chance.random() ** 2)
         process.kill()
-        process.join()
+        process.join(60)
         assert process.exitcode == -signal.SIGKILL
     return part
 
@@ -121,7 +121,7 @@ def test_kill_just_before_and_just_after_every_put_loses_nothing_that_was_acknow
         journals.mkdir()
         job = Job(url=store_url, log=log, journals=journals, number=0, callers=1, appends=7, options=ROLLING)
         with child(write_and_die, job, moment) as (dying, _):
-            dying.join()
+            dying.join(60)
             exit_code = dying.exitcode
         assert exit_code in {0, -signal.SIGKILL}
         journal = Journal(journals / "successor")
@@ -185,7 +185,7 @@ def test_writer_killed_while_it_holds_a_lock_holds_up_nobody(local_url: str, jou
             connection.send("go")
             assert not connection.poll(0.2), "expected the other writer to wait for the lock"
             killed.kill()
-            killed.join()
+            killed.join(60)
 
             await_word(connection, "done")
 

@@ -175,7 +175,7 @@ def test_appends_never_fail_while_snapshots_are_packed(store: ObjectStore) -> No
             done = compactor(store).compact()
         finally:
             ended.set()
-            appending.join()
+            appending.join(60)
 
     assert done.num_steps > 1
     assert bodies(store) == written(COUNT + len(futures))
@@ -220,7 +220,7 @@ def test_compactors_racing_each_other_come_to_an_end(store: ObjectStore) -> None
     for thread in racing:
         thread.start()
     for thread in racing:
-        thread.join()
+        thread.join(60)
 
     assert len(outcomes) == 3
     assert bodies(store) == written()

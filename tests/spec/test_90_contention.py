@@ -9,6 +9,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from tests.programs import Program
 from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ Outcomes = dict[str, dict[str, int] | list[str]]
 def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcomes]:
     """Let several processes append to one log at once; return what each was told."""
     processes = [
-        subprocess.Popen(
+        Program(
             [sys.executable, "-c", APPENDER, url, f"writer{number}", str(count), str(reseals)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -43,6 +44,9 @@ def in_child(action: Callable[[], object]) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        # A fork that hangs ends by itself.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
         try:
             action()
             os.write(writing, b"nothing")

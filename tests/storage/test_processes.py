@@ -142,7 +142,7 @@ def test_kill_at_a_random_moment_tears_and_loses_nothing(local_url: str) -> None
             told = [answer(connection)]  # that one was written shows that no dead one's lock is held
             time.sleep(chance.uniform(0, 0.03))
             process.kill()
-            process.join()
+            process.join(60)
             told += answers_left(connection)
             assert process.exitcode == -signal.SIGKILL
         acked = max([number for kind, number in told if kind == "document"])
@@ -291,10 +291,12 @@ def in_small_file_system(root: Path) -> list[str]:
 
 def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written(tmp_path: Path) -> None:
     prefix = in_small_file_system(tmp_path)
-    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode != 0:
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False, timeout=600).returncode != 0:
         pytest.skip("this system lets us mount no file system of our own")
 
-    output = subprocess.run([*prefix, sys.executable, "-c", FILL, tmp_path], check=True, stdout=subprocess.PIPE).stdout
+    output = subprocess.run(
+        [*prefix, sys.executable, "-c", FILL, tmp_path], check=True, stdout=subprocess.PIPE, timeout=600
+    ).stdout
 
     found = json.loads(output)
     full = ["StoreDeniedError", f"store {tmp_path}: [Errno 28] No space left on device: free some space on the device"]

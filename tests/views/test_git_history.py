@@ -43,7 +43,9 @@ class Repository:
 
     def git(self, *arguments: str, stdin: bytes = b"") -> bytes:
         command = ["git", "-C", str(self.path), *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, check=True, env={**os.environ, **IDENTITY})
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, check=True, env={**os.environ, **IDENTITY}, timeout=600
+        )
         return done.stdout
 
     def write(self, name: str | bytes, content: bytes) -> None:

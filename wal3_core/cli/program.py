@@ -41,6 +41,8 @@ class Program(click.Group):
             # Standard output is full, say; the interpreter would try once more on its way out.
             drop_output()
             raise Failure(str(error)) from error
+        # Where SIGINT was ignored from the start, as a shell does for what it starts in the background, Python
+        # leaves it so, and so do we: Ctrl-C is for the program in the foreground, and this one ends by SIGTERM.
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)

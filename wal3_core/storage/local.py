@@ -129,7 +129,7 @@ class LocalStore:
         data = self.read(path, length=None if length_max is None else length_max + 1)
         if data is None:
             return None
-        check_length(len(data), length_max, what=f"{self.url}/{path}")
+        check_length(self, path, len(data), length_max)
         etag = _etag(data)
         self._sync_seen(path, etag)
         return NotModified() if etag == if_none_match else Versioned(data, etag)

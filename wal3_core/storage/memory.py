@@ -57,7 +57,7 @@ class MemoryStore:
             stored = self._objects.get(path)
         if stored is None:
             return None
-        check_length(len(stored.data), length_max, what=f"{self.url}/{path}")
+        check_length(self, path, len(stored.data), length_max)
         return NotModified() if stored.etag == if_none_match else Versioned(stored.data, stored.etag)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:

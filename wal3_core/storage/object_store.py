@@ -203,10 +203,10 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
     return FolderStore(store, f"{check_log_name(log)}/")
 
 
-def check_length(length: int, length_max: int | None, *, what: str) -> None:
+def check_length(store: ObjectStore, path: str, length: int, length_max: int | None) -> None:
     """Raise CorruptError for an object that is longer than whoever reads it knows it can be."""
     if length_max is not None and length > length_max:
-        message = f"{what}: expected at most {length_max} bytes, found {length}"
+        message = f"{store.url}/{path}: expected at most {length_max} bytes, found {length}"
         raise CorruptError(message)
 
 

@@ -109,7 +109,7 @@ class RemoteStore:
             try:
                 found = obstore.get(self._clients.reading, self._key(path), options=options)
                 # The answer's head says it; its body is not read yet.
-                check_length(found.meta["size"], length_max, what=f"{self.url}/{path}")
+                check_length(self, path, found.meta["size"], length_max)
                 return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
             except exceptions.NotModifiedError:
                 return NotModified()
