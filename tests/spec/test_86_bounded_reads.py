@@ -28,6 +28,7 @@ from wal3_core.log.collection import collect
 from wal3_core.log.copier import LogAt, copy
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.destroyer import destroy
+from wal3_core.model.paths import life_folder
 from wal3_core.options import CollectorOptions
 from wal3_core.storage.object_store import Done, Refused
 
@@ -75,8 +76,9 @@ def test_huge_document_costs_one_small_read_and_is_named(
 ) -> None:
     store = open_store(local_url)
     LogWriter.initialize(store, "a")
-    file = Path(urlsplit(local_url).path) / "a" / path
-    file.parent.mkdir(exist_ok=True)
+    life = life_folder(LogReader.open(store, "a").manifest().log_id)
+    file = Path(urlsplit(local_url).path) / "a" / life / path
+    file.parent.mkdir(exist_ok=True, parents=True)
     with file.open("wb") as huge:
         huge.truncate(HUGE_BYTES)
 

@@ -116,7 +116,9 @@ class LocalStore:
         try:
             with target.open("rb") as file:
                 file.seek(start)
-                return file.read() if length is None else file.read(length)
+                # A buffer of the whole length would be made, however small the file is.
+                left = max(0, os.fstat(file.fileno()).st_size - start)
+                return file.read() if length is None else file.read(min(length, left))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
