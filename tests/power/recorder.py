@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 # What reads, or names.
 _HARMLESS = {"fspath", "path", "stat", "lstat", "fstat", "scandir", "listdir", "strerror", "sep", "altsep", "PathLike"}
-_HARMLESS |= {"fsencode", "DirEntry", "name", "getcwd", "curdir", "error"}
+_HARMLESS |= {"fsencode", "walk", "DirEntry", "name", "getcwd", "curdir", "error"}
 _LOCKS = {"LOCK_EX", "LOCK_SH", "LOCK_UN", "LOCK_NB"}
 
 
