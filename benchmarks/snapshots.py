@@ -3,7 +3,9 @@
 The manifests and snapshots are what the library's own steps make of so many fragments, written by its
 own code: pointers are applied to the manifest sixteen at a time, rolled, uploaded and swapped in. The
 fragments below them are made up, one record each; only those that are appended while measuring are
-written. Requests and bytes are exact; seconds are of a store in memory, so they are the library's own.
+written. Logs that would take hours to grow are built level by level by tests/built_logs.py, into the
+shape that a writer leaves. Requests and bytes are exact; seconds are of a store in memory, so they are
+the library's own.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from tests.built_logs import Builder
 from tests.large_logs import Grower
 from tests.stores import CountingStore, life_store
-from wal3_core import LogReader, LogWriter, StoreDeniedError
+from wal3_core import LogReader, LogWriter
 from wal3_core.log.scan import select
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.model.manifest import POINTERS_MAX
-from wal3_core.model.paths import MANIFEST
-from wal3_core.options import UNLIMITED, ReaderOptions, SnapshotOptions
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import POINTERS_MAX, UNLIMITED, ReaderOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
@@ -41,7 +43,7 @@ OPTIONS = SnapshotOptions()
 SMALL_LEAVES = SnapshotOptions(fragments_per_snapshot=4, snapshots_per_roll=128)
 NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
 COMMITS = 512
-console = Console(width=150)
+console = Console(width=190)
 
 
 class WeighingStore(CountingStore):
@@ -104,68 +106,91 @@ def measure(inner: ObjectStore) -> Cost:
     return Cost(len(manifest.to_bytes()), *opened, store.requests["read"], store.num_bytes["read"])
 
 
-def append(inner: ObjectStore) -> float:
-    """Bytes of manifest written per commit of one fragment by a real writer."""
+def append(inner: ObjectStore) -> Counter[str]:
+    """Bytes of manifest and snapshots that a real writer writes with many commits of one fragment."""
     store = CountingStore(inner)
     with LogWriter.open(store, "a") as writer:
         for _ in range(COMMITS):
             writer.append(b"x")
-    return store.written["manifest"] / COMMITS
+    return store.written
 
 
-def flat(count: int) -> str:
-    """Bytes that each commit would write with all fragments in the manifest."""
-    store = new_store()
-    try:
-        # One too many is as good as any more.
-        unrolled(store, min(count, POINTERS_MAX + 1))
-    except StoreDeniedError:
-        return "refused"
-    found = store.head(f"a/{MANIFEST}")
-    assert found is not None
-    return f"{found.size:,}"
+def append_shortly(inner: ObjectStore) -> tuple[Counter[str], Counter[str]]:
+    """Bytes, and requests, of as many writers that append once each."""
+    store = CountingStore(inner)
+    for _ in range(COMMITS):
+        with LogWriter.open(store, "a") as writer:
+            writer.append(b"x")
+    return store.written, store.requests
 
 
-def growth(counts: Sequence[int]) -> None:
+def first_record(inner: ObjectStore) -> tuple[float, int, int]:
+    """Seconds to open a log, and the GETs and bytes from there to its first fragment."""
+    store = WeighingStore(inner)
+    began = time.perf_counter()
+    reader = LogReader.open(store, "a", options=ReaderOptions(snapshots_loaded_max=0))
+    elapsed = time.perf_counter() - began
+    store.num_bytes.clear()
+    pointer, gets = reader.manifest().pointers[0], 1
+    while isinstance(pointer, SnapshotPointer):
+        pointer, gets = reader.load_snapshot(pointer).pointers[0], gets + 1
+    return elapsed, gets, store.num_bytes["read"]
+
+
+def growth(grown: Sequence[int], built: Sequence[int]) -> None:
     table = Table(
         title=f"A log as it grows: snapshots of {OPTIONS.fragments_per_snapshot} fragments,"
-        f" and of {OPTIONS.snapshot_pointers_max} snapshots"
+        f" and of up to {OPTIONS.snapshot_pointers_max} snapshots"
     )
     for name in (
         "fragments",
-        "GETs to open",
+        "",
         "manifest",
-        "if it were flat",
-        "PUT a commit:\nmanifest",
-        "and snapshots,\non average",
-        "largest\nsnapshot",
-        "GETs more\nto scan",
-        "fragments\n/ fan-out",
+        "snapshots\nin it",
+        "levels",
+        "open:\nGETs",
+        "ms",
+        "first record:\nGETs",
         "bytes",
-        "seconds\nto grow",
+        "PUT a commit:\nmanifest",
+        "snapshots",
+        "by writers\nof one append",
+        "requests\neach",
+        "scan:\nGETs more",
+        "largest\nsnapshot",
     ):
         table.add_column(name, justify="right")
-    for count in counts:
+    for count in (*grown, *built):
         inner = new_store()
-        store = CountingStore(inner)
-        began = time.perf_counter()
-        well_shaped(store, count)
-        elapsed = time.perf_counter() - began
-        cost = measure(inner)
-        table.add_row(
-            f"{count:,}",
-            str(cost.open_requests),
-            f"{cost.open_bytes:,}",
-            flat(count),
-            f"{append(inner):,.0f}",
-            f"{store.written['snapshot'] / count:,.0f}",
-            f"{max((meta.size for meta in life_store(inner, 'a').list_objects('snapshot/')), default=0):,}",
-            f"{cost.scan_requests:,}",
-            f"{count / OPTIONS.fragments_per_snapshot:,.0f}",
-            f"{cost.scan_bytes / 1e6:,.1f} MB",
-            f"{elapsed:,.1f}",
-        )
+        if count in grown:
+            well_shaped(inner, count)
+        else:
+            Builder(inner).build(count)
+        table.add_row(f"{count:,}", "grown" if count in grown else "built", *_row(inner, scanned=count in grown))
     console.print(table)
+
+
+def _row(inner: ObjectStore, *, scanned: bool) -> tuple[str, ...]:
+    manifest = LogReader.open(inner, "a").manifest()
+    elapsed, gets, num_bytes = first_record(inner)
+    scan = f"{measure(inner).scan_requests:,}" if scanned else ""
+    long = append(inner)
+    short, requests = append_shortly(inner)
+    return (
+        f"{len(manifest.to_bytes()):,}",
+        str(len(manifest.snapshots)),
+        str(max((pointer.depth for pointer in manifest.snapshots), default=0)),
+        "1",
+        f"{elapsed * 1e3:.1f}",
+        str(gets),
+        f"{num_bytes:,}",
+        f"{long['manifest'] / COMMITS:,.0f}",
+        f"{long['snapshot'] / COMMITS:,.0f}",
+        f"{(short['manifest'] + short['snapshot']) / COMMITS:,.0f}",
+        f"{requests.total() / COMMITS:.2f}",
+        scan,
+        f"{max((meta.size for meta in life_store(inner, 'a').list_objects('snapshot/')), default=0):,}",
+    )
 
 
 def compaction(cases: Sequence[tuple[str, Callable[[ObjectStore, int], None], int]]) -> None:
@@ -218,14 +243,21 @@ def new_store() -> MemoryStore:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--most", type=int, default=1_000_000, help="fragments of the largest log (default: %(default)s)"
+        "--grown", type=int, default=100_000, help="fragments of the largest log that is grown (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=100_000_000,
+        help="fragments of the largest log built (default: %(default)s)",
     )
     parser.add_argument(
         "--packed", type=int, default=100_000, help="fragments of the largest log packed anew (default: %(default)s)"
     )
     told = parser.parse_args()
-    if counts := [count for count in (1_000, 10_000, 100_000, 1_000_000) if count <= told.most]:
-        growth(counts)
+    sizes = [10**digits for digits in range(2, 9) if 10**digits <= told.most]
+    if sizes:
+        growth([size for size in sizes if size <= told.grown], [size for size in sizes if size > told.grown])
     compaction(
         [
             ("well shaped", well_shaped, told.packed),

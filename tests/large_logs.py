@@ -79,7 +79,7 @@ class Grower:
     def _pointers(self, entry: Epoch, place: Place) -> Iterator[FragmentPointer]:
         while True:
             start = LogPosition(place.position.offset, place.position.timestamp_us + STEP_US)
-            yield self._written(entry, place.seq_no, start) if self._real else _made_up(entry, place.seq_no, start)
+            yield self._written(entry, place.seq_no, start) if self._real else made_up(entry, place.seq_no, start)
             place = Place(FragmentSeqNo(place.seq_no + 1), LogPosition(start.offset + 1, start.timestamp_us))
 
     def _written(self, entry: Epoch, seq_no: FragmentSeqNo, start: LogPosition) -> FragmentPointer:
@@ -89,7 +89,7 @@ class Grower:
         return _pointer(entry, seq_no, start, setsum=encoded.setsum, num_bytes=len(encoded.data))
 
 
-def _made_up(entry: Epoch, seq_no: FragmentSeqNo, start: LogPosition) -> FragmentPointer:
+def made_up(entry: Epoch, seq_no: FragmentSeqNo, start: LogPosition) -> FragmentPointer:
     return _pointer(entry, seq_no, start, setsum=_SETSUM, num_bytes=1000)
 
 

@@ -66,18 +66,23 @@ class SnapshotOptions:
     """The shape of the manifest's tree; benchmarks/ measures what a commit then writes.
 
     A snapshot of depth 1 holds ``fragments_per_snapshot`` fragments; ``fragments_kept`` of the newest
-    stay in the manifest; ``snapshots_per_roll`` snapshots of depth 1 at a time go into one of depth
-    2, which holds ``snapshot_pointers_max`` at most. A snapshot ends with a garbage collection
-    interval (``gc_interval_s``) where it can. What is due is rolled ``rolls_ahead_max`` snapshots at a
-    time, so that the manifest stays small however many fragments a commit carries.
+    stay in the manifest; ``snapshots_per_roll`` snapshots of a depth at a time go into one of the next,
+    which holds ``snapshot_pointers_max`` at most, and is left alone once it holds that many times what
+    comes to join it. A snapshot ends with a garbage collection interval (``gc_interval_s``) where it
+    can. What is due is rolled ``rolls_ahead_max`` snapshots at a time, ``uploads_max`` of them uploaded at
+    a time, so that the manifest stays small however many fragments a commit carries. A writer that
+    finds what others left to be rolled does it with its first commit, which waits ``wait_s_max``
+    seconds for that at most.
     """
 
-    fragments_per_snapshot: int = 32
-    fragments_kept: int = 8
-    snapshots_per_roll: int = 16
+    fragments_per_snapshot: int = 16
+    fragments_kept: int = 4
+    snapshots_per_roll: int = 8
     snapshot_pointers_max: int = 1024
     gc_interval_s: int = 24 * 60 * 60
     rolls_ahead_max: int = 64
+    uploads_max: int = 4
+    wait_s_max: float = 5.0
     loaded_max: int = 64
 
     def __post_init__(self) -> None:
@@ -87,10 +92,13 @@ class SnapshotOptions:
             {
                 "fragments_per_snapshot": (1, POINTERS_MAX),
                 "fragments_kept": (0, _COUNT_MAX),
-                "snapshots_per_roll": (1, POINTERS_MAX),
-                "snapshot_pointers_max": (1, POINTERS_MAX),
+                # Nodes of one pointer would never come to fewer.
+                "snapshots_per_roll": (2, POINTERS_MAX),
+                "snapshot_pointers_max": (2, POINTERS_MAX),
                 "gc_interval_s": (1, _SECONDS_MAX),
                 "rolls_ahead_max": (1, _COUNT_MAX),
+                "uploads_max": (1, _COUNT_MAX),
+                "wait_s_max": (0, _SECONDS_MAX),
                 "loaded_max": (0, _COUNT_MAX),
             },
         )

@@ -44,7 +44,7 @@ def test_show_tells_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
     assert (good["ripe"], good["fragments"], good["exact"]) == (False, 1, True)
     assert (bad["ripe"], bad["fragments"], bad["exact"]) == (True, 60, False)
     assert (exact["ripe"], exact["fragments"], exact["exact"]) == (True, 60, True)
-    assert [level["depth"] for level in exact["levels"]] == [1, 2]  # type: ignore[attr-defined, index]
+    assert [level["depth"] for level in exact["levels"]] == [1, 2, 3]  # type: ignore[attr-defined, index]
     assert exact["levels"][0]["largest"] == 2  # type: ignore[index]
     assert b"lopsided" in wal3.ok("snapshot", "show", "bad")
     assert b"good" in wal3.ok("snapshot", "show", "good")
@@ -89,8 +89,8 @@ def test_manifest_that_no_writer_rolled_is_rolled_and_said_so(wal3: Command) -> 
 
     told = wal3.ok("snapshot", "compact", "bad").decode()
 
-    assert told.startswith("bad: 0 snapshots are 3; a manifest of ")
-    assert "92 pointers packed into 3 snapshots of " in told
+    assert told.startswith("bad: 0 snapshots are 6; a manifest of ")
+    assert "96 pointers packed into 6 snapshots of " in told
 
 
 def test_log_that_is_not_there_is_an_error_in_a_line(wal3: Command) -> None:

@@ -6,6 +6,7 @@ from tests.mutations import Mutation
 
 PIPELINE = "wal3_core.log.pipeline:Pipeline."
 COMMIT = "wal3_core.log.commit:"
+SNAPSHOTTER = "wal3_core.log.snapshotter:"
 COLLECTOR = "wal3_core.log.collector:Collector."
 DELETER = "wal3_core.log.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
@@ -75,9 +76,9 @@ MUTANTS = (
     ),
     Mutation(
         "the fence is not compared before a snapshot is used",
-        "wal3_core.log.snapshotter:_Ready.applied_to",
-        "if self.fence != manifest.fence:",
-        "if self.fence > manifest.fence:",
+        SNAPSHOTTER + "applied",
+        "if ready.fence != manifest.fence:",
+        "if ready.fence > manifest.fence:",
     ),
     Mutation(
         "the snapshot's name does not cover the fence",
@@ -87,9 +88,27 @@ MUTANTS = (
     ),
     Mutation(
         "a snapshot is used before it is durable",
-        "wal3_core.log.snapshotter:Snapshotter._write",
+        SNAPSHOTTER + "Snapshotter._write",
         "self._snapshots.write(snapshot, self._options.retry)",
         "snapshot.pointer_to(snapshot.to_bytes())",
+    ),
+    Mutation(
+        "writers of one append roll nothing",
+        SNAPSHOTTER + "Snapshotter.begin",
+        "if self._busy or plan_roll(",
+        "if not self._busy or plan_roll(",
+    ),
+    Mutation(
+        "a commit does not wait for what it found to be rolled",
+        SNAPSHOTTER + "Snapshotter.begin",
+        "self._busy = self._awaited = True",
+        "self._busy = True",
+    ),
+    Mutation(
+        "a node takes in the one before it without what that holds",
+        "wal3_core.model.tree:build_snapshot",
+        "pointers += load(pointer).pointers",
+        "pointers += load(pointer).pointers[:-1]",
     ),
     Mutation(
         "a snapshot swallows one pointer too many",

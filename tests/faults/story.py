@@ -35,6 +35,7 @@ from tests.faults.collectors import (
 )
 from tests.faults.cursor_mover import CursorMover
 from tests.faults.plans import Plan, Swarm
+from tests.faults.short_writers import ShortWriter, check_small
 from tests.faults.simulator import YEAR_US, SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
 from wal3_core import (
@@ -97,6 +98,8 @@ def drawn_actors(dice: Random) -> dict[str, Actor]:
         "copier": (0.1, Copying(dice.random() * 20)),
         "sealer": (0.1, Sealing(dice.random() * 20, dice.choice((None, SUCCESSOR)))),
         "destroyer": (0.1, Destroying(dice.random() * dice.choice((0.1, 5.0)), drawn_options(dice))),
+        "short0": (0.3, ShortWriter(drawn_options(dice), dice.choice((5, 15)), dice.choice((0.1, 3.0)))),
+        "short1": (0.2, ShortWriter(drawn_options(dice), 8, dice.choice((0.1, 3.0)))),
     }
     return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
 
@@ -111,6 +114,7 @@ def drawn_maintainers(dice: Random) -> dict[str, Actor]:
         "history": (0.3, HistoryReader(ReaderOptions(), 4)),
         "pinner": (0.6, Pinning(dice.random() * 0.5, dice.choice((0.05, 1.0)), rounds=6)),
         "packer": (0.5, Packing(6, 0.4, drawn_packing(dice))),
+        "short": (0.4, ShortWriter(drawn_options(dice), 12, dice.choice((0.05, 0.3)))),
         "copier": (0.4, Copying(dice.random() * 2)),
         "sealer": (0.1, Sealing(dice.random() * 2, dice.choice((None, SUCCESSOR)))),
     }
@@ -193,6 +197,7 @@ def _process(simulation: Simulation, name: str) -> SimProcess:
 def _end(stage: Stage, operator: SimProcess) -> None:
     """With every fault healed there is progress, nothing is damaged, and everything adds up."""
     _check_progress(stage, operator)
+    check_small(stage, operator)
     _drop_unfinished_cursors(stage, operator)
     store = SimStore(stage.world, operator)
     report = scrub(store, LOG, runtime=operator)

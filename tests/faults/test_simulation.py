@@ -38,6 +38,7 @@ HAPPENED = {
     "copied while appended to",
     "copied while collected",
     "destroyed",
+    "a writer of one append",
     "cursor done",
     "cursor conflict",
     "cursor collected",

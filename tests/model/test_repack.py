@@ -17,9 +17,10 @@ from tests.stores import LOG_ID
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import garbage_path
-from wal3_core.model.repack import Reason, Repacker, find_runs, half, pack
+from wal3_core.model.repack import Reason, Repacker, capacity, find_runs, half, pack
 from wal3_core.model.shape import measure_shape
-from wal3_core.model.snapshot import sum_setsums
+from wal3_core.model.snapshot import DEPTH_MAX, sum_setsums
+from wal3_core.model.tree import factor, waiting
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -63,14 +64,14 @@ OPTIONS = st.builds(
     SnapshotOptions,
     fragments_per_snapshot=st.integers(1, 6),
     fragments_kept=st.integers(0, 4),
-    snapshots_per_roll=st.integers(1, 4),
-    snapshot_pointers_max=st.integers(1, 9),
+    snapshots_per_roll=st.integers(2, 4),
+    snapshot_pointers_max=st.integers(2, 9),
     gc_interval_s=st.just(3600),
 )
 STEPS = st.tuples(st.sampled_from([0, 1000, HOUR_US // 3, HOUR_US]), st.sampled_from([1, 1, 1, 5]))
 LEAF = st.lists(STEPS, min_size=1, max_size=9)
-# A number nests that many leaves before it, so that snapshots of both depths come in any order.
-PARTS = st.lists(st.one_of(LEAF, st.integers(1, 12)), max_size=30)
+# A number nests that many snapshots of one depth before it, so that those of all depths come in any order.
+PARTS = st.lists(st.one_of(LEAF, st.integers(1, 12)), max_size=40)
 
 
 @st.composite
@@ -78,8 +79,9 @@ def grown_trees(draw: st.DrawFn) -> Grown:
     tree = Tree(draw(OPTIONS))
     for part in draw(PARTS):
         if isinstance(part, int):
-            run = list(takewhile(lambda pointer: pointer.depth == 1, reversed(tree.manifest.snapshots)))[:part]
-            if run:
+            depth = tree.manifest.snapshots[-1].depth if tree.manifest.snapshots else DEPTH_MAX
+            run = list(islice(takewhile(lambda p, d=depth: p.depth == d, reversed(tree.manifest.snapshots)), part))
+            if depth < DEPTH_MAX:
                 tree.replace(run[::-1])
         else:
             tree.manifest = fragment_run(tree.manifest, part)
@@ -90,21 +92,22 @@ def grown_trees(draw: st.DrawFn) -> Grown:
 
 def check_well_shaped(tree: Tree) -> None:
     depths = [pointer.depth for pointer in tree.manifest.snapshots]
-    assert depths == sorted(depths, reverse=True), "the writer rolls what follows the last snapshot of depth 2"
-    options = tree.options
+    assert depths == sorted(depths, reverse=True), "the writer rolls what follows the last deeper snapshot"
+    options, snapshots = tree.options, tree.manifest.snapshots
     assert len(tree.manifest.fragments) < options.fragments_kept + 2 * options.fragments_per_snapshot
-    assert depths.count(1) < 2 * options.snapshots_per_roll
-    deep = [pointer for pointer in tree.manifest.snapshots if pointer.depth == 2]
-    check_neighbours([pointer.num_pointers for pointer in deep], options.snapshot_pointers_max)
-    loose = [pointer.num_pointers for pointer in tree.manifest.snapshots if pointer.depth == 1]
-    for sizes in [*(tree.sizes()[: len(deep)]), loose]:
-        check_neighbours(sizes, options.fragments_per_snapshot)
+    for depth in range(1, DEPTH_MAX):
+        start, limit = waiting(snapshots, depth, options)
+        assert limit - start < 2 * factor(options)
+    for family in tree.families():
+        falls_by = factor(options) if family[0].depth > 1 and family[0] in snapshots else None
+        check_neighbours([p.num_pointers for p in family], capacity(options, family[0].depth), falls_by)
 
 
-def check_neighbours(sizes: list[int], full: int) -> None:
+def check_neighbours(sizes: list[int], full: int, falls_by: int | None) -> None:
     assert all(size <= full for size in sizes), sizes
     for before, after in pairwise(sizes):
-        assert min(before, after) >= half(full) or before + after > full, sizes
+        falls = falls_by is not None and before >= falls_by * after
+        assert min(before, after) >= half(full) or before + after > full or falls, sizes
 
 
 @given(grown_trees())
@@ -164,17 +167,17 @@ def test_every_step_leaves_fewer_bad_nodes(grown: Grown) -> None:
         assert [snapshot.depth for snapshot in repacked.written] == sorted(s.depth for s in repacked.written)
 
 
-def badness(tree: Tree) -> tuple[int, int, int]:
-    """Fragments too many, leaves that are not well filled, and nodes that are not, or not there yet."""
-    options, snapshots = tree.options, tree.manifest.snapshots
-    leaves = [size for sizes in tree.sizes() for size in sizes]
-    few = [p for p in snapshots if p.depth == 1 or off(p.num_pointers, options.snapshot_pointers_max)]
+def badness(tree: Tree) -> list[int]:
+    """Fragments too many; then of each depth the nodes that are not well filled, and those in the manifest."""
+    options = tree.options
     fragments_max = options.fragments_kept + 2 * options.fragments_per_snapshot
-    return (
-        max(0, len(tree.manifest.fragments) - fragments_max + 1),
-        sum(off(size, options.fragments_per_snapshot) for size in leaves),
-        len(few),
-    )
+    found = [max(0, len(tree.manifest.fragments) - fragments_max + 1)]
+    every = [pointer for family in tree.families() for pointer in family]
+    for depth in range(1, DEPTH_MAX + 1):
+        full = capacity(options, depth)
+        found.append(sum(pointer.depth == depth and off(pointer.num_pointers, full) for pointer in every))
+        found.append(sum(pointer.depth == depth for pointer in tree.manifest.snapshots))
+    return found
 
 
 def off(size: int, full: int) -> bool:
@@ -198,12 +201,13 @@ def test_manifest_of_a_writer_that_died_before_rolling_is_rolled() -> None:
     tree.append(700)
     fragments = tree.fragments
 
-    [step] = tree.compact(pointers_max=10_000)
+    leaves, node = tree.compact(pointers_max=10_000)
 
-    assert step.replaced == tuple(fragments[:-8])
+    assert leaves.replaced == tuple(fragments[:-4])
+    assert node.replaced == leaves.pointers
     assert tree.fragments == fragments
-    assert tree.manifest.fragments == tuple(fragments[-8:])
-    assert tree.sizes() == [*([[32]] * 21), [20]]
+    assert tree.manifest.fragments == tuple(fragments[-4:])
+    assert tree.sizes() == [[*([16] * 43), 8]]
 
 
 def test_only_the_nodes_that_fit_together_are_rewritten() -> None:
@@ -352,7 +356,7 @@ def test_findings_name_every_reason_at_once() -> None:
     found = list(Repacker(SMALL, tree.load, pointers_max=STEP).findings(tree.manifest))
 
     assert [finding.reason for finding in found] == [Reason.FRAGMENTS, Reason.LEAVES, Reason.NODES]
-    assert found[1].parent == tree.manifest.snapshots[0]
+    assert found[1].parents == tree.manifest.snapshots[:1]
 
 
 def test_node_that_comes_out_as_it_was_is_not_written_again() -> None:
@@ -368,6 +372,23 @@ def test_node_that_comes_out_as_it_was_is_not_written_again() -> None:
     assert tree.sizes() == [[3], [3], [2]]
     assert step.pointers[0] == first
     assert len(step.written) == 2
+
+
+def test_step_deep_in_a_tree_rewrites_one_snapshot_of_each_depth_above_it() -> None:
+    tree = Tree()
+    for _ in range(2):
+        tree.replace([tree.node([4] * 6) for _ in range(5)])
+    lopsided = tree.replace([tree.node([4] * 6), tree.node([4, 1, 1, 4, 4, 4]), *(tree.node([4] * 6) for _ in "abc")])
+    top = tree.replace(tree.manifest.snapshots)
+    fragments = tree.fragments
+
+    [step] = tree.compact()
+
+    assert [snapshot.depth for snapshot in step.written] == [1, 2, 3, 4]
+    assert step.replaced == (top,)
+    assert tree.fragments == fragments
+    assert lopsided not in tree.below(tree.manifest.snapshots[0])
+    assert tree.below(tree.manifest.snapshots[0])[:2] == tree.below(top)[:2]
 
 
 def test_step_takes_as_many_runs_as_it_may() -> None:

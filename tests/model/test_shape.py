@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.model.trees import SMALL, Tree
@@ -33,12 +35,44 @@ def test_shape_counts_what_is_wasted_with_and_without_loading() -> None:
 
     assert (exact.exact, cheap.exact) == (True, False)
     for shape in (exact, cheap):
-        assert (shape.num_fragments, shape.root_pointers, shape.root_fragments, shape.root_snapshots) == (23, 5, 2, 1)
-        assert (shape.leaves.num_nodes, shape.leaves.num_pointers, shape.leaves.num_wasted) == (10, 21, 4)
-        assert (shape.nodes.num_nodes, shape.nodes.num_pointers, shape.nodes.num_wasted) == (2, 9, 0)
+        assert (shape.num_fragments, shape.root_pointers, shape.root_fragments, shape.root_snapshots) == (23, 5, 2, 3)
+        leaves, nodes = shape.levels
+        assert (leaves.num_nodes, leaves.num_pointers, leaves.num_wasted) == (10, 21, 4)
+        assert (nodes.num_nodes, nodes.num_pointers, nodes.num_wasted) == (2, 9, 0)
+        assert (shape.num_snapshots, shape.num_wasted) == (12, 4)
         assert shape.manifest_bytes == len(tree.manifest.to_bytes())
-    assert (exact.leaves.smallest, exact.leaves.largest, exact.leaves.fill) == (1, 4, 21 / 40)
-    assert (cheap.leaves.smallest, cheap.leaves.largest) == (3, 3)
+    assert (exact.levels[0].smallest, exact.levels[0].largest, exact.levels[0].fill) == (1, 4, 21 / 40)
+    assert (cheap.levels[0].smallest, cheap.levels[0].largest) == (3, 3)
+
+
+def test_shape_of_a_deep_tree_is_told_level_by_level() -> None:
+    tree = Tree()
+    tree.replace([tree.replace([tree.node([4] * 6) for _ in range(6)]) for _ in range(3)])
+    tree.leaf(2)
+
+    exact, cheap = tree.shape(), measure_shape(tree.manifest, SMALL)
+
+    for shape in (exact, cheap):
+        assert [(level.depth, level.num_nodes, level.num_pointers) for level in shape.levels] == [
+            (1, 3 * 36 + 1, 3 * 144 + 2),
+            (2, 3 * 6, 3 * 36),
+            (3, 3, 3 * 6),
+            (4, 1, 3),
+        ]
+        assert shape.num_fragments == 3 * 144 + 2
+        assert not shape.ripe
+
+
+def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
+    tree = Tree(replace(SMALL, snapshot_pointers_max=20))
+    tree.node([4] * 9)
+    tree.node([4] * 3)
+    tree.leaf(4)
+
+    assert tree.plan() is None
+    assert not tree.shape().ripe
+    tree.options = replace(tree.options, snapshots_per_roll=4)
+    assert tree.plan() is not None, "a writer with these options takes the smaller one into the larger"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
@@ -84,14 +85,24 @@ class Tree:
     def fragments(self) -> list[FragmentPointer]:
         return [leaf for pointer in self.manifest.pointers for leaf in self.leaves(pointer)]
 
+    def below(self, pointer: SnapshotPointer) -> list[SnapshotPointer]:
+        """The snapshots that one of depth 2 or more holds."""
+        found = self.snapshots[pointer.path].pointers
+        return [each for each in found if isinstance(each, SnapshotPointer)]
+
     def sizes(self) -> list[list[int]]:
-        """How many pointers are in each snapshot: of depth 2 by their leaves, of depth 1 alone."""
+        """How many pointers are in each snapshot: of depth 2 or more by those in it, of depth 1 alone."""
         return [
-            [below.num_pointers for below in self.snapshots[pointer.path].pointers]  # type: ignore[union-attr]
-            if pointer.depth == 2
-            else [pointer.num_pointers]
+            [below.num_pointers for below in self.below(pointer)] or [pointer.num_pointers]
             for pointer in self.manifest.snapshots
         ]
+
+    def families(self) -> list[list[SnapshotPointer]]:
+        """Snapshots of one depth side by side: those in the manifest, those in each snapshot that it leads to."""
+        found = [list(run) for _, run in groupby(self.manifest.snapshots, lambda pointer: pointer.depth)]
+        for family in found:
+            found += [below for pointer in family if (below := self.below(pointer))]
+        return found
 
     def shape(self) -> Shape:
         return measure_shape(self.manifest, self.options, lambda pointer: self.snapshots[pointer.path])

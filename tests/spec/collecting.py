@@ -116,12 +116,15 @@ def append(store: ObjectStore, count: int, *, log: str = LOG) -> None:
 
 
 def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG) -> None:
-    """Roll the manifest's fragments into snapshots, as a writer with these options would."""
+    """Roll the manifest's fragments into snapshots, as a writer with these options would, up to depth 2."""
     manifests = ManifestStore(log_store(store, log), shared_runtime())
     trees = SnapshotStore(manifests, shared_runtime(), loaded_max=64)
     base = manifests.load()
     manifest = base.manifest
     while (planned := plan_roll(manifest, options)) is not None:
+        last = planned.replaced[-1]
+        if isinstance(last, SnapshotPointer) and last.depth > 1:
+            break
         snapshot = trees.write(build_snapshot(planned, manifest, trees.load), QUICK)
         manifest = manifest.apply_snapshot(snapshot, planned.replaced)
     assert isinstance(manifests.install(manifest, base), Installed)

@@ -102,13 +102,13 @@ def _show(log: str, shape: Shape) -> None:
     shown = table(("", ""), facts)
     shown.show_header = False
     console().print(shown)
-    rows = [_level_cells(shape.leaves, "fragments"), _level_cells(shape.nodes, "snapshots")]
+    rows = [_level_cells(level) for level in shape.levels]
     console().print(table(_LEVEL_COLUMNS, rows, numbers=_LEVEL_COLUMNS[1:]))
 
 
-def _level_cells(level: Level, kind: str) -> tuple[str, ...]:
+def _level_cells(level: Level) -> tuple[str, ...]:
     return (
-        kind,
+        "fragments" if level.depth == 1 else f"snapshots of depth {level.depth - 1}",
         count(level.num_nodes),
         count(level.num_pointers),
         count(level.capacity),
@@ -136,7 +136,7 @@ def _show_done(done: SnapshotsCompacted) -> None:
 
 
 def _told(done: SnapshotsCompacted) -> Iterator[str]:
-    before, after = (shape.leaves.num_nodes + shape.nodes.num_nodes for shape in (done.before, done.after))
+    before, after = (shape.num_snapshots for shape in (done.before, done.after))
     yield f"{count(before)} snapshots are {count(after)}"
     yield f"a manifest of {size(done.before.manifest_bytes)} is {size(done.after.manifest_bytes)}"
     written = f"{count(done.num_written)} snapshots of {size(done.num_bytes)}"

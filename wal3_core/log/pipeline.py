@@ -88,7 +88,7 @@ class Pipeline:
         self._options = options
         self._manifests = manifests
         snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._snapshotter = Snapshotter(snapshots, runtime, options, self._share)
+        self._snapshotter = Snapshotter(snapshots, runtime, options, self._share, self._advance)
         self._committer = Committer(self._manifests, runtime, options, self._snapshotter.amend)
         self._clock = LogClock(self._manifests.objects, runtime, options)
         self._lock = runtime.lock()
@@ -195,7 +195,8 @@ class Pipeline:
             flight = self._seal()
             tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]
         self._set_timer()
-        if not self._committing and self._flights and self._flights[0].pointer is not None:
+        uploaded = self._flights and self._flights[0].pointer is not None
+        if uploaded and not self._committing and not self._snapshotter.awaited:
             self._committing = True
             tasks.append(self._commit)
         return tasks
@@ -322,7 +323,10 @@ class Pipeline:
     # ------------------------------------------------------------------ tasks, without the lock
 
     def _upload(self, flight: Flight) -> None:
+        base = self._base
         try:
+            if base is not None and flight.seq_no == flight.incarnation.entry.first_seq_no:
+                self._snapshotter.begin(base.manifest)
             flight.pointer = self._write_fragment(flight)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             flight.error = error

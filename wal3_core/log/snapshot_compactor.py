@@ -217,12 +217,12 @@ class SnapshotCompactor:
         return _Taken(outcome, repack, repacked) if isinstance(outcome, Installed) else outcome
 
     def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
-        opened = repack.opened
+        needed = (*repack.opened, *repack.above)
         # Together, as each is small and far away.
         loaded = ahead(
-            self._runtime, self._snapshots.load, opened, count=self._options.requests_ahead, share=self._share
+            self._runtime, self._snapshots.load, needed, count=self._options.requests_ahead, share=self._share
         )
-        known = {pointer.path: snapshot for pointer, snapshot in zip(opened, loaded, strict=True)}
+        known = {pointer.path: snapshot for pointer, snapshot in zip(needed, loaded, strict=True)}
         return build_repack(repack, self._options.snapshots, manifest, lambda pointer: known[pointer.path])
 
     def _upload(self, written: Iterable[Snapshot]) -> None:
@@ -259,7 +259,7 @@ class SnapshotCompactor:
 def _finding(repack: Repack) -> Finding:
     return Finding(
         reason=repack.reason,
-        where=MANIFEST if repack.parent is None else repack.parent.path,
+        where=repack.parents[-1].path if repack.parents else MANIFEST,
         depth=repack.depth,
         num_nodes=len(repack.packed),
         num_pointers=repack.num_pointers,

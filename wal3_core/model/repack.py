@@ -2,18 +2,20 @@
 
 What a writer builds is left as it is. A node is rewritten only when it is too full, or when it is
 less than half full and fits together with its neighbour: of what is left, any two neighbours hold
-more than one node can, or are half full each. Every step leaves fewer bad nodes than there were, so
-that steps come to an end, and a tree that is well shaped gives none. Keeps INV-8.
+more than one node can, or are half full each, or are two of the few of falling size that a writer
+leaves in the manifest. Every step leaves fewer bad nodes than there were, so that steps come to an
+end, and a tree that is well shaped gives none. Keeps INV-8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
-from wal3_core.model.tree import US_PER_S
+from wal3_core.model.tree import US_PER_S, factor, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,19 +33,20 @@ class Reason(StrEnum):
 
     FRAGMENTS = "fragments in the manifest that no writer rolled"
     LEAVES = "snapshots of fragments that are too full, or fit together"
-    NODES = "snapshots in the manifest that no writer rolled, are too full, or fit together"
+    NODES = "snapshots of snapshots that no writer rolled, are too full, or fit together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repack:
     """Runs of siblings that are to be packed into snapshots of ``depth`` anew.
 
-    ``parent`` holds the siblings; None for the manifest itself. ``runs`` are [start, limit) among them.
+    The last of the ``parents`` holds the siblings, and each holds the one behind it; none for the
+    manifest itself. ``runs`` are [start, limit) among the siblings.
     """
 
     reason: Reason
     depth: int
-    parent: SnapshotPointer | None
+    parents: tuple[SnapshotPointer, ...]
     siblings: tuple[Pointer, ...]
     runs: tuple[tuple[int, int], ...]
 
@@ -56,6 +59,11 @@ class Repack:
     def opened(self) -> tuple[SnapshotPointer, ...]:
         """The snapshots among them whose pointers go into others."""
         return tuple(p for p in self.packed if isinstance(p, SnapshotPointer) and p.depth == self.depth)
+
+    @property
+    def above(self) -> tuple[SnapshotPointer, ...]:
+        """The snapshots that hold a parent: of each one pointer changes."""
+        return self.parents[:-1]
 
     @property
     def num_pointers(self) -> int:
@@ -96,8 +104,8 @@ class Repacked:
 class Repacker:
     """Plans the steps for one log; remembers which snapshots it found well shaped, as they never change.
 
-    A step packs about ``pointers_max`` pointers at most, and rewrites the snapshot above them. Only
-    snapshots of depth 2 are loaded for a plan.
+    A step packs about ``pointers_max`` pointers at most, and rewrites the snapshots above them, one of
+    each depth. Snapshots of fragments are not loaded for a plan.
     """
 
     def __init__(
@@ -118,39 +126,63 @@ class Repacker:
         """Go through all that there is to pack, as the tree is now; what one step changes may call for another."""
         loose = manifest.fragments[: -self._options.fragments_kept or None]
         if len(loose) >= ROLLS_LEFT * self._options.fragments_per_snapshot:
-            yield from self._found(Reason.FRAGMENTS, 1, loose)
-        yield from self._leaves(manifest)
-        yield from self._found(Reason.NODES, DEPTH_MAX, self._rolled(manifest.snapshots))
-
-    def _leaves(self, manifest: Manifest) -> Iterator[Repack]:
-        run: list[SnapshotPointer] = []
+            yield from self._found(1, loose, reason=Reason.FRAGMENTS)
         for pointer in manifest.snapshots:
-            if pointer.depth == 1:
-                run.append(pointer)
-                continue
-            yield from self._found(Reason.LEAVES, 1, run)
-            run = []
-            if pointer.path not in self._sound:
-                yield from self._leaves_below(pointer)
-        yield from self._found(Reason.LEAVES, 1, run)
+            yield from self._below((pointer,))
+        for depth in range(1, DEPTH_MAX + 1):
+            for run in self._runs(manifest.snapshots, depth):
+                yield from self._found(depth, run)
 
-    def _leaves_below(self, parent: SnapshotPointer) -> Iterator[Repack]:
-        found = list(self._found(Reason.LEAVES, 1, self._load(parent).pointers))
-        if not found:
-            self._sound.add(parent.path)
-        yield from (replace(repack, parent=parent) for repack in found)
+    def _below(self, parents: tuple[SnapshotPointer, ...]) -> Iterator[Repack]:
+        """Go through what the last of the parents leads to, deepest first."""
+        node, sound = parents[-1], True
+        if node.depth == 1 or node.path in self._sound:
+            return
+        below = self._load(node).pointers
+        for pointer in below:
+            if isinstance(pointer, SnapshotPointer):
+                for found in self._below((*parents, pointer)):
+                    sound = False
+                    yield found
+        for found in self._found(node.depth - 1, below, parents=parents):
+            sound = False
+            yield found
+        if sound:
+            self._sound.add(node.path)
 
-    def _rolled(self, snapshots: Sequence[SnapshotPointer]) -> Sequence[SnapshotPointer]:
-        """Leave out the newest snapshots of depth 1 while they are few."""
-        deep = [index for index, pointer in enumerate(snapshots, start=1) if pointer.depth == DEPTH_MAX]
-        limit = deep[-1] if deep else 0
-        enough = len(snapshots) - limit >= ROLLS_LEFT * self._options.snapshots_per_roll
-        return snapshots if enough else snapshots[:limit]
+    def _runs(self, snapshots: Sequence[SnapshotPointer], depth: int) -> Iterator[Sequence[SnapshotPointer]]:
+        """Find the manifest's runs of snapshots that are to be nodes of a depth.
 
-    def _found(self, reason: Reason, depth: int, siblings: Sequence[Pointer]) -> Iterator[Repack]:
-        runs = find_runs(siblings, depth, capacity(self._options, depth))
+        Those of a lesser depth are among them where they lie before a deeper one, so that no writer
+        rolls them, and where there are more than a writer leaves.
+        """
+        limit = _limit(snapshots, depth)
+        if depth > 1:
+            start, full = waiting(snapshots, depth - 1, self._options)
+            limit = full if full - start >= ROLLS_LEFT * factor(self._options) else limit
+        for together, run in groupby(snapshots[:limit], lambda pointer: depth - 1 <= pointer.depth <= depth):
+            if together:
+                yield list(run)
+
+    def _found(
+        self,
+        depth: int,
+        siblings: Sequence[Pointer],
+        *,
+        parents: tuple[SnapshotPointer, ...] = (),
+        reason: Reason | None = None,
+    ) -> Iterator[Repack]:
+        # A writer leaves a few nodes in the manifest, each so many times as large as the one behind it.
+        falls_by = factor(self._options) if depth > 1 and not parents else None
+        runs = find_runs(siblings, depth, capacity(self._options, depth), falls_by)
         if runs:
-            yield Repack(reason=reason, depth=depth, parent=None, siblings=tuple(siblings), runs=tuple(runs))
+            reason = reason or (Reason.LEAVES if depth == 1 else Reason.NODES)
+            yield Repack(reason=reason, depth=depth, parents=parents, siblings=tuple(siblings), runs=tuple(runs))
+
+
+def _limit(snapshots: Sequence[SnapshotPointer], depth: int) -> int:
+    """Say where the last snapshot ends that is as deep, or deeper."""
+    return next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth >= depth), 0)
 
 
 def capacity(options: SnapshotOptions, depth: int) -> int:
@@ -180,27 +212,30 @@ class _Segment:
     size: int
     dirty: bool
 
-    def joins(self, after: _Segment, full: int) -> bool:
+    def joins(self, after: _Segment, full: int, falls_by: int | None) -> bool:
         """Tell whether packing the two together leaves less than packing, or keeping, each."""
         if self.dirty and after.dirty:
             return True
         if min(self.size, after.size) >= half(full):
             return False
+        if falls_by is not None and self.size >= falls_by * after.size:
+            return False
         # What is packed into several nodes anyway takes a small neighbour in.
         return self.size + after.size <= full or max(self.size, after.size) > full
 
 
-def find_runs(siblings: Sequence[Pointer], depth: int, full: int) -> list[tuple[int, int]]:
+def find_runs(siblings: Sequence[Pointer], depth: int, full: int, falls_by: int | None = None) -> list[tuple[int, int]]:
     """Find the runs of siblings to pack into nodes of a depth that hold ``full`` pointers each.
 
-    Siblings of a lesser depth have to go into a node in any case.
+    Siblings of a lesser depth have to go into a node in any case. A node that is ``falls_by`` times as
+    large as what follows it may be followed by that.
     """
     segments: list[_Segment] = []
     for index, pointer in enumerate(siblings):
         size = _size(pointer, depth)
         node = isinstance(pointer, SnapshotPointer) and pointer.depth == depth
         segment = _Segment(index, index + 1, size, dirty=not node or size > full)
-        while segments and segments[-1].joins(segment, full):
+        while segments and segments[-1].joins(segment, full, falls_by):
             before = segments.pop()
             segment = _Segment(before.start, segment.limit, before.size + segment.size, dirty=True)
         segments.append(segment)
@@ -237,10 +272,10 @@ def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int
 def build_repack(
     repack: Repack, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
 ) -> Repacked:
-    """Make the snapshots for a step on a manifest; loads those that it opens."""
+    """Make the snapshots for a step on a manifest; loads those that it names as ``opened`` and ``above``."""
     packer = _Packer(options, manifest, load)
-    runs, parent = repack.runs, repack.parent
-    first, last = (runs[0][0], runs[-1][1]) if parent is None else (0, len(repack.siblings))
+    runs, parents = repack.runs, repack.parents
+    first, last = (0, len(repack.siblings)) if parents else (runs[0][0], runs[-1][1])
     made: list[Pointer] = []
     at = first
     for start, limit in runs:
@@ -248,9 +283,14 @@ def build_repack(
         made += packer.nodes(repack.siblings[start:limit], repack.depth)
         at = limit
     made += repack.siblings[at:last]
+    for number, parent in enumerate(reversed(parents), start=1):
+        packed = list(packer.nodes(made, repack.depth + number))
+        beside = load(parents[-number - 1]).pointers if number < len(parents) else (parent,)
+        at = beside.index(parent)
+        made = [*beside[:at], *packed, *beside[at + 1 :]]
     return Repacked(
-        replaced=repack.siblings[first:last] if parent is None else (parent,),
-        pointers=tuple(made if parent is None else packer.nodes(made, DEPTH_MAX)),
+        replaced=parents[:1] or repack.siblings[first:last],
+        pointers=tuple(made),
         written=tuple(packer.written),
         num_bytes=packer.num_bytes,
     )

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from wal3_core.model.repack import ROLLS_LEFT, capacity, half
 from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer, count_fragments
+from wal3_core.model.tree import factor, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.snapshot import Pointer, Snapshot
+    from wal3_core.model.snapshot import Snapshot
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.options import SnapshotOptions
 
@@ -56,13 +57,13 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tree's shape.
+    """A tree's shape; ``levels`` are its snapshots by depth, those of fragments first.
 
     ``exact`` tells whether the fragments were counted; otherwise compacted ones below snapshots of
-    depth 2 count as those that they stand for, and the leaves look fuller than they are.
-    ``root_fragments`` and ``root_snapshots`` (of depth 1) are what the manifest holds itself.
-    ``ripe`` says that packing it anew pays: the manifest holds more than a writer leaves there, a node
-    is too full, or there are more than twice the nodes that are needed.
+    snapshots count as those that they stand for, and what was not seen counts as full, so that the
+    tree looks fuller than it is. ``root_fragments`` and ``root_snapshots`` are what the manifest holds
+    itself. ``ripe`` says that packing it anew pays: the manifest holds more than a writer leaves there,
+    a node is too full, or there are more than twice the nodes that are needed.
     """
 
     exact: bool
@@ -71,9 +72,18 @@ class Shape:
     root_pointers: int
     root_fragments: int
     root_snapshots: int
-    leaves: Level
-    nodes: Level
+    levels: tuple[Level, ...]
     ripe: bool
+
+    @property
+    def num_snapshots(self) -> int:
+        """How many snapshots there are, of whatever depth."""
+        return sum(level.num_nodes for level in self.levels)
+
+    @property
+    def num_wasted(self) -> int:
+        """How many snapshots more there are than the pointers need."""
+        return sum(level.num_wasted for level in self.levels)
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
@@ -84,7 +94,7 @@ class Shape:
             "root_pointers": self.root_pointers,
             "root_fragments": self.root_fragments,
             "root_snapshots": self.root_snapshots,
-            "levels": [self.leaves.to_json(), self.nodes.to_json()],
+            "levels": [level.to_json() for level in self.levels],
             "ripe": self.ripe,
         }
 
@@ -92,25 +102,38 @@ class Shape:
 def measure_shape(
     manifest: Manifest, options: SnapshotOptions, load: Callable[[SnapshotPointer], Snapshot] | None = None
 ) -> Shape:
-    """Measure a tree from the manifest alone, or with ``load`` exactly, loading the snapshots of depth 2."""
-    deep = [pointer for pointer in manifest.snapshots if pointer.depth == DEPTH_MAX]
-    shallow = [pointer for pointer in manifest.snapshots if pointer.depth == 1]
-    below = [] if load is None else [leaf for pointer in deep for leaf in load(pointer).pointers]
-    nodes = _level(DEPTH_MAX, deep, options)
-    leaves = _level(1, [*shallow, *(leaf for leaf in below if isinstance(leaf, SnapshotPointer))], options)
+    """Measure a tree from the manifest alone, or with ``load`` exactly, loading all snapshots of snapshots."""
+    levels = _seen(manifest.snapshots, options, load)
     if load is None:
-        leaves = _with_unseen(leaves, deep)
+        levels = _with_unseen(levels, manifest.snapshots)
+    parents = [1 + level.num_nodes for level in levels[1:]] + [1]
+    lopsided = any(_lopsided(level, count, options) for level, count in zip(levels, parents, strict=True))
     return Shape(
-        exact=load is not None or not deep,
+        exact=load is not None or len(levels) == 1,
         manifest_bytes=len(manifest.to_bytes()),
-        num_fragments=leaves.num_pointers + len(manifest.fragments),
+        num_fragments=levels[0].num_pointers + len(manifest.fragments),
         root_pointers=len(manifest.pointers),
         root_fragments=len(manifest.fragments),
-        root_snapshots=len(shallow),
-        leaves=leaves,
-        nodes=nodes,
-        ripe=_overgrown(manifest, shallow, options) or _lopsided(leaves, 1 + len(deep)) or _lopsided(nodes, 1),
+        root_snapshots=len(manifest.snapshots),
+        levels=tuple(levels),
+        ripe=_overgrown(manifest, options) or lopsided,
     )
+
+
+def _seen(
+    snapshots: Sequence[SnapshotPointer],
+    options: SnapshotOptions,
+    load: Callable[[SnapshotPointer], Snapshot] | None,
+) -> list[Level]:
+    """Measure the levels of a tree by what its root holds, and by what is loaded."""
+    levels: list[Level] = []
+    nodes: list[SnapshotPointer] = []
+    for depth in range(max((pointer.depth for pointer in snapshots), default=1), 0, -1):
+        below = [] if load is None else [each for node in nodes for each in load(node).pointers]
+        nodes = [each for each in below if isinstance(each, SnapshotPointer)]
+        nodes += [each for each in snapshots if each.depth == depth]
+        levels.append(_level(depth, nodes, options))
+    return levels[::-1]
 
 
 def _level(depth: int, seen: Sequence[SnapshotPointer], options: SnapshotOptions) -> Level:
@@ -125,23 +148,32 @@ def _level(depth: int, seen: Sequence[SnapshotPointer], options: SnapshotOptions
     )
 
 
-def _with_unseen(leaves: Level, deep: Sequence[SnapshotPointer]) -> Level:
-    """Add the leaves that snapshots of depth 2 say they hold, and the fragments that their ranges can hold."""
-    return replace(
-        leaves,
-        num_nodes=leaves.num_nodes + sum(pointer.num_pointers for pointer in deep),
-        num_pointers=leaves.num_pointers + count_fragments(deep),
-    )
+def _with_unseen(levels: Sequence[Level], seen: Sequence[SnapshotPointer]) -> list[Level]:
+    """Add what lies below the snapshots that were seen: as many as each says it holds, and below those full ones."""
+    whole = list(levels)
+    for pointer in seen:
+        num_pointers = count_fragments([pointer])
+        for at, level in enumerate(whole[: pointer.depth - 1]):
+            told = level.depth == pointer.depth - 1
+            num_nodes = pointer.num_pointers if told else -(-num_pointers // level.capacity)
+            whole[at] = replace(
+                level, num_nodes=level.num_nodes + num_nodes, num_pointers=level.num_pointers + num_pointers
+            )
+            num_pointers = num_nodes
+    return whole
 
 
-def _overgrown(manifest: Manifest, shallow: Sequence[Pointer], options: SnapshotOptions) -> bool:
+def _overgrown(manifest: Manifest, options: SnapshotOptions) -> bool:
+    """Tell whether the manifest holds more than a writer leaves there."""
     fragments_max = options.fragments_kept + ROLLS_LEFT * options.fragments_per_snapshot
-    snapshots_max = ROLLS_LEFT * options.snapshots_per_roll
-    return len(manifest.fragments) >= fragments_max or len(shallow) >= snapshots_max
+    runs = [waiting(manifest.snapshots, depth, options) for depth in range(1, DEPTH_MAX)]
+    late = any(limit - start >= ROLLS_LEFT * factor(options) for start, limit in runs)
+    return len(manifest.fragments) >= fragments_max or late
 
 
-def _lopsided(level: Level, num_parents: int) -> bool:
+def _lopsided(level: Level, num_parents: int, options: SnapshotOptions) -> bool:
     """Tell whether a node is too full, or there are more than packing leaves: twice those needed, and one a parent."""
-    # Neighbours that packing leaves apart hold at least two halves together.
-    nodes_max = level.num_pointers // half(level.capacity) + num_parents
+    # Neighbours left apart hold at least two halves together, but for the few of falling size in the manifest.
+    falling = level.capacity.bit_length() // (factor(options).bit_length() - 1) + 1 if level.depth > 1 else 0
+    nodes_max = level.num_pointers // half(level.capacity) + num_parents + falling
     return level.num_nodes > nodes_max or (level.largest or 0) > level.capacity

@@ -1,8 +1,8 @@
 """Snapshots: immutable documents that hold a run of pointers, so that the manifest need not.
 
-At most two levels: a snapshot of depth 1 points to fragments, one of depth 2 to snapshots of
-depth 1. A snapshot is named by its setsum and by its bytes, so that two over the same records but
-with other fragments in them never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
+A snapshot of depth 1 points to fragments, one of depth d to snapshots of depth d - 1. A snapshot is
+named by its setsum and by its bytes, so that two over the same records but with other fragments in
+them never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 2
-DEPTH_MAX = 2
+# With nodes of a thousand pointers five levels hold an exabyte; smaller nodes have room for as much.
+DEPTH_MAX = 8
 BYTES_MAX = 64 * 2**20
 
 
@@ -130,7 +131,7 @@ def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run of pointers of one kind: fragments (depth 1) or snapshots of depth 1 (depth 2).
+    """A run of pointers of one kind: fragments (depth 1), or snapshots all of the depth below its own.
 
     ``fence`` is the manifest's when the upload began. It makes the name another one once the fence
     has moved, so that an upload condemned behind it is never taken for a later one's own; so does
@@ -144,7 +145,8 @@ class Snapshot:
     @property
     def depth(self) -> int:
         """Levels down to the fragments."""
-        return 1 if isinstance(self.pointers[0], FragmentPointer) else DEPTH_MAX
+        first = self.pointers[0]
+        return 1 if isinstance(first, FragmentPointer) else first.depth + 1
 
     def to_bytes(self) -> bytes:
         """Encode; the name covers the bytes, so they carry no checksum of their own."""
@@ -199,10 +201,12 @@ class Snapshot:
 
     def check(self, what: str) -> None:
         """Refuse an empty snapshot, one that mixes levels, or one with gaps."""
-        deep = [pointer for pointer in self.pointers if isinstance(pointer, SnapshotPointer)]
-        mixed = len(deep) not in (0, len(self.pointers)) or any(pointer.depth != 1 for pointer in deep)
-        if not self.pointers or mixed:
-            message = f"{what}: expected pointers to fragments, or to snapshots of depth 1, found otherwise"
+        depths = {pointer.depth if isinstance(pointer, SnapshotPointer) else 0 for pointer in self.pointers}
+        if len(depths) != 1 or self.depth > DEPTH_MAX:
+            message = (
+                f"{what}: expected pointers to fragments, or to snapshots of one depth below {DEPTH_MAX},"
+                f" found depths {sorted(depths)}"
+            )
             raise CorruptError(message)
         check_run(self.pointers)
 

@@ -9,13 +9,15 @@ from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import Problem, cursor_problems
 from wal3_core.model.paths import MANIFEST
-from wal3_core.model.snapshot import DEPTH_MAX, SnapshotPointer
+from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.tasks import cost
 from wal3_core.spark.verify_task import Problematic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectStore
@@ -46,13 +48,17 @@ def plan_log(store: ObjectStore, log: str) -> Plan:
         manifest = reader.manifest()
     except (CorruptError, LogNotFoundError) as error:
         return Plan(log=log, problems=(Problem(MANIFEST, str(error)),))
-    # A snapshot of snapshots holds too much for one task; those below it are what a task reads.
-    deep = [pointer for pointer in manifest.snapshots if pointer.depth == DEPTH_MAX]
-    opened = {pointer: _below(reader, pointer) for pointer in deep}
+    # A snapshot of snapshots holds too much for one task; those of fragments below it are what a task reads.
+    opened: _Opened = {}
+    waiting = [pointer for pointer in manifest.snapshots if pointer.depth > 1]
+    while waiting:
+        pointer = waiting.pop()
+        opened[pointer] = _below(reader, pointer)
+        waiting += [each for each in _pieces(pointer, opened) if isinstance(each, SnapshotPointer) and each.depth > 1]
     return Plan(
         log=log,
         manifest=manifest,
-        pointers=tuple(each for pointer in manifest.pointers for each in _pieces(pointer, opened)),
+        pointers=tuple(each for pointer in manifest.pointers for each in _all_pieces(pointer, opened)),
         num_snapshots=sum(not isinstance(below, Problematic) for below in opened.values()),
         bad=tuple(below for below in opened.values() if isinstance(below, Problematic)),
         problems=tuple(cursor_problems(store, log, shared_runtime(), manifest)),
@@ -71,6 +77,14 @@ def _pieces(pointer: Pointer, opened: _Opened) -> tuple[Pointer, ...]:
         return (pointer,)
     below = opened[pointer]
     return () if isinstance(below, Problematic) else below
+
+
+def _all_pieces(pointer: Pointer, opened: _Opened) -> Iterator[Pointer]:
+    for each in _pieces(pointer, opened):
+        if each == pointer:
+            yield each
+        else:
+            yield from _all_pieces(each, opened)
 
 
 def pointer_cost(pointer: Pointer) -> int:

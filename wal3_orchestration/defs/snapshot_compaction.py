@@ -67,7 +67,7 @@ def _compact(store: ObjectStore, log: str) -> Found:
         metadata={
             **_numbers(done.after),
             "manifest_bytes_before": done.before.manifest_bytes,
-            "snapshots_before": done.before.leaves.num_nodes + done.before.nodes.num_nodes,
+            "snapshots_before": done.before.num_snapshots,
             "steps": done.num_steps,
             "snapshots_written": done.num_written,
             "bytes_written": done.num_bytes,
@@ -82,11 +82,12 @@ def _numbers(shape: Shape) -> dict[str, Value]:
         "manifest_bytes": shape.manifest_bytes,
         "fragments": shape.num_fragments,
         "root_pointers": shape.root_pointers,
-        "snapshots": shape.leaves.num_nodes + shape.nodes.num_nodes,
-        "snapshots_of_fragments": shape.leaves.num_nodes,
-        "snapshots_of_snapshots": shape.nodes.num_nodes,
-        "fill": shape.leaves.fill,
-        "wasted": shape.leaves.num_wasted + shape.nodes.num_wasted,
+        "snapshots": shape.num_snapshots,
+        "snapshots_of_fragments": shape.levels[0].num_nodes,
+        "snapshots_of_snapshots": shape.num_snapshots - shape.levels[0].num_nodes,
+        "depth": len(shape.levels),
+        "fill": shape.levels[0].fill,
+        "wasted": shape.num_wasted,
         "ripe": shape.ripe,
     }
 
