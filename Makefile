@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection history clean
+.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench-snapshots: setup ## The manifest's tree up to a million fragments: what op
 
 bench-collection: setup ## A log of 200,000 fragments is collected while it grows; objects compared with what is reachable
 	PYTHONPATH=. $(BIN)/python benchmarks/collection.py
+
+bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
+	PYTHONPATH=. $(BIN)/python benchmarks/reading.py
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py

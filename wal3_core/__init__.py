@@ -23,17 +23,18 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.bootstrap import Bootstrapped, Origin, bootstrap
 from wal3_core.log.collection import Collection, collect
 from wal3_core.log.collector import Collector
 from wal3_core.log.copier import Copied, LogAt, copy
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.destroyer import DestroyPlan, destroy, plan_destroy
-from wal3_core.log.pinned import pinned_records
+from wal3_core.log.pinned import open_pinned, pinned_records
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import ScrubReport, scrub
 from wal3_core.log.sealer import initialize_successor, migrate, seal
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.succession import records_across
+from wal3_core.log.succession import follow_across, records_across
 from wal3_core.log.writer import LogWriter
 from wal3_core.model.manifest import Seal
 from wal3_core.model.pin import Pin
@@ -51,6 +52,7 @@ __all__ = [
     "AppendError",
     "AppendReplacedError",
     "AtTime",
+    "Bootstrapped",
     "ClosedError",
     "Collection",
     "CollectionRefusedError",
@@ -76,6 +78,7 @@ __all__ = [
     "LogWriter",
     "Message",
     "NotDurableError",
+    "Origin",
     "OutdatedPlanError",
     "Pin",
     "PinStore",
@@ -95,12 +98,15 @@ __all__ = [
     "UnsuitableStoreError",
     "Witness",
     "WriterOptions",
+    "bootstrap",
     "collect",
     "copy",
     "destroy",
+    "follow_across",
     "initialize_successor",
     "list_logs",
     "migrate",
+    "open_pinned",
     "open_store",
     "pinned_records",
     "plan_destroy",

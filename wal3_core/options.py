@@ -18,8 +18,13 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
-# Arrow counts the bytes of a column with 32 bits.
-_COLUMN_BYTES_MAX = 2**31 - 1
+# One set of limits for those who write, read, copy and pin. A fragment holds at most so many bytes of
+# keys and bodies, and so many records; so it expands to no more than what readers allow by default.
+FRAGMENT_BYTES_MAX = 512 * MIB
+FRAGMENT_RECORDS_MAX = 2**22
+FRAGMENT_EXPANDED_BYTES_MAX = GIB
+# What a record expands to beside its bytes: positions, lengths, levels, and the decoder's own memory for it.
+_RECORD_EXPANDED_BYTES = 96
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
 _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
@@ -28,6 +33,11 @@ _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 CLOCK_AHEAD_S_MAX = 60.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
+
+
+def expanded_bytes(num_bytes: int, num_records: int) -> int:
+    """Bound what a fragment with so many bytes of keys and bodies in so many records expands to, in bytes."""
+    return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
 
 
 def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
@@ -115,7 +125,8 @@ class WriterOptions:
     are not yet durable. Records that lost their place to another writer are given a new one up to
     ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
     ``rebases_max`` times. A writer's clock moves the log's time at most ``clock_ahead_s_max`` seconds
-    beyond the store's.
+    beyond the store's. None of them allows a fragment that a reader's
+    defaults refuse.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -138,11 +149,11 @@ class WriterOptions:
         _check_ranges(
             self,
             {
-                "record_bytes_max": (1, _COLUMN_BYTES_MAX),
-                "batch_bytes_max": (1, _COLUMN_BYTES_MAX),
-                "batch_records_max": (1, _COUNT_MAX),
+                "record_bytes_max": (1, FRAGMENT_BYTES_MAX),
+                "batch_bytes_max": (1, FRAGMENT_BYTES_MAX),
+                "batch_records_max": (1, FRAGMENT_RECORDS_MAX),
                 "batch_age_s_max": (0, _SECONDS_MAX),
-                "fragment_bytes_max": (1, _COLUMN_BYTES_MAX),
+                "fragment_bytes_max": (1, FRAGMENT_BYTES_MAX),
                 "uploads_max": (1, _COUNT_MAX),
                 "fragments_in_flight_max": (1, _COUNT_MAX),
                 "bytes_held_max": (1, _BYTES_MAX),
@@ -158,7 +169,8 @@ class WriterOptions:
 class ReaderOptions:
     """Limits of one log's reader.
 
-    ``prefetch_fragments`` are fetched ahead of the caller; a fragment that expands beyond
+    ``prefetch_fragments`` are fetched ahead of the caller, and up to ``prefetch_snapshots`` of the
+    tree loaded (none before the first fragment is found); a fragment that expands beyond
     ``fragment_expanded_bytes_max`` is refused, and whatever its bytes are takes at most three times
     that and 64 MiB of memory; a follower asks for news after ``poll_s_min`` seconds,
     and ever more slowly, up to ``poll_s_max``, while there is none. ``verify`` checks setsums and
@@ -168,7 +180,8 @@ class ReaderOptions:
 
     verify: bool = True
     prefetch_fragments: int = 2
-    fragment_expanded_bytes_max: int = GIB
+    prefetch_snapshots: int = 4
+    fragment_expanded_bytes_max: int = FRAGMENT_EXPANDED_BYTES_MAX
     poll_s_min: float = 0.1
     poll_s_max: float = 2.0
     reloads_max: int = 8
@@ -180,6 +193,7 @@ class ReaderOptions:
             self,
             {
                 "prefetch_fragments": (0, _COUNT_MAX),
+                "prefetch_snapshots": (0, _COUNT_MAX),
                 "fragment_expanded_bytes_max": (1, _BYTES_MAX),
                 "poll_s_min": (0, _SECONDS_MAX),
                 "poll_s_max": (0, _SECONDS_MAX),

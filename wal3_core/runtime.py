@@ -359,22 +359,30 @@ class ThreadRuntime:
 
 
 def ahead(
-    runtime: Runtime, work: Callable[[A], T], items: Iterable[A], *, count: int, share: Share = COMMON
+    runtime: Runtime,
+    work: Callable[[A], T],
+    items: Iterable[A],
+    *,
+    count: int,
+    share: Share = COMMON,
+    ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[T]:
     """Do the work on each item on the shared workers, ``count`` of them ahead of the caller; give results in order.
 
+    While the next item is not ``ready``, which is to say that asking for it would block, results come first.
     ``share`` says whose work it is.
     """
     waiting: deque[Future[T]] = deque()
     for item in items:
-        waiting.append(_later(runtime, partial(work, item), share))
-        if len(waiting) > count:
+        waiting.append(later(runtime, partial(work, item), share))
+        while waiting and (len(waiting) > count or not ready()):
             yield runtime.wait(waiting.popleft())
     while waiting:
         yield runtime.wait(waiting.popleft())
 
 
-def _later(runtime: Runtime, work: Callable[[], T], share: Share) -> Future[T]:
+def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Future[T]:
+    """Do work on the shared workers."""
     future: Outcome[T] = Outcome()
 
     def run() -> None:

@@ -77,3 +77,14 @@ def test_migration_to_another_log_is_refused(wal3: Command) -> None:
     assert result.exit_code == 1
     assert "it goes on in b" in result.stderr
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
+
+
+def test_tail_of_a_sealed_log_ends_and_says_where_it_goes_on(wal3: Command) -> None:
+    appended(wal3, "a", "1", "2")
+    wal3.ok("seal", "a", "--reason", "a log a year", "--successor", "b")
+
+    result = wal3("tail", "a", "-n", "1", "--follow")
+
+    assert result.exit_code == 0
+    assert '"body":"2"' in result.stdout.replace(" ", "")
+    assert result.stderr == "log a: sealed: a log a year; it goes on in b: wal3 tail b --follow\n"

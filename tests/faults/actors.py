@@ -182,7 +182,7 @@ class TailReader:
 
 @dataclass(frozen=True, slots=True)
 class HistoryReader:
-    """Reads stretches of the log, again and again, from anywhere."""
+    """Reads stretches of the log, again and again, from anywhere; now and then so slowly that maintenance overtakes."""
 
     options: ReaderOptions
     passes: int
@@ -203,10 +203,13 @@ class HistoryReader:
     def _read(self, stage: Stage, reader: LogReader, dice: Random) -> None:
         count = dice.choice((None, None, 3))
         first = reader.manifest().first.position.offset
-        start = dice.randrange(first, reader.manifest().next.position.offset + 1)
+        start = dice.choice((first, dice.randrange(first, reader.manifest().next.position.offset + 1)))
         read = Read(stage.simulation.now_s, start)
         stage.history.reads.append(read)
+        pause_s = dice.choice((0.0, 0.1, 0.3, 3.0))
         for record in reader.records(start, Limits(records=count)):
+            if pause_s:
+                stage.simulation.pause(pause_s)
             assert record.offset == start + len(read.records), "a gap"
             read.records.append(Message(record.body, record.key))
         read.finished = count is None

@@ -44,6 +44,7 @@ from wal3_core import (
     LogReader,
     LogWriter,
     Message,
+    ReaderOptions,
     WriterOptions,
 )
 from wal3_core.log.destroyer import destroy
@@ -199,6 +200,17 @@ def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
     read.finished = True
 
 
+def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
+    """Read so slowly, and with so little loaded ahead, that snapshots are replaced and deleted under the read."""
+    options = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=0)
+    read = Read(stage.simulation.now_s, 1)
+    stage.history.reads.append(read)
+    for record in LogReader.open(store, LOG, options=options, runtime=process).records():
+        read.records.append(Message(record.body, record.key))
+        stage.simulation.pause(1.0)
+    read.finished = True
+
+
 def _consume(stage: Stage, store: SimStore, process: SimProcess) -> None:
     """Leave a log of which a part is not needed, the cut going through its snapshots."""
     _append(*(f"first{n}" for n in range(9))).run(stage, store, process)
@@ -232,10 +244,13 @@ def _check_copy_destroyed(stage: Stage, operator: SimProcess) -> None:
 ONE = _append("first")
 MANY = _append(*(f"first{n}" for n in range(5)))
 CONSUMED = Part(_consume)
+LONG = _append(*(f"first{n}" for n in range(14)))
 COPIED = Part(_copied)
 ORPHANS = Part(_leave_orphans)
 # Twice the shape that the writers keep.
 PACKING = SnapshotCompactorOptions(snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=4), retry=OPTIONS.retry)
+# So much larger that every leaf of the writers' is packed anew.
+REPACKING = replace(PACKING, snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=16))
 
 SCENARIOS = (
     Scenario("initialize", None, {"victim": Part(_initialize)}),
@@ -268,6 +283,11 @@ SCENARIOS = (
     Scenario("pack snapshots", MANY, {"victim": Packing(1, 0.1, PACKING)}),
     Scenario("pack while appending", MANY, {"victim": Packing(1, 0.1, PACKING), "writer": _append("a", "b", "c")}),
     Scenario("pack while collecting", ORPHANS, {"victim": Packing(1, 0.1, PACKING), "collector": Collecting(4, 0.3)}),
+    Scenario(
+        "read while packing and collecting",
+        LONG,
+        {"victim": Part(_read_slowly), "packer": Packing(1, 0.5, REPACKING), "collector": Collecting(8, 0.5)},
+    ),
     Scenario("copy", MANY, {"victim": Copying(0.0)}),
     Scenario("copy while collecting", CONSUMED, {"victim": Copying(0.0), "collector": Collecting(2, 0.1)}),
     Scenario("destroy", COPIED, {"victim": Part(_destroy)}, end=_check_copy_destroyed),

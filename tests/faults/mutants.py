@@ -315,7 +315,7 @@ MUTANTS = (
     Mutation(
         "what is copied is not read",
         COPYING + "_checked",
-        "        parquet.decode(data, pointer, expanded_bytes_max=ReaderOptions().fragment_expanded_bytes_max)\n",
+        "        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)\n",
         "",
     ),
     Mutation(
@@ -343,6 +343,12 @@ MUTANTS = (
         "known = self._known or self._manifests.load(self._known)",
     ),
     Mutation(
+        "a snapshot that was loaded ahead is taken for another",
+        "wal3_core.log.walk:Walk._loaded",
+        "self._loading.pop(pointer.path, None)",
+        "self._loading.popitem()[1] if self._loading else None",
+    ),
+    Mutation(
         "fragments are read in the order they arrive",
         "wal3_core.runtime:ahead",
         "            yield runtime.wait(waiting.popleft())\n    while",
@@ -368,6 +374,24 @@ CRASH_MUTANTS = (
             COPYING + "pinned",
             "        try:\n",
             "        self._pins.delete(name)\n        try:\n",
+        ),
+    ),
+    (
+        "read while packing and collecting",
+        Mutation(
+            "a read begins again where a snapshot was replaced under it",
+            "wal3_core.log.reader:LogReader._settled",
+            "start, reloads = pointer.limit.offset, 0",
+            "reloads = 0",
+        ),
+    ),
+    (
+        "read while packing and collecting",
+        Mutation(
+            "a read leaves out a record where a snapshot was replaced under it",
+            "wal3_core.log.reader:LogReader._settled",
+            "missing, manifest = error.path, self.manifest()",
+            "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.faults.actors import (
@@ -66,6 +66,8 @@ PROGRESS_S_MAX = 120.0
 STORY_S_MAX = 3600.0
 # The part of the stories that are all maintenance, crowded into a few seconds.
 BRIEF = 0.4
+# So that little is loaded by the time that maintenance replaces it.
+FRUGAL = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=1)
 
 
 def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
@@ -82,7 +84,7 @@ def drawn_actors(dice: Random) -> dict[str, Actor]:
     cast: dict[str, Actor] = {}
     for number in range(dice.choice((1, 2, 2, 3, 4))):
         cast[f"writer{number}"] = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)))
-    reading = ReaderOptions(prefetch_fragments=dice.choice((1, 3)), snapshots_loaded_max=dice.choice((1, 8)))
+    reading = replace(FRUGAL, prefetch_fragments=dice.choice((1, 3)), snapshots_loaded_max=dice.choice((1, 8)))
     chances: dict[str, tuple[float, Actor]] = {
         "tail": (0.6, TailReader(reading)),
         "history": (0.6, HistoryReader(reading, 4)),
@@ -111,7 +113,7 @@ def drawn_maintainers(dice: Random) -> dict[str, Actor]:
         cast[f"mover{number}"] = CursorMover(dice.choice("cd"), 10, 0.2)
         cast[f"collector{number}"] = Collecting(10, dice.choice((0.1, 0.3)))
     chances: dict[str, tuple[float, Actor]] = {
-        "history": (0.3, HistoryReader(ReaderOptions(), 4)),
+        "history": (0.3, HistoryReader(FRUGAL, 4)),
         "pinner": (0.6, Pinning(dice.random() * 0.5, dice.choice((0.05, 1.0)), rounds=6)),
         "packer": (0.5, Packing(6, 0.4, drawn_packing(dice))),
         "short": (0.4, ShortWriter(drawn_options(dice), 12, dice.choice((0.05, 0.3)))),

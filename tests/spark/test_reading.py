@@ -145,7 +145,7 @@ def test_log_that_became_shorter_is_an_error_and_never_a_short_list(
 
     fill(local_store, "a", fragments=2)
 
-    with pytest.raises(LogError, match="expected records from 1 to 41 as planned, found it to end at 21"):
+    with pytest.raises(LogError, match="expected log .*, found log .* under its name: destroyed and begun anew"):
         offsets(reader, tasks)
 
 

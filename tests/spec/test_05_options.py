@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import CollectorOptions, InvalidRequestError, ReaderOptions, WriterOptions
-from wal3_core.options import GIB, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
+from wal3_core.options import (
+    FRAGMENT_BYTES_MAX,
+    FRAGMENT_RECORDS_MAX,
+    RetryOptions,
+    SnapshotCompactorOptions,
+    SnapshotOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +30,11 @@ if TYPE_CHECKING:
         (SnapshotOptions, "snapshots_per_roll", 0),
         (SnapshotOptions, "gc_interval_s", 0),
         (WriterOptions, "batch_bytes_max", 0),
-        (WriterOptions, "batch_bytes_max", 2 * GIB),
-        (WriterOptions, "fragment_bytes_max", 2 * GIB),
-        (WriterOptions, "record_bytes_max", 2 * GIB),
+        (WriterOptions, "batch_bytes_max", FRAGMENT_BYTES_MAX + 1),
+        (WriterOptions, "fragment_bytes_max", FRAGMENT_BYTES_MAX + 1),
+        (WriterOptions, "record_bytes_max", FRAGMENT_BYTES_MAX + 1),
         (WriterOptions, "batch_records_max", 0),
+        (WriterOptions, "batch_records_max", FRAGMENT_RECORDS_MAX + 1),
         (WriterOptions, "batch_age_s_max", float("inf")),
         (WriterOptions, "uploads_max", 0),
         (WriterOptions, "fragments_in_flight_max", -3),
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
         (WriterOptions, "rebases_max", 0),
         (ReaderOptions, "reloads_max", 0),
         (ReaderOptions, "fragment_expanded_bytes_max", 0),
+        (ReaderOptions, "prefetch_snapshots", -1),
         (ReaderOptions, "poll_s_min", -1),
         (CollectorOptions, "interval_s", -1),
         (CollectorOptions, "fraction_max", 1.5),
@@ -52,7 +60,7 @@ def test_option_that_makes_no_sense_is_refused_by_name(kind: Callable[..., objec
 
 
 def test_options_at_their_limits_are_taken() -> None:
-    WriterOptions(batch_bytes_max=2 * GIB - 1, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
-    ReaderOptions(prefetch_fragments=0, snapshots_loaded_max=0)
+    WriterOptions(batch_bytes_max=FRAGMENT_BYTES_MAX, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
+    ReaderOptions(prefetch_fragments=0, prefetch_snapshots=0, snapshots_loaded_max=0)
     RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)
     CollectorOptions(interval_s=0, fraction_max=1, orphans_max=0)

@@ -21,7 +21,7 @@ from wal3_core import (
     WriterOptions,
 )
 from wal3_core.model.manifest import Seal
-from wal3_core.options import KIB
+from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
@@ -296,7 +296,9 @@ def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) 
 
 def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemoryStore) -> None:
     """A batch that never fills is written all the same."""
-    options = WriterOptions(batch_bytes_max=2**30, batch_records_max=2**30, batch_age_s_max=0.05)
+    options = WriterOptions(
+        batch_bytes_max=FRAGMENT_BYTES_MAX, batch_records_max=FRAGMENT_RECORDS_MAX, batch_age_s_max=0.05
+    )
     with LogWriter.open_or_initialize(memory_store, "a", options=options) as writer:
         for _ in range(20):
             futures = [writer.submit(b"x") for _ in range(3)]

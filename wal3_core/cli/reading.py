@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.lines import json_of_record
-from wal3_core.cli.output import progress, quiet_pipe
+from wal3_core.cli.output import plain, progress, quiet_pipe
 from wal3_core.cli.session import Session, pass_session
 from wal3_core.log.pinned import pinned_records
 from wal3_core.log.reader import LogReader
@@ -21,6 +21,7 @@ from wal3_core.options import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from wal3_core.log.following import Following
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
 
@@ -99,12 +100,13 @@ def _print(records: Iterable[Record], label: str, total: int | None) -> None:
 @click.command()
 @click.argument("log")
 @click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
-@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or the log's seal.")
 @pass_session
 def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
     """Print the last records of LOG, as `wal3 cat` does, and perhaps wait for more.
 
-    Waiting costs one small request every two seconds at most.
+    Waiting costs one small request every two seconds at most. It ends behind the last record of a log
+    that is sealed, and says where the log goes on.
 
     \b
     Examples:
@@ -119,9 +121,19 @@ def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
         for record in records:
             output.write(json_of_record(record))
         output.flush()
-        for record in reader.follow(limit) if follow else ():
-            output.write(json_of_record(record))
-            output.flush()
+        if follow:
+            _follow(reader.following(limit), log)
+
+
+def _follow(following: Following, log: str) -> None:
+    output = sys.stdout.buffer
+    for record in following.records():
+        output.write(json_of_record(record))
+        output.flush()
+    seal = None if following.sealed is None else following.sealed.seal
+    if seal is not None:
+        successor = f"; it goes on in {seal.successor}: wal3 tail {seal.successor} --follow" if seal.successor else ""
+        click.echo(plain(f"log {log}: sealed: {seal.reason}{successor}"), err=True)
 
 
 def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:

@@ -14,6 +14,7 @@ from wal3_core.errors import LogError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.scrub import Problem, ScrubReport
 from wal3_core.log.scrub import scrub as scrub_log
+from wal3_core.options import Limits
 from wal3_core.storage.doctor import examine
 
 if TYPE_CHECKING:
@@ -30,28 +31,46 @@ _US_PER_MS = 1000
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
+@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
+@click.option("--bytes", "num_bytes", metavar="N", type=click.IntRange(min=1), help="Stop after N bytes of fragments.")
 @json_option
 @click.pass_context
-def scrub(context: click.Context, logs: tuple[str, ...], every: bool, as_json: bool) -> None:
+def scrub(
+    context: click.Context,
+    logs: tuple[str, ...],
+    every: bool,
+    from_offset: int | None,
+    num_bytes: int | None,
+    as_json: bool,
+) -> None:
     """Read logs back whole and check every object: manifest, snapshots, fragments, cursors.
 
     Names each bad object and what was expected and found. Counts are of what is sound. The exit
     code is 1 when anything is not.
 
+    A range of a log is read with --from-offset and --bytes; what is printed says where the next one
+    begins. Cursors belong to the range that reaches the log's end.
+
     \b
     Examples:
       wal3 scrub orders
       wal3 scrub --all
+      wal3 scrub orders --bytes 10000000000
+      wal3 scrub orders --bytes 10000000000 --from-offset 250001
       wal3 scrub --all --json | jq -c 'select(.sound | not) | .problems[]'
     """  # noqa: D301 - \b keeps click from wrapping what follows
     if bool(logs) == every:
         message = "name the logs to scrub, or give --all"
         raise click.UsageError(message)
+    if from_offset is not None and len(logs) != 1:
+        message = "--from-offset: name one log"
+        raise click.UsageError(message)
     session = context.find_object(Session)
     assert session is not None
     store = session.store()
     reports = []
-    for report in _scrubbed(store, tuple(list_logs(store)) if every else logs):
+    limits = Limits(num_bytes=num_bytes)
+    for report in _scrubbed(store, tuple(list_logs(store)) if every else logs, from_offset, limits):
         reports.append(report)
         if as_json:
             print_json(report.to_json())
@@ -61,11 +80,11 @@ def scrub(context: click.Context, logs: tuple[str, ...], every: bool, as_json: b
         context.exit(EXIT_UNSOUND)
 
 
-def _scrubbed(store: ObjectStore, logs: tuple[str, ...]) -> Iterator[ScrubReport]:
+def _scrubbed(store: ObjectStore, logs: tuple[str, ...], start: int | None, limits: Limits) -> Iterator[ScrubReport]:
     for number, log in enumerate(logs, start=1):
         with progress(f"scrub {log} ({number} of {len(logs)})", None) as advance:
             try:
-                report = scrub_log(store, log, progress=advance)
+                report = scrub_log(store, log, start, limits, progress=advance)
             except LogError as error:
                 if len(logs) == 1:
                     raise
@@ -99,6 +118,12 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
         for report in reports
     ]
     console().print(table(_SCRUB_COLUMNS, rows, numbers=_SCRUB_COLUMNS[2:]))
+    for report in reports:
+        if report.sound and not report.finished:
+            click.echo(
+                f"{report.log}: read up to {report.next_offset} of {report.end_offset}; go on with"
+                f" --from-offset {report.next_offset}"
+            )
     bad = [(report.log, problem.path, problem.message) for report in reports for problem in report.problems]
     if bad:
         console().print(table(("log", "bad object", "what is wrong"), bad))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
@@ -51,10 +51,11 @@ _SNAPSHOTS_LOADED_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class LogAt:
-    """A log and the store it lies in."""
+    """A log, the store it lies in, and how it is read."""
 
     store: ObjectStore
     log: str
+    reading: ReaderOptions = field(default_factory=ReaderOptions)
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
@@ -276,7 +277,7 @@ class _Copying:
         if len(data) != pointer.num_bytes:
             message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}, or more"
             raise CorruptError(message)
-        parquet.decode(data, pointer, expanded_bytes_max=ReaderOptions().fragment_expanded_bytes_max)
+        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)
         return data
 
     # ------------------------------------------------------------------ documents

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, instance_of, optional
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import check_start, clip, select, trim
-from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name, check_pin_name
 from wal3_core.model.position import read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
-from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.object_store import a_store
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.pin import Pin
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.storage.object_store import ObjectStore
@@ -42,8 +42,26 @@ def pinned_records(
     runtime: Runtime | None = None,
 ) -> Iterator[Record]:
     """Go through the records that a pin keeps; InvalidRequestError when there is no finished pin of that name."""
-    runtime, options = runtime or shared_runtime(), ReaderOptions()
-    reader = LogReader.open(store, log, options=options, runtime=runtime)
+    yield from open_pinned(store, log, name, runtime=runtime).records(start, limits)
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    name=check_pin_name,
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
+def open_pinned(
+    store: ObjectStore,
+    log: str,
+    name: str,
+    *,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> LogReader:
+    """Open what a pin keeps for reading; InvalidRequestError when there is no finished pin of that name."""
+    runtime, options = runtime or shared_runtime(), options or ReaderOptions()
     pin = PinStore(store, log, runtime=runtime).load(name)
     if pin is None:
         message = f"log {log}: expected a pin {name}, found none"
@@ -51,11 +69,15 @@ def pinned_records(
     if not pin.complete:
         message = f"log {log}: expected pin {name} to be finished, found that its maker never was: pin it again"
         raise InvalidRequestError(message)
-    check_start(pin.manifest, start)
-    fragments = clip(select(pin.manifest.pointers, start, limits, reader.load_snapshot), start, limits)
-    left = limits.records
-    count, share = max(1, options.prefetch_fragments), share_of(log_store(store, log))
-    for fragment in ahead(runtime, reader.fetch, fragments, count=count, share=share):
-        taken = trim(fragment.table, start, limits).slice(0, left)
-        left = None if left is None else left - len(taken)
-        yield from parquet.records_of(taken)
+    reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
+    reader.pin = pin
+    return reader
+
+
+class _PinnedReader(LogReader):
+    """Reads what a pin holds as if nothing came after it: what is missing is lost, for the pin keeps it."""
+
+    pin: Pin
+
+    def manifest(self) -> Manifest:
+        return self.pin.manifest

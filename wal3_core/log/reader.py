@@ -6,14 +6,16 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from wal3_core.arguments import checked, instance_of, optional, seconds
-from wal3_core.errors import CorruptError, MissingError, UnavailableError
-from wal3_core.log.scan import check_start, clip, select, trim
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.following import Following, Waiting
+from wal3_core.log.scan import check_start, trim, within
+from wal3_core.log.walk import Loader, Walk
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
@@ -22,20 +24,22 @@ from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.retry import reread_if_damaged
-from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
+from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.storage.object_store import ObjectStore
+
+
+T = TypeVar("T")
 
 
 class FragmentMissingError(MissingError):
@@ -97,28 +101,31 @@ class LogReader:
         """Return a snapshot of the manifest's tree, checked."""
         return self._snapshots.load(pointer)
 
-    @checked(start=read_start, limits=instance_of(Limits))
-    def scan(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> list[FragmentPointer]:
-        """List the fragments that hold the records from ``start`` to the limits, in order.
+    @checked(manifest=instance_of(Manifest))
+    def is_current(self, manifest: Manifest) -> bool:
+        """Tell whether a manifest is the log's newest still: one GET, cheap when it is the one loaded last."""
+        return self.manifest() == manifest
 
-        Takes one GET of the manifest, and one per snapshot that the range touches and that is not
-        known yet. Raises GarbageCollectedError when the start is gone, InvalidRequestError when it
-        lies beyond the end.
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def scan(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> list[FragmentPointer]:
+        """List the fragments that hold the records from ``start`` to the limits, in order; see ``pointers``."""
+        return list(self.pointers(start, limits, manifest=manifest))
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def pointers(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[FragmentPointer]:
+        """Go through the fragments that hold the records from ``start`` to the limits, in order.
+
+        Takes one GET of the manifest, unless one is given, and one per snapshot that the range
+        touches and that is not known yet; the first comes after as many round trips as the tree is
+        deep, and one. Memory does not grow with the range. Raises GarbageCollectedError when the
+        start is gone, InvalidRequestError when it lies beyond the end.
         """
-        return self._plan(self.manifest(), start, limits)
-
-    def _plan(self, manifest: Manifest, start: ReadStart, limits: Limits) -> list[FragmentPointer]:
-        missing = ""
-        for _ in range(self._options.reloads_max):
-            check_start(manifest, start)
-            try:
-                return list(clip(select(manifest.pointers, start, limits, self._snapshots.load), start, limits))
-            except SnapshotMissingError as error:
-                # Maintenance may have replaced it by now; if the newest manifest names it still, it is lost.
-                if error.path == missing:
-                    raise
-                missing, manifest = error.path, self.manifest()
-        raise self._unsettled()
+        manifest = manifest or self.manifest()
+        yield from (pointer for pointer, _ in self._settled(manifest, start, limits, iter, _itself))
 
     def _unsettled(self) -> UnavailableError:
         return UnavailableError(
@@ -149,69 +156,109 @@ class LogReader:
             verify=self._options.verify,
         )
 
-    @checked(start=read_start, limits=instance_of(Limits))
-    def fragments(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[tuple[Fragment, ReadStart]]:
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def fragments(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[tuple[Fragment, ReadStart]]:
         """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with where to read it from.
 
-        A missing one is looked up in a fresh manifest: collected, then GarbageCollectedError;
-        replaced, then the replacement is read, from where the caller had come to; named still, then
-        it is lost: CorruptError.
+        It ends where the manifest does, the newest one unless one is given. What is missing is
+        looked up in a fresh manifest: collected, then GarbageCollectedError; replaced, then the
+        replacement is read, from where the caller had come to; named still, then it is lost:
+        CorruptError.
         """
-        yield from self._fragments(self.manifest(), start, limits)
+        yield from self._settled(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
 
-    @checked(start=read_start, limits=instance_of(Limits))
-    def batches(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[pa.RecordBatch]:
-        """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now."""
-        manifest = self.manifest()
-        # What maintenance makes the reader load again may end later; the read still ends here.
-        end = manifest.next.position.offset
-        limits = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
-        left = limits.records
-        for fragment, begin in self._fragments(manifest, start, limits):
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def batches(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now.
+
+        With a ``manifest`` in hand, as it was when that was loaded: what was collected since is an error.
+        """
+        manifest = manifest or self.manifest()
+        limits, left = within(limits, manifest), limits.records
+        for fragment, begin in self.fragments(start, limits, manifest=manifest):
             for batch in trim(fragment.table, begin, limits).to_batches():
                 taken = batch if left is None else batch.slice(0, left)
                 if len(taken):
                     yield taken
                 left = None if left is None else left - len(taken)
+            if left == 0:
+                return
 
-    @checked(start=read_start, limits=instance_of(Limits))
-    def records(self, start: ReadStart = None, limits: Limits = UNLIMITED) -> Iterator[Record]:
-        """Go through the log's records, to its end as of now."""
-        for batch in self.batches(start, limits):
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def records(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[Record]:
+        """Go through the log's records, to its end as of now, or as of the ``manifest`` in hand.
+
+        The first comes after as many round trips as the tree is deep, and two, however long the log.
+        """
+        for batch in self.batches(start, limits, manifest=manifest):
             yield from parquet.records_of(batch)
 
     @checked(start=read_start, idle_s=optional(seconds))
     def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
         """Go through the log's records and then wait for more, for ever or until none came for ``idle_s`` seconds.
 
-        Waiting costs one conditional GET a poll, ever rarer while there is no news; an append by a
-        writer in this process wakes it at once.
+        Ends behind the last record of a log that is sealed, or comes to be (``follow_across`` goes on
+        in its successor). Waiting costs one conditional GET a poll, ever rarer while there is no
+        news; an append by a writer in this process wakes it at once.
         """
-        topic, version = self._manifests.url, self._runtime.await_topic(self._manifests.url, -1, 0.0)
-        pause_s = self._options.poll_s_min
-        quiet_since_s = self._runtime.monotonic_s()
-        while True:
-            for record in self.records(start):
-                start = record.offset + 1
-                yield record
-                quiet_since_s, pause_s = self._runtime.monotonic_s(), self._options.poll_s_min
-            left_s = None if idle_s is None else quiet_since_s + idle_s - self._runtime.monotonic_s()
-            if left_s is not None and left_s <= 0:
-                return
-            version = self._runtime.await_topic(topic, version, pause_s if left_s is None else min(pause_s, left_s))
-            pause_s = min(pause_s * 2, self._options.poll_s_max)
+        yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
 
-    def _fragments(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Iterator[tuple[Fragment, ReadStart]]:
-        missing, reloads = "", 0
-        count, share = max(1, self._options.prefetch_fragments), share_of(self._store)
+    @checked(start=read_start, waiting=optional(instance_of(Waiting)))
+    def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:
+        """Return what ``follow`` goes through, for callers that want to know why it ended."""
+        waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
+        return Following(self, self._runtime, waiting, topic=self._manifests.url, start=start)
+
+    def walk(
+        self,
+        manifest: Manifest,
+        start: ReadStart,
+        limits: Limits,
+        *,
+        on_damage: Callable[[SnapshotPointer, CorruptError], None] | None = None,
+    ) -> Walk:
+        """Return a walk along one manifest's tree, on which nothing is looked up that is missing."""
+        share = share_of(self._store)
+        loader = Loader(self._runtime, self._snapshots.load, self._options.prefetch_snapshots, share)
+        return Walk(manifest.pointers, start, limits, loader=loader, on_damage=on_damage)
+
+    def _fetched(self, walk: Walk) -> Iterator[Fragment]:
+        count = max(1, self._options.prefetch_fragments)
+        share = share_of(self._store)
+        return ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
+
+    def _settled(
+        self,
+        manifest: Manifest,
+        start: ReadStart,
+        limits: Limits,
+        steps: Callable[[Walk], Iterator[T]],
+        pointer_of: Callable[[T], FragmentPointer],
+    ) -> Iterator[tuple[T, ReadStart]]:
+        """Take steps along the tree, each with where it begins; what is missing is looked up in a fresh manifest."""
+        if manifest.log_id != self._manifests.log_id():
+            message = (
+                f"log {self._manifests.url}: expected a manifest of log {self._manifests.log_id()}, found one of"
+                f" {manifest.log_id}"
+            )
+            raise InvalidRequestError(message)
+        missing, reloads, limits = "", 0, within(limits, manifest)
         while reloads <= self._options.reloads_max:
+            check_start(manifest, start)
             try:
-                planned = self._plan(manifest, start, limits)
-                for fragment in ahead(self._runtime, self.fetch, planned, count=count, share=share):
-                    yield fragment, start
-                    start, reloads = fragment.pointer.limit.offset, 0
-                    limits = limits.without(fragment.pointer.num_bytes)
-            except FragmentMissingError as error:
+                for step in steps(self.walk(manifest, start, limits)):
+                    yield step, start
+                    pointer = pointer_of(step)
+                    start, reloads = pointer.limit.offset, 0
+                    limits = limits.without(pointer.num_bytes)
+            except MissingError as error:
+                # Named by a manifest that is newer than the one that led here, it is lost.
                 if error.path == missing:
                     raise
                 missing, manifest = error.path, self.manifest()
@@ -219,3 +266,7 @@ class LogReader:
             else:
                 return
         raise self._unsettled()
+
+
+def _itself(pointer: FragmentPointer) -> FragmentPointer:
+    return pointer

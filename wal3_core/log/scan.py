@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from wal3_core.errors import GarbageCollectedError, InvalidRequestError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import AtTime, LogPosition, ReadStart
+from wal3_core.model.snapshot import count_fragments
 from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 def check_start(manifest: Manifest, start: ReadStart) -> None:
     """Refuse an offset that the log does not hold any more, or not yet."""
-    offset = _offset(start)
+    offset = offset_of(start)
     first, following = manifest.first.position, manifest.next.position
     if offset is None:
         return
@@ -36,7 +38,8 @@ def check_start(manifest: Manifest, start: ReadStart) -> None:
         raise GarbageCollectedError(message)
 
 
-def _offset(start: ReadStart) -> int | None:
+def offset_of(start: ReadStart) -> int | None:
+    """Return the offset that a read starts at, None where it starts at a time or the log's first record."""
     match start:
         case LogPosition(offset, _):
             return offset
@@ -50,14 +53,20 @@ def _offset(start: ReadStart) -> int | None:
         raise InvalidRequestError(message) from None
 
 
+def within(limits: Limits, manifest: Manifest) -> Limits:
+    """Return the limits, ended where the manifest ends: what is loaded again later may end further on."""
+    end = manifest.next.position.offset
+    return replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
+
+
 def select(
     pointers: Iterable[Pointer], start: ReadStart, limits: Limits, load: Callable[[SnapshotPointer], Snapshot]
 ) -> Iterator[FragmentPointer]:
     """Go through the fragments that overlap the range, loading no snapshot that does not."""
     for pointer in pointers:
-        if _before(pointer, start):
+        if lies_before(pointer, start):
             continue
-        if _beyond(pointer, limits):
+        if lies_beyond(pointer, limits):
             return
         if isinstance(pointer, FragmentPointer):
             yield pointer
@@ -65,39 +74,57 @@ def select(
             yield from select(load(pointer).pointers, start, limits, load)
 
 
-def _before(pointer: Pointer, start: ReadStart) -> bool:
+def lies_before(pointer: Pointer, start: ReadStart) -> bool:
+    """Tell whether all that a pointer stands for lies before the place where a read starts."""
     if isinstance(start, AtTime):
         return pointer.limit.timestamp_us < start.timestamp_us
-    offset = _offset(start)
+    offset = offset_of(start)
     return offset is not None and pointer.limit.offset <= offset
 
 
-def _beyond(pointer: Pointer, limits: Limits) -> bool:
+def lies_beyond(pointer: Pointer, limits: Limits) -> bool:
+    """Tell whether all that a pointer stands for lies at or after a limit of offset or time."""
     by_offset = limits.offset is not None and pointer.start.offset >= limits.offset
     return by_offset or (limits.timestamp_us is not None and pointer.start.timestamp_us >= limits.timestamp_us)
 
 
-def clip(fragments: Iterable[FragmentPointer], start: ReadStart, limits: Limits) -> Iterator[FragmentPointer]:
-    """Stop after so many fragments, bytes or records; the fragment that goes over is the last one."""
-    num_bytes = num_records = 0
-    for count, fragment in enumerate(fragments, start=1):
-        yield fragment
-        num_bytes += fragment.num_bytes
-        # Of the fragment in which the read starts nobody knows yet how many records count.
-        num_records += fragment.num_records if _starts_before(start, fragment) else 0
-        if (
-            _reached(count, limits.fragments)
-            or _reached(num_bytes, limits.num_bytes)
-            or _reached(num_records, limits.records)
-        ):
-            return
+class Counted:
+    """How many fragments, bytes and records a read has come to; those of a snapshot count with it."""
+
+    __slots__ = ("_num_bytes", "_num_fragments", "_num_records", "_start")
+
+    def __init__(self, start: ReadStart) -> None:
+        self._start = start
+        self._num_fragments = self._num_bytes = self._num_records = 0
+
+    def add(self, pointer: Pointer) -> None:
+        """Count what a pointer stands for."""
+        self._num_fragments += 1 if isinstance(pointer, FragmentPointer) else count_fragments((pointer,))
+        self._num_bytes += pointer.num_bytes
+        # Of what the read starts in nobody knows yet how many records count.
+        self._num_records += pointer.num_records if _starts_before(self._start, pointer) else 0
+
+    def reached(self, limits: Limits) -> bool:
+        """Tell whether a limit of fragments, bytes or records is reached; never before the first fragment."""
+        return self._num_fragments > 0 and (
+            _reached(self._num_fragments, limits.fragments)
+            or _reached(self._num_bytes, limits.num_bytes)
+            or _reached(self._num_records, limits.records)
+        )
+
+    def copy(self) -> Counted:
+        """Return one that counts on from here by itself."""
+        copied = Counted(self._start)
+        copied._num_fragments, copied._num_bytes = self._num_fragments, self._num_bytes
+        copied._num_records = self._num_records
+        return copied
 
 
-def _starts_before(start: ReadStart, fragment: FragmentPointer) -> bool:
+def _starts_before(start: ReadStart, pointer: Pointer) -> bool:
     if isinstance(start, AtTime):
-        return start.timestamp_us <= fragment.start.timestamp_us
-    offset = _offset(start)
-    return offset is None or offset <= fragment.start.offset
+        return start.timestamp_us <= pointer.start.timestamp_us
+    offset = offset_of(start)
+    return offset is None or offset <= pointer.start.offset
 
 
 def _reached(amount: int, limit: int | None) -> bool:
@@ -110,7 +137,7 @@ def trim(table: pa.Table, start: ReadStart, limits: Limits) -> pa.Table:
         return table
     offsets, timestamps_us = table["offset"].to_numpy(), table["timestamp_us"].to_numpy()
     low, high = 0, len(table)
-    offset = _offset(start)
+    offset = offset_of(start)
     if offset is not None:
         low = int(np.searchsorted(offsets, np.uint64(offset)))
     elif isinstance(start, AtTime):

@@ -1,7 +1,8 @@
 """Reading from a sealed log on into its successor, and into that one's.
 
 Each log is read with its own checks; between two of them nothing is skipped: the successor must begin
-where the sealed log ends, and still hold it. Keeps INV-10 of docs/protocol.md.
+where the sealed log ends, and still hold it. A read whose limits lie in a log looks no further.
+Keeps INV-10 and INV-19 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, optional
+from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.log.following import Waiting
 from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import trim
+from wal3_core.log.scan import trim, within
 from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime, LogPosition, read_start
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import a_runtime
-from wal3_core.storage.object_store import a_store
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.object_store import a_store, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
-    from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+
+    # A log's name, and its last manifest.
+    _Before = tuple[str, Manifest]
 
 # Logs are sealed by people: more than this is a mistake.
 _HOPS_MAX = 256
@@ -57,24 +61,77 @@ def records_across(
     between two logs are gone, CorruptError when a successor does not go on where the log before ends.
     """
     reading = _Reading(start, limits)
-    before: tuple[str, Manifest] | None = None
+    before: _Before | None = None
     for _ in range(_HOPS_MAX):
         reader = _open(store, log, before, options=options, runtime=runtime)
-        manifest = reader.manifest()
-        if before is not None and not goes_on_from(before[1], manifest):
-            message = (
-                f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
-                f" found one that begins at {manifest.first.position}"
-            )
-            raise CorruptError(message)
+        manifest = _checked(reader.manifest(), log, before)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
         if successor is None or reading.ends_in(manifest):
             return
         reading.go_on_after(manifest)
         before, log = (log, manifest), successor
-    message = f"log {log}: expected to reach an open log within {_HOPS_MAX} successors, found none"
-    raise CorruptError(message)
+    raise _endless(log)
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    start=read_start,
+    idle_s=optional(seconds),
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
+def follow_across(
+    store: ObjectStore,
+    log: str,
+    start: ReadStart = None,
+    *,
+    idle_s: float | None = None,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Follow a log, and once it is sealed those that go on from it; ends at a seal that names no successor.
+
+    A successor that is not there yet is waited for, as records are; ``idle_s`` seconds without a
+    record end it wherever it is. Errors as ``records_across``.
+    """
+    runtime, options = runtime or shared_runtime(), options or ReaderOptions()
+    reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
+    before: _Before | None = None
+    hops = 0
+    while hops < _HOPS_MAX:
+        reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
+        if reader is None:
+            return
+        manifest = _checked(reader.manifest(), log, before)
+        if manifest.seal is None or not reading.lies_beyond(manifest):
+            following = reader.following(reading.start, waiting)
+            for record in following.records():
+                reading.start, hops = record.offset + 1, 0
+                yield record
+            if following.sealed is None:
+                return
+            manifest = following.sealed
+        if manifest.seal is None or manifest.seal.successor is None:
+            return
+        reading.go_on_after(manifest)
+        before, log, hops = (log, manifest), manifest.seal.successor, hops + 1
+    raise _endless(log)
+
+
+def _checked(found: Manifest, log: str, before: _Before | None) -> Manifest:
+    if before is not None and not goes_on_from(before[1], found):
+        message = (
+            f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
+            f" found one that begins at {found.first.position}"
+        )
+        raise CorruptError(message)
+    return found
+
+
+def _endless(log: str) -> CorruptError:
+    return CorruptError(f"log {log}: expected to reach an open log within {_HOPS_MAX} successors, found none")
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
@@ -85,7 +142,7 @@ def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
 def _open(
     store: ObjectStore,
     log: str,
-    before: tuple[str, Manifest] | None,
+    before: _Before | None,
     *,
     options: ReaderOptions | None,
     runtime: Runtime | None,
@@ -102,44 +159,66 @@ def _open(
         raise LogNotFoundError(message) from error
 
 
+def _awaited(
+    store: ObjectStore,
+    log: str,
+    before: _Before | None,
+    *,
+    waiting: Waiting,
+    options: ReaderOptions,
+    runtime: Runtime,
+) -> LogReader | None:
+    """Open a log; a successor that is not there yet is waited for. None when time is up."""
+    topic = log_store(store, log).url
+    version: int | None = runtime.await_topic(topic, -1, 0.0)
+    while version is not None:
+        try:
+            return LogReader.open(store, log, options=options, runtime=runtime)
+        except LogNotFoundError:
+            if before is None:
+                raise
+        version = waiting.wait(topic, version)
+    return None
+
+
 class _Reading:
     """How far a read has come, and what its limits leave."""
 
     def __init__(self, start: ReadStart, limits: Limits) -> None:
-        self._start = start
+        self.start = start
         self._limits = limits
         self._begun = False
-        self.finished = False
+        self._finished = limits.records == 0
 
     def records(self, reader: LogReader, manifest: Manifest) -> Iterator[Record]:
-        """Go through the records that one log holds of the range."""
-        if manifest.seal is not None and self._lies_beyond(manifest):
+        """Go through the records that one log holds of the range, to where its manifest ends."""
+        if self._finished or (manifest.seal is not None and self.lies_beyond(manifest)):
             return
-        limits, end = self._limits, manifest.next.position.offset
-        # What is appended meanwhile is no part of the read: it ends at one manifest, as reading one log does.
-        bounded = replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
-        for fragment, begin in reader.fragments(self._start, bounded):
+        bounded = within(self._limits, manifest)
+        for fragment, begin in reader.fragments(self.start, bounded, manifest=manifest):
             taken = trim(fragment.table, begin, bounded).slice(0, self._limits.records)
             self._count(len(taken), fragment.pointer.num_bytes)
             self._begun = self._begun or len(taken) > 0
             yield from parquet.records_of(taken)
-            if self.finished:
+            if self._finished:
                 return
 
     def ends_in(self, manifest: Manifest) -> bool:
-        """Tell whether nothing behind a log belongs to the read: a successor's time may begin earlier."""
-        until_us = self._limits.timestamp_us
-        return self.finished or (until_us is not None and until_us <= manifest.next.position.timestamp_us)
+        """Tell whether nothing that comes after a log can lie within the limits."""
+        offset, timestamp_us, end = self._limits.offset, self._limits.timestamp_us, manifest.next.position
+        beyond = offset is not None and offset <= end.offset
+        return self._finished or beyond or (timestamp_us is not None and timestamp_us <= end.timestamp_us)
 
     def go_on_after(self, manifest: Manifest) -> None:
         """Begin in the next log where this one ended, unless the start lies further on."""
-        nothing_yet = self._start is None and manifest.first == manifest.next
-        searching = isinstance(self._start, AtTime) and not self._begun
-        if not (nothing_yet or searching or self._lies_beyond(manifest)):
-            self._start = manifest.next.position
+        nothing_yet = self.start is None and manifest.first == manifest.next
+        searching = isinstance(self.start, AtTime) and not self._begun
+        if not (nothing_yet or searching or self.lies_beyond(manifest)):
+            self.start = manifest.next.position
 
-    def _lies_beyond(self, manifest: Manifest) -> bool:
-        offset = self._start.offset if isinstance(self._start, LogPosition) else self._start
+    def lies_beyond(self, manifest: Manifest) -> bool:
+        """Tell whether the read starts in a later log."""
+        offset = self.start.offset if isinstance(self.start, LogPosition) else self.start
         return isinstance(offset, int) and offset > manifest.next.position.offset
 
     def _count(self, num_records: int, num_bytes: int) -> None:
@@ -150,7 +229,7 @@ class _Reading:
             num_bytes=_less(limits.num_bytes, num_bytes),
             fragments=_less(limits.fragments, 1),
         )
-        self.finished = 0 in (self._limits.records, self._limits.num_bytes, self._limits.fragments)
+        self._finished = 0 in (self._limits.records, self._limits.num_bytes, self._limits.fragments)
 
 
 def _less(limit: int | None, amount: int) -> int | None:

@@ -64,7 +64,8 @@ class EncodedFragment:
 class FragmentSource:
     """Records about to become a fragment: where they start, and who writes them.
 
-    ``keys`` is None when no record has one; then every record has a body.
+    ``keys`` is None when no record has one; then every record has a body. ``timestamps_us`` is None
+    when all have that of the start.
     """
 
     start: LogPosition
@@ -72,17 +73,18 @@ class FragmentSource:
     token: str
     keys: Sequence[bytes | None] | None
     bodies: Sequence[bytes | None]
+    timestamps_us: Sequence[int] | None = None
 
 
 def encode(source: FragmentSource) -> EncodedFragment:
-    """Encode records at dense offsets from ``source.start``, all with its timestamp."""
+    """Encode records at dense offsets from ``source.start``."""
     count = len(source.bodies)
     keys, bodies = source.keys, source.bodies
     offsets = range(source.start.offset, source.start.offset + count)
-    timestamps_us = [source.start.timestamp_us] * count
+    timestamps_us = source.timestamps_us or [source.start.timestamp_us] * count
     columns = {
         "offset": pa.array(np.arange(offsets.start, offsets.stop, dtype=np.uint64)),
-        "timestamp_us": pa.array(np.full(count, source.start.timestamp_us, dtype=np.uint64)),
+        "timestamp_us": pa.array(np.fromiter(timestamps_us, dtype=np.uint64, count=count)),
     }
     if keys is None:
         filled = cast("Sequence[bytes]", bodies)

@@ -22,6 +22,8 @@ from wal3_core.spark.columns import NEVER_NULL
 if TYPE_CHECKING:
     from pyspark.sql.datasource import ColumnPath, Filter
 
+    from wal3_core.model.snapshot import Pointer
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -58,6 +60,26 @@ class Bounds:
     def wants(self, log: str) -> bool:
         """Whether the log's records may lie within."""
         return self.logs is None or log in self.logs
+
+    def touch(self, pointer: Pointer) -> bool:
+        """Whether records that a pointer stands for may lie within."""
+        offsets, times = self.offsets, self.timestamps_us
+        return (
+            offsets.start < pointer.limit.offset
+            and pointer.start.offset < offsets.limit
+            and times.start <= pointer.limit.timestamp_us
+            and pointer.start.timestamp_us < times.limit
+        )
+
+    def hold(self, pointer: Pointer) -> bool:
+        """Whether all records that a pointer stands for lie within."""
+        offsets, times = self.offsets, self.timestamps_us
+        return (
+            offsets.start <= pointer.start.offset
+            and pointer.limit.offset <= offsets.limit
+            and times.start <= pointer.start.timestamp_us
+            and pointer.limit.timestamp_us < times.limit
+        )
 
 
 def apply_filter(bounds: Bounds, condition: Filter) -> Bounds | None:

@@ -20,7 +20,7 @@ opens the store by its URL.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,9 +35,10 @@ from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, apply_filter
 from wal3_core.spark.columns import COLUMNS, LONG_MAX, arrow_schema, check_schema, spark_schema, to_batches
+from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
 from wal3_core.spark.request import ReadRequest
-from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.spark.tasks import count_tasks
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.paths import LogId
-    from wal3_core.model.position import ReadStart
     from wal3_core.spark.bounds import Bounds
     from wal3_core.storage.object_store import ObjectStore
 
@@ -94,17 +92,27 @@ class LogSourceReader(DataSourceReader):
         self._bounds = request.bounds
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Cut what the bounds leave into tasks: one request for each log's manifest, many at a time."""
+        """Cut what the bounds leave into tasks.
+
+        One request for each log's manifest, many at a time, and one for each snapshot that the bounds
+        or a task begin or end in.
+        """
         request = self._request
         if self._bounds.empty:
             return [Runs(())]
         store = open_store(request.store)
         plan = partial(_plan_log, store, request, self._bounds)
         planned = ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE)
-        runs = [run for runs in planned for run in runs]
-        costs = [cost(run.num_bytes) for run in runs]
-        count = request.partitions or count_tasks(costs, cores=os.cpu_count() or 1, task_bytes=request.partition_bytes)
-        return [Runs(tuple(_merge(task))) for task in group(runs, costs, count)] or [Runs(())]
+        pieces = [piece for log in planned for piece in log]
+        total = sum(piece.cost for piece in pieces)
+        count = request.partitions or count_tasks(
+            [total], cores=os.cpu_count() or 1, task_bytes=request.partition_bytes
+        )
+        tasks: dict[int, list[Run]] = {}
+        for number, piece in cut(store, pieces, count=count):
+            if not piece.opened:
+                _extend(tasks.setdefault(number, []), _run(piece, self._bounds))
+        return [Runs(tuple(runs)) for runs in tasks.values()] or [Runs(())]
 
     def _logs(self, store: ObjectStore) -> list[str]:
         request = self._request
@@ -154,44 +162,39 @@ class FilteringReader(LogSourceReader):
                 self._bounds = narrowed
 
 
-def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str) -> list[Run]:
-    """List the fragments that overlap the bounds, as runs of offsets cut down to them."""
-    reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
-    manifest = reader.manifest()
+def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str) -> list[Piece]:
+    """Name what overlaps the bounds: whole snapshots, opened only on the bounds' edges, and fragments."""
+    manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
     if request.from_offset is not None:
         check_start(manifest, request.from_offset)
-    offsets, times = bounds.offsets, bounds.timestamps_us
-    first, following = manifest.first.position, manifest.next.position
-    if offsets.start >= following.offset or times.start > following.timestamp_us:
-        return []
-    start: ReadStart = offsets.start if offsets.start > first.offset else None
-    if start is None and times.start:
-        start = AtTime(times.start)
-    pointers = reader.scan(start, Limits(offset=offsets.limit, timestamp_us=times.limit))
-    return [
-        _run(log, manifest.log_id, pointer, bounds)
-        for pointer in pointers
-        if pointer.num_records and pointer.limit.timestamp_us >= times.start
-    ]
+    return list(_touched(store, pieces_of(log, manifest), bounds))
 
 
-def _run(log: str, log_id: LogId, pointer: FragmentPointer, bounds: Bounds) -> Run:
+def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:
+    for piece in pieces:
+        # The bounds of what was opened are those of what it holds.
+        if piece.opened or not piece.pointer.num_records or not bounds.touch(piece.pointer):
+            continue
+        below = None if bounds.hold(piece.pointer) else open_piece(store, piece)
+        if below is None:
+            yield piece
+        else:
+            yield from _touched(store, below, bounds)
+
+
+def _run(piece: Piece, bounds: Bounds) -> Run:
+    pointer = piece.pointer
     start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
     if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
-        message = (
-            f"log {log}: fragment {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
-        )
+        message = f"log {piece.log}: {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
         raise InvalidRequestError(message)
-    return Run(log, log_id, start, limit, pointer.num_bytes)
+    return Run(piece.log, piece.log_id, start, limit, pointer.num_bytes)
 
 
-def _merge(runs: Iterable[Run]) -> list[Run]:
+def _extend(runs: list[Run], run: Run) -> None:
     """Join runs that follow each other, so that a task is small however many fragments it reads."""
-    merged: list[Run] = []
-    for run in runs:
-        last = merged[-1] if merged else None
-        if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):
-            merged[-1] = Run(run.log, run.log_id, last.start, run.limit, last.num_bytes + run.num_bytes)
-        else:
-            merged.append(run)
-    return merged
+    last = runs[-1] if runs else None
+    if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):
+        runs[-1] = replace(last, limit=run.limit, num_bytes=last.num_bytes + run.num_bytes)
+    else:
+        runs.append(run)

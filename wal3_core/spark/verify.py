@@ -1,8 +1,8 @@
 """Verification of many logs as one Spark job.
 
-The driver reads the manifests and the tops of their trees, the tasks read everything below, Spark
-adds up what they found, and the driver compares the sums with the manifests. Damage ends nothing:
-the rest is still looked at.
+The driver reads the manifests, and the snapshots that a task begins or ends in; the tasks read everything
+below, and those once more; Spark adds up what they found, and the driver compares the sums with the
+manifests. Damage ends nothing: the rest is still looked at.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import CorruptError, LogNotFoundError, LogReplacedError, UnavailableError
 from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import Problem, ScrubReport
+from wal3_core.log.scrub import Problem, ScrubReport, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.tasks import count_tasks, group
-from wal3_core.spark.verify_plan import Plan, plan_log, pointer_cost, still_named
+from wal3_core.spark.tasks import count_tasks
+from wal3_core.spark.verify_plan import Plan, plan_log
 from wal3_core.spark.verify_task import FINDINGS, SETSUM_COLUMNS, Problematic, verify_task
 from wal3_core.storage.open_store import open_store
 
@@ -81,25 +82,18 @@ def verify_logs(
 
 def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int) -> dict[str, _Totals]:
     """Let the tasks read what the plans leave to them, and add up what they find, by log."""
-    work = [
-        (plan.log, plan.manifest.log_id, pointer)
-        for plan in plans
-        if plan.manifest is not None
-        for pointer in plan.pointers
-    ]
-    if not work:
+    pieces = [piece for plan in plans for piece in plan.pieces]
+    if not pieces:
         return {}
-    costs = [pointer_cost(pointer) for _, _, pointer in work]
-    tasks = group(work, costs, count_tasks(costs, cores=_cores(spark), task_bytes=partition_bytes))
+    count = count_tasks([piece.cost for piece in pieces], cores=_cores(spark), task_bytes=partition_bytes)
     rows = [
-        (number, log, log_id, json.dumps(pointer.to_json()))
-        for number, task in enumerate(tasks)
-        for log, log_id, pointer in task
+        (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
+        for number, piece in cut(open_store(store_url), pieces, count=count)
     ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
     findings = (
-        spark.createDataFrame(pa.table(columns, names=["task", "log", "log_id", "pointer"]))
-        .repartitionById(len(tasks), sf.col("task").cast("int"))
+        spark.createDataFrame(pa.table(columns, names=["task", "log", "log_id", "pointer", "opened"]))
+        .repartitionById(count, sf.col("task").cast("int"))
         .mapInArrow(partial(verify_task, store_url=store_url), FINDINGS)
     )
     return {row["log"]: _totals(row) for row in _added_up(findings).collect()}
@@ -134,23 +128,31 @@ def _totals(row: Row) -> _Totals:
 
 def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced what was to be read."""
-    bad = (*plan.bad, *totals.bad)
+    bad = totals.bad
     settled = _settle_missing(store, plan, [one for one in bad if one.missing])
     if settled is None:
         return None
     gone = [one for one in bad if one.missing and one not in settled]
     told = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
     problems = [*(Problem(one.path, one.problem) for one in told), *plan.problems]
-    if plan.manifest is not None and not problems and not gone:
-        problems += _imbalances(plan.manifest, totals)
+    manifest = plan.manifest
+    if manifest is not None and not problems and not gone:
+        problems += _imbalances(manifest, totals)
+    end = 0 if manifest is None else manifest.next.position.offset
     return ScrubReport(
         log=plan.log,
-        setsum=(EMPTY if plan.manifest is None else plan.manifest.setsum).hexdigest(),
+        log_id="" if manifest is None else manifest.log_id,
+        setsum=(EMPTY if manifest is None else manifest.setsum).hexdigest(),
         num_records=totals.num_records,
         num_bytes=totals.num_bytes,
         num_fragments=totals.num_fragments,
-        num_snapshots=totals.num_snapshots + plan.num_snapshots,
+        num_snapshots=totals.num_snapshots,
         problems=tuple(problems),
+        first_offset=0 if manifest is None else manifest.first.position.offset,
+        next_offset=end,
+        end_offset=end,
+        found=totals.setsum.hexdigest(),
+        covered=None if manifest is None or gone else (totals.setsum + manifest.pruned).hexdigest(),
     )
 
 
@@ -165,7 +167,7 @@ def _settle_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problemati
     except (CorruptError, LogNotFoundError, LogReplacedError):
         # The log went bad or away since it was planned: the next round says so.
         return None
-    lost = [one for one in missing if still_named(newest, reader, one)]
+    lost = [one for one in missing if still_named(reader, newest, one.path, int(one.start), int(one.limit))]
     first = newest.first.position.offset
     return lost if all(one in lost or int(one.limit) <= first for one in missing) else None
 

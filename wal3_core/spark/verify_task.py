@@ -100,7 +100,10 @@ _ARROW_FINDINGS = pa.schema(
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back what rows of (log, its id, pointer as JSON) name, and give a row of FINDINGS for each object."""
+    """Read back what rows of (log, its id, pointer as JSON, opened) name; give a row of FINDINGS for each object.
+
+    What a snapshot that was opened holds is in rows of its own.
+    """
     findings = _findings(batches, store_url)
     while some := list(islice(findings, _FINDINGS_PER_BATCH)):
         columns = zip(*(finding.to_row() for finding in some), strict=True)
@@ -113,10 +116,10 @@ def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Fin
 
     def work() -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
         for batch in batches:
-            columns = (batch[name].to_pylist() for name in ("log", "log_id", "pointer"))
-            for log, log_id, text in zip(*columns, strict=True):
+            columns = (batch[name].to_pylist() for name in ("log", "log_id", "pointer", "opened"))
+            for log, log_id, text, opened in zip(*columns, strict=True):
                 reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
-                yield from _expanded(reader, log, _pointer(text, log))
+                yield from _expanded(reader, log, _pointer(text, log), opened=opened)
 
     return ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
 
@@ -127,7 +130,7 @@ def _pointer(text: str, log: str) -> Pointer:
 
 
 def _expanded(
-    reader: LogReader, log: str, pointer: Pointer
+    reader: LogReader, log: str, pointer: Pointer, *, opened: bool = False
 ) -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
     """Give a fragment as work to be done; open a snapshot at once, and give what it holds."""
     if isinstance(pointer, FragmentPointer):
@@ -139,7 +142,7 @@ def _expanded(
         yield Finding(log, pointer, error)
         return
     yield Finding(log, pointer, None)
-    for each in below:
+    for each in () if opened else below:
         yield from _expanded(reader, log, each)
 
 

@@ -1,0 +1,244 @@
+"""A follower of a log that is sealed ends behind its last record, or goes on in the next log when asked to."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import CountingStore, FaultyStore
+from wal3_core import (
+    AtTime,
+    CorruptError,
+    GarbageCollectedError,
+    Limits,
+    LogNotFoundError,
+    LogReader,
+    LogWriter,
+    ReaderOptions,
+    follow_across,
+    initialize_successor,
+    migrate,
+    seal,
+)
+
+from .seals import bodies, collect, fill, manifest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.position import ReadStart
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+QUICK = ReaderOptions(poll_s_min=0.01, poll_s_max=0.02)
+DEADLINE_S = 20.0
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> None:
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), "still waiting"
+
+
+# ---------------------------------------------------------------------- reading inside a sealed log
+
+
+INSIDE = [Limits(offset=2), Limits(offset=4), Limits(records=3), Limits(fragments=3), Limits(records=0)]
+
+
+@pytest.mark.parametrize("limits", INSIDE, ids=str)
+def test_read_bounded_inside_a_sealed_log_never_looks_at_its_successor(store: ObjectStore, limits: Limits) -> None:
+    """It failed behind its last record, when the successor was not there yet or had been collected."""
+    fill(store, "a", b"1", b"2", b"3")
+    seal(store, "a", reason="full", successor="b")
+    expected = bodies(store, "a", limits=limits)
+    assert expected == [record.body for record in LogReader.open(store, "a").records(None, limits)]
+
+    initialize_successor(store, "a")
+    fill(store, "b", b"4", b"5")
+    collect(store, "b", 5)
+    asked: list[str] = []
+    watching = FaultyStore(store, before=lambda _kind, path: asked.append(path))
+
+    assert bodies(watching, "a", limits=limits) == expected
+    assert {path.split("/")[0] for path in asked} == {"a"}
+
+
+def test_read_bounded_in_time_inside_a_sealed_log_never_looks_at_its_successor(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1", b"2")
+    seal(memory_store, "a", reason="full", successor="b")
+    last_us = manifest_of(memory_store, "a").next.position.timestamp_us
+
+    assert bodies(memory_store, "a", limits=Limits(timestamp_us=last_us)) in ([], [b"1"])
+    with pytest.raises(LogNotFoundError, match="initialize the successor"):
+        bodies(memory_store, "a", limits=Limits(timestamp_us=last_us + 1))
+
+
+def test_read_one_record_beyond_a_sealed_log_looks_at_its_successor(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1", b"2")
+    seal(memory_store, "a", reason="full", successor="b")
+
+    for limits in (Limits(offset=4), Limits(records=3)):
+        with pytest.raises(LogNotFoundError, match="initialize the successor"):
+            bodies(memory_store, "a", limits=limits)
+
+
+# ---------------------------------------------------------------------- following up to a seal
+
+
+def test_follower_of_a_sealed_log_ends_behind_its_last_record(store: ObjectStore) -> None:
+    """It waited for ever."""
+    fill(store, "a", b"1", b"2")
+    seal(store, "a", reason="full")
+    found: list[bytes | None] = []
+
+    ended(in_thread(lambda: found.extend(record.body for record in LogReader.open(store, "a").follow())))
+
+    assert found == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("successor", [None, "b"])
+def test_follower_notices_the_seal_while_it_waits(store: ObjectStore, successor: str | None) -> None:
+    fill(store, "a", b"1")
+    reader, found = LogReader.open(store, "a", options=QUICK), []
+    following = reader.following()
+    came = threading.Event()
+
+    def follow() -> None:
+        for record in following.records():
+            found.append(record.body)
+            came.set()
+
+    thread = in_thread(follow)
+    assert came.wait(DEADLINE_S)
+    fill(store, "a", b"2")
+    seal(store, "a", reason="full", successor=successor)
+    ended(thread)
+
+    assert found == [b"1", b"2"]
+    assert following.sealed is not None
+    assert following.sealed.seal is not None
+    assert (following.sealed.seal.successor, following.start) == (successor, 3)
+
+
+def test_follower_reads_what_was_appended_between_its_last_look_and_the_seal(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1")
+    store, looks = FaultyStore(memory_store), iter(range(100))
+
+    def move_on(kind: str, path: str) -> None:
+        if kind == "get" and path.endswith("MANIFEST.json") and next(looks) == 2:
+            fill(memory_store, "a", b"2", b"3")
+            seal(memory_store, "a", reason="full")
+
+    store.before = move_on
+
+    assert [record.body for record in LogReader.open(store, "a", options=QUICK).follow()] == [b"1", b"2", b"3"]
+
+
+def test_follower_that_is_idle_ends_and_says_that_the_log_goes_on(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1")
+    following = LogReader.open(memory_store, "a", options=QUICK).following()
+
+    assert next(following.records()).body == b"1"
+    assert following.sealed is None
+    assert len(list(LogReader.open(memory_store, "a", options=QUICK).follow(idle_s=0.05))) == 1
+
+
+# ---------------------------------------------------------------------- following across
+
+
+def across(store: ObjectStore, start: ReadStart = None, *, idle_s: float = 0.1) -> list[bytes | None]:
+    return [record.body for record in follow_across(store, "a", start, idle_s=idle_s, options=QUICK)]
+
+
+def chain(store: ObjectStore) -> None:
+    """1, 2 in a; 3 in b; 4 in c, which is open."""
+    for log, successor, held in (("a", "b", (b"1", b"2")), ("b", "c", (b"3",)), ("c", None, (b"4",))):
+        fill(store, log, *held)
+        if successor is not None:
+            migrate(store, log, successor, reason="a test")
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(None, "1234"), (2, "234"), (3, "34"), (4, "4"), (5, ""), (AtTime(0), "1234"), (AtTime(2**62), "")],
+)
+def test_follower_goes_on_in_the_successor_when_asked_to(
+    memory_store: MemoryStore, start: ReadStart, expected: str
+) -> None:
+    chain(memory_store)
+
+    assert b"".join(body or b"" for body in across(memory_store, start)).decode() == expected
+
+
+def test_follower_waits_for_a_successor_that_is_yet_to_be_initialized(store: ObjectStore) -> None:
+    fill(store, "a", b"1")
+    seal(store, "a", reason="full", successor="b")
+    found: list[bytes | None] = []
+    came = threading.Event()
+
+    def follow() -> None:
+        for record in follow_across(store, "a", idle_s=DEADLINE_S, options=QUICK):
+            found.append(record.body)
+            came.set()
+            if len(found) == 3:
+                return
+
+    thread = in_thread(follow)
+    assert came.wait(DEADLINE_S)
+    initialize_successor(store, "a")
+    fill(store, "b", b"2")
+    migrate(store, "b", "c", reason="again")
+    fill(store, "c", b"3")
+    ended(thread)
+
+    assert found == [b"1", b"2", b"3"]
+
+
+def test_follower_that_waits_for_a_successor_polls_seldom_and_ends_when_idle(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1")
+    seal(memory_store, "a", reason="full", successor="b")
+    store = CountingStore(memory_store)
+
+    assert across(store, idle_s=0.3) == [b"1"]
+
+    assert 5 < store.requests["get"] < 40
+
+
+def test_follower_across_ends_at_a_seal_that_names_no_successor(memory_store: MemoryStore) -> None:
+    chain(memory_store)
+    seal(memory_store, "c", reason="the end")
+
+    found: list[bytes | None] = []
+    ended(in_thread(lambda: found.extend(record.body for record in follow_across(memory_store, "a", options=QUICK))))
+
+    assert found == [b"1", b"2", b"3", b"4"]
+
+
+def test_follower_never_takes_another_log_for_the_successor(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", b"1")
+    seal(memory_store, "a", reason="full", successor="b")
+    LogWriter.initialize(memory_store, "b")
+
+    with pytest.raises(CorruptError, match="expected it to go on from log a"):
+        across(memory_store)
+
+
+def test_follower_never_skips_a_gap_between_two_logs(memory_store: MemoryStore) -> None:
+    chain(memory_store)
+    collect(memory_store, "c", 5)
+
+    with pytest.raises(GarbageCollectedError, match="from 5, found 4"):
+        across(memory_store)
+
+
+def test_follower_across_of_a_log_that_is_not_there_says_so(memory_store: MemoryStore) -> None:
+    with pytest.raises(LogNotFoundError, match="initialize the log first"):
+        across(memory_store)

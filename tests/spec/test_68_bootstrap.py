@@ -1,0 +1,267 @@
+"""A log may begin with records from elsewhere, at their own offsets and times, and proves that it holds just those."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    AtTime,
+    Bootstrapped,
+    CorruptError,
+    CursorStore,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogExistsError,
+    LogNotFoundError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    Message,
+    Origin,
+    Record,
+    Setsum,
+    UnavailableError,
+    WriterOptions,
+    bootstrap,
+    destroy,
+    scrub,
+)
+from wal3_core.model.record import record_setsum
+from wal3_core.options import RetryOptions, SnapshotOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+FIRST = 1000
+# Small fragments below two levels of snapshots, and no second tries.
+FEW = WriterOptions(
+    batch_records_max=3,
+    retry=RetryOptions(attempts_max=1),
+    snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2),
+)
+
+
+def foreign(number: int, *, first: int = FIRST) -> list[Record]:
+    """Records as another system has them: two of each time, some with keys, some tombstones."""
+    keys = (None, None, b"k", b"gone")
+    return [Record(first + n, 10 * (n // 2), keys[n % 4], None if n % 4 == 3 else b"%d" % n) for n in range(number)]
+
+
+def setsum_of(records: list[Record]) -> Setsum:
+    return sum(map(record_setsum, records), start=Setsum())
+
+
+def held(store: ObjectStore, log: str = "a") -> list[Record]:
+    return list(LogReader.open(store, log).records())
+
+
+@pytest.mark.parametrize("number", [1, 3, 50])
+def test_log_begins_with_the_records_at_their_offsets_and_times(store: ObjectStore, number: int) -> None:
+    records, below = foreign(number), Setsum.of([b"what lay below"])
+
+    done = bootstrap(store, "a", iter(records), Origin(first_offset=FIRST, pruned=below), options=FEW)
+
+    assert held(store) == records
+    assert (done.first_offset, done.next_offset, done.num_records) == (FIRST, FIRST + number, number)
+    assert done.num_fragments == -(-number // 3)
+    assert done.setsum == setsum_of(records)
+    manifest = LogReader.open(store, "a").manifest()
+    assert (manifest.pruned, manifest.setsum, manifest.generation) == (below, below + done.setsum, manifest.generation)
+    assert (manifest.num_bytes, manifest.log_id) == (done.num_bytes, done.log_id)
+    assert len(manifest.fragments) < 5
+    assert scrub(store, "a").balanced
+
+
+def test_log_that_was_bootstrapped_goes_on_like_any_other(store: ObjectStore) -> None:
+    records = foreign(20)
+    bootstrap(store, "a", records, Origin(first_offset=FIRST), options=FEW)
+
+    with LogWriter.open(store, "a") as writer:
+        appended = writer.append(b"on")
+
+    assert appended.offset == FIRST + 20
+    assert appended.timestamp_us >= records[-1].timestamp_us
+    assert [record.offset for record in LogReader.open(store, "a").records(AtTime(70))] == list(range(1014, 1021))
+    assert CursorStore(store, "a").init("reader", LogPosition(FIRST, 0)).cursor.position.offset == FIRST
+    with pytest.raises(GarbageCollectedError, match="from 1000, found 999"):
+        list(LogReader.open(store, "a").records(FIRST - 1))
+
+
+def test_part_of_another_log_is_proven_by_that_log_s_own_setsum(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "source") as writer:
+        for number in range(30):
+            writer.append_many([Message(b"%d" % number, b"k"), b"x"])
+    reader = LogReader.open(memory_store, "source")
+    pointers = reader.scan()
+    below = sum((pointer.setsum for pointer in pointers[:10]), start=Setsum())
+    whole, start = reader.manifest().setsum, pointers[10].start
+
+    origin = Origin(first_offset=start.offset, timestamp_us=start.timestamp_us, pruned=below, setsum=whole - below)
+    bootstrap(memory_store, "a", reader.records(start), origin)
+
+    assert LogReader.open(memory_store, "a").manifest().setsum == whole
+    assert held(memory_store) == list(reader.records(start))
+
+
+def test_log_may_be_bootstrapped_without_a_record(memory_store: MemoryStore) -> None:
+    done = bootstrap(memory_store, "a", [], Origin(first_offset=FIRST, timestamp_us=7))
+
+    assert (done.num_records, done.next_offset, done.setsum) == (0, FIRST, Setsum())
+    with LogWriter.open(memory_store, "a") as writer:
+        assert writer.append(b"1").offset == FIRST
+
+
+def wrong(at: int, **changes: object) -> list[Record]:
+    records = foreign(12)
+    records[at] = replace(records[at], **changes)  # type: ignore[arg-type]
+    return records
+
+
+@pytest.mark.parametrize(
+    ("records", "complaint"),
+    [
+        (foreign(5, first=FIRST + 1), "expected a record at offset 1000, not older than 0, found one at 1001"),
+        (wrong(7, offset=FIRST + 8), "at offset 1007, not older than 30, found one at 1008"),
+        (wrong(7, offset=FIRST + 6), "at offset 1007, not older than 30, found one at 1006"),
+        (wrong(7, timestamp_us=29), "at offset 1007, not older than 30, found one at 1007 of 29"),
+        (wrong(7, timestamp_us=30.0), "found one at 1007 of 30.0"),
+        (wrong(7, timestamp_us=2**64), "found one at 1007 of"),
+        (wrong(0, offset=True), "found one at True"),
+        (wrong(6, body="text"), "record at offset 1006: record body: expected bytes, found str"),
+        (wrong(4, body=None, key=None), "record at offset 1004: record: expected a body, a key, or both"),
+        ([*foreign(6), b"bytes"], "expected a Record at offset 1006, found bytes"),
+    ],
+)
+def test_record_that_does_not_go_on_is_named_and_there_is_no_log(
+    memory_store: MemoryStore, records: list[Record], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        bootstrap(memory_store, "a", records, Origin(first_offset=FIRST), options=FEW)
+
+    assert_no_log_yet(memory_store)
+    bootstrap(memory_store, "a", foreign(12), Origin(first_offset=FIRST), options=FEW)
+    assert held(memory_store) == foreign(12)
+
+
+def assert_no_log_yet(store: ObjectStore) -> None:
+    with pytest.raises(LogNotFoundError):
+        LogReader.open(store, "a")
+    with pytest.raises((LogExistsError, CorruptError)):
+        LogWriter.initialize(store, "a")
+
+
+@pytest.mark.parametrize("origin", [{"first_offset": 0}, {"first_offset": 2**64}, {"timestamp_us": -1}])
+def test_origin_that_is_no_place_is_refused(origin: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequestError, match="bootstrap"):
+        Origin(**origin)  # type: ignore[arg-type]
+
+
+def test_records_of_another_setsum_than_the_source_s_make_no_log(memory_store: MemoryStore) -> None:
+    expected = setsum_of(foreign(10))
+    origin = Origin(first_offset=FIRST, setsum=expected)
+
+    with pytest.raises(InvalidRequestError, match=f"expected records of setsum {expected}, found"):
+        bootstrap(memory_store, "a", foreign(9), origin, options=FEW)
+    assert_no_log_yet(memory_store)
+
+    assert bootstrap(memory_store, "a", foreign(10), origin, options=FEW).setsum == expected
+
+
+def test_log_that_is_there_is_left_alone(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append(b"mine")
+    before = LogReader.open(store, "a").manifest()
+
+    with pytest.raises(LogExistsError):
+        bootstrap(store, "a", foreign(10), Origin(first_offset=FIRST), options=FEW)
+
+    assert LogReader.open(store, "a").manifest() == before
+    assert [record.body for record in held(store)] == [b"mine"]
+
+
+def test_source_that_fails_in_the_middle_leaves_no_log_and_can_be_read_again(memory_store: MemoryStore) -> None:
+    def failing() -> Iterator[Record]:
+        yield from foreign(8)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        bootstrap(memory_store, "a", failing(), Origin(first_offset=FIRST), options=FEW)
+
+    assert_no_log_yet(memory_store)
+    # With other records, even: nothing of the earlier try is relied upon.
+    bootstrap(memory_store, "a", foreign(8)[2:], Origin(first_offset=FIRST + 2), options=FEW)
+    assert held(memory_store) == foreign(8)[2:]
+    assert scrub(memory_store, "a").balanced
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "dies"])
+def test_bootstrap_that_was_cut_short_anywhere_is_no_log_and_is_repeated_or_destroyed(
+    memory_store: MemoryStore, fault: str
+) -> None:
+    done: Bootstrapped | None = None
+    for request in count(1):
+        asked, store = count(1), FaultyStore(memory_store)
+
+        def fail(_kind: str, path: str, asked: Iterator[int] = asked, request: int = request) -> None:
+            number = next(asked)
+            if number == request or (fault == "dies" and number > request):
+                raise UnavailableError(path)
+
+        store.before = fail
+        try:
+            done = bootstrap(store, "a", foreign(14), Origin(first_offset=FIRST), options=FEW)
+        except UnavailableError:
+            assert whole_or_none(memory_store)
+        if done is not None and next(asked) <= request:
+            break
+        # By turns: destroyed, or gone on with.
+        if (request % 2 or done is not None or whole(memory_store)) and list(memory_store.list_objects("a/")):
+            destroy_what_is_there(memory_store)
+        done = None
+
+    assert held(memory_store) == foreign(14)
+    assert scrub(memory_store, "a").balanced
+    # One life is left, and what it leads to.
+    lives = {meta.path.split("/")[1] for meta in memory_store.list_objects("a/")} - {"manifest"}
+    assert len(lives) == 1
+
+
+def whole(store: ObjectStore) -> bool:
+    try:
+        return held(store) == foreign(14)
+    except LogNotFoundError:
+        return False
+
+
+def whole_or_none(store: ObjectStore) -> bool:
+    try:
+        return held(store) == foreign(14)
+    except LogNotFoundError:
+        return True
+
+
+def destroy_what_is_there(store: ObjectStore) -> None:
+    with suppress(LogNotFoundError):
+        destroy(store, "a")
+
+
+def test_two_bootstraps_at_once_make_one_log_of_one_of_them(memory_store: MemoryStore) -> None:
+    def overtaken() -> Iterator[Record]:
+        yield from foreign(8)
+        bootstrap(memory_store, "a", foreign(5), Origin(first_offset=FIRST), options=FEW)
+        yield from foreign(12)[8:]
+
+    with pytest.raises(LogExistsError):
+        bootstrap(memory_store, "a", overtaken(), Origin(first_offset=FIRST), options=FEW)
+
+    assert held(memory_store) == foreign(5)
+    assert scrub(memory_store, "a").balanced
