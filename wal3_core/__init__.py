@@ -5,10 +5,12 @@ from wal3_core.errors import (
     AppendReplacedError,
     ClosedError,
     CollectionRefusedError,
+    ConditionNotMetError,
     ContentionError,
     CorruptError,
     CursorConflictError,
     GarbageCollectedError,
+    HaltedError,
     InvalidRequestError,
     LogError,
     LogExistsError,
@@ -16,6 +18,7 @@ from wal3_core.errors import (
     LogReplacedError,
     NotDurableError,
     OutdatedPlanError,
+    OverloadedError,
     SealedError,
     StoreDeniedError,
     UnavailableError,
@@ -29,11 +32,13 @@ from wal3_core.log.collector import Collector
 from wal3_core.log.copier import Copied, LogAt, copy
 from wal3_core.log.deleter import Deleter
 from wal3_core.log.destroyer import DestroyPlan, destroy, plan_destroy
+from wal3_core.log.halt import Resumed
 from wal3_core.log.pinned import open_pinned, pinned_records
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import ScrubReport, scrub
 from wal3_core.log.sealer import initialize_successor, migrate, seal
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.stats import WriterStats
 from wal3_core.log.succession import follow_across, records_across
 from wal3_core.log.writer import LogWriter
 from wal3_core.model.manifest import Seal
@@ -58,6 +63,7 @@ __all__ = [
     "CollectionRefusedError",
     "Collector",
     "CollectorOptions",
+    "ConditionNotMetError",
     "ContentionError",
     "Copied",
     "CorruptError",
@@ -66,6 +72,7 @@ __all__ = [
     "Deleter",
     "DestroyPlan",
     "GarbageCollectedError",
+    "HaltedError",
     "InvalidRequestError",
     "Limits",
     "LogAt",
@@ -80,12 +87,14 @@ __all__ = [
     "NotDurableError",
     "Origin",
     "OutdatedPlanError",
+    "OverloadedError",
     "Pin",
     "PinStore",
     "Policy",
     "PolicyStore",
     "ReaderOptions",
     "Record",
+    "Resumed",
     "ScrubReport",
     "Seal",
     "SealedError",
@@ -98,6 +107,7 @@ __all__ = [
     "UnsuitableStoreError",
     "Witness",
     "WriterOptions",
+    "WriterStats",
     "bootstrap",
     "collect",
     "copy",

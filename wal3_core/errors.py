@@ -8,6 +8,9 @@
     ├── AppendError                  says what became of the records
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
     │   │   ├── ContentionError      ... because another writer took the log over
+    │   │   ├── ConditionNotMetError ... because the log's next offset is another: ``next_offset``
+    │   │   ├── OverloadedError      ... because there was no room to wait in: slow down
+    │   │   ├── HaltedError          ... because one before them failed, and the writer is ordered: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
     │   │   └── AppendReplacedError  ... because the name leads to another log now: open that one
     │   └── UnknownDurabilityError   they may be in the log: read before appending again
@@ -57,6 +60,22 @@ class NotDurableError(AppendError):
 
 class ContentionError(NotDurableError):
     """Another writer took the log over before the records were committed."""
+
+
+class ConditionNotMetError(NotDurableError):
+    """The records would not have landed at the offset asked for; ``next_offset`` is where the log ended instead."""
+
+    def __init__(self, message: str, *, next_offset: int = 0) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
+class OverloadedError(NotDurableError):
+    """Too many bytes wait to become durable; the append was not begun."""
+
+
+class HaltedError(NotDurableError):
+    """An earlier append of this ordered writer failed, which the message names; resume the writer to go on."""
 
 
 class SealedError(NotDurableError):

@@ -31,6 +31,8 @@ _SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 # How far a log's time may lie beyond the store's clock: more than honest clocks and slow uploads differ, and more than
 # the second that stores tell times by; and little beside any retention.
 CLOCK_AHEAD_S_MAX = 60.0
+# How long a store that does not answer is asked again, where neither options nor the store's URL say.
+TIMEOUT_S = 120.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
 
@@ -44,6 +46,8 @@ def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> No
     make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
+        if value is None:
+            continue
         # So written that NaN is refused, too.
         if not least <= value <= most:
             message = f"option {name}: expected a number from {least} to {most}, found {value}"
@@ -52,23 +56,42 @@ def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> No
 
 def _check_of(option: Field[object]) -> Check:
     """Tell what an option's value is checked to be, by how it is declared."""
-    checks: Mapping[object, Check] = {"int": integer, "float": number, "bool": flag}
+    checks: Mapping[object, Check] = {
+        "int": integer,
+        "float": number,
+        "float | None": optional(number),
+        "bool": flag,
+    }
     # What is no amount is made of options itself.
     return checks.get(option.type) or instance_of(globals()[str(option.type)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryOptions:
-    """How often a request is tried again, and how long the pauses between are (seconds, doubling)."""
+    """How long a request is tried again while the store does not answer.
 
-    attempts_max: int = 5
+    The last try begins ``timeout_s`` seconds after the first; None stands for what the store's URL says
+    (``?timeout_s=``), and for 120 where it says nothing. The pauses between are spread, and double from
+    ``pause_s_min`` to ``pause_s_max``. ``attempts_max`` ends it earlier, by the number of tries.
+    """
+
+    timeout_s: float | None = None
     pause_s_min: float = 0.05
     pause_s_max: float = 2.0
+    attempts_max: int = 100_000
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         pause_s = (0, _SECONDS_MAX)
-        _check_ranges(self, {"attempts_max": (1, _COUNT_MAX), "pause_s_min": pause_s, "pause_s_max": pause_s})
+        _check_ranges(
+            self,
+            {
+                "timeout_s": pause_s,
+                "pause_s_min": pause_s,
+                "pause_s_max": pause_s,
+                "attempts_max": (1, _COUNT_MAX),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +147,11 @@ class WriterOptions:
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
     ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
-    ``rebases_max`` times. A writer's clock moves the log's time at most ``clock_ahead_s_max`` seconds
-    beyond the store's. None of them allows a fragment that a reader's
-    defaults refuse.
+    ``rebases_max`` times. While the store does not answer, an append is tried for
+    ``delivery_timeout_s`` seconds; None stands for what the store's URL says (``?timeout_s=``), and for
+    120 where it says nothing. ``retry`` says how long the pauses between are. A writer's clock moves
+    the log's time at most ``clock_ahead_s_max`` seconds beyond the store's. None of them allows a fragment
+    that a reader's defaults refuse.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -141,6 +166,7 @@ class WriterOptions:
     rebases_max: int = 256
     commit_pause_s_max: float = 5.0
     clock_ahead_s_max: float = CLOCK_AHEAD_S_MAX
+    delivery_timeout_s: float | None = None
     retry: RetryOptions = field(default_factory=RetryOptions)
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
@@ -161,6 +187,7 @@ class WriterOptions:
                 "rebases_max": (1, _COUNT_MAX),
                 "commit_pause_s_max": (0, _SECONDS_MAX),
                 "clock_ahead_s_max": (1, _SECONDS_MAX),
+                "delivery_timeout_s": (0, _SECONDS_MAX),
             },
         )
 
@@ -175,7 +202,8 @@ class ReaderOptions:
     that and 64 MiB of memory; a follower asks for news after ``poll_s_min`` seconds,
     and ever more slowly, up to ``poll_s_max``, while there is none. ``verify`` checks setsums and
     positions; turn it off only where something else does. ``reloads_max`` bounds how often a read
-    starts over because maintenance replaced what it was about to fetch.
+    starts over because maintenance replaced what it was about to fetch. ``retry`` says how long each
+    request is tried again while the store does not answer.
     """
 
     verify: bool = True
@@ -186,6 +214,7 @@ class ReaderOptions:
     poll_s_max: float = 2.0
     reloads_max: int = 8
     snapshots_loaded_max: int = 64
+    retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from tests.stores import FaultyStore
 from wal3_core.cli.reading import Time
-from wal3_core.errors import ContentionError, NotDurableError, UnknownDurabilityError
 from wal3_core.log.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from concurrent.futures import Future
-
-    from wal3_core.model.position import LogPosition
+    from wal3_core.log.halt import Resumed
 
     from .conftest import Command
 
@@ -50,7 +47,7 @@ def test_appended_lines_are_printed_with_offset_and_time(wal3: Command) -> None:
 def test_summary_is_json_on_request(wal3: Command) -> None:
     summary = wal3.json("append", "--create", "--json", "events", stdin=TWO)
 
-    assert summary == [{"log": "events", "records": 2, "bytes": 5, "first_offset": 1, "last_offset": 2}]
+    assert summary == [{"log": "events", "records": 2, "bytes": 5, "lines": 2, "first_offset": 1, "last_offset": 2}]
 
 
 def test_any_bytes_go_from_one_log_to_another(wal3: Command) -> None:
@@ -107,43 +104,85 @@ def test_append_to_a_missing_log_fails_unless_told_to_create_it(wal3: Command) -
     wal3.ok("append", "--create", "events", stdin=TWO)
 
 
-class LosingWriter(LogWriter):
-    """A writer that loses every batch but the first."""
-
-    error = NotDurableError("lost")
-
-    def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
-        """Submit, and then say it was lost."""
-        future = super().submit_many(records)
-        position = future.result()
-        if position.offset == 1:
-            return future
-        lost: Future[LogPosition] = type(future)()
-        lost.set_exception(self.error)
-        return lost
+@pytest.fixture
+def faulty(wal3: Command, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    """The store that the command opens; each line of its input is a batch."""
+    wal3.ok("init", "events")
+    store = FaultyStore(open_store(wal3.url))
+    monkeypatch.setattr("wal3_core.cli.session.open_store", lambda _: store)
+    monkeypatch.setattr("wal3_core.cli.appending._BATCH_LINES_MAX", 1)
+    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
+    return store
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (ContentionError("taken over"), "the records are not in the log: taken over; they can be appended again"),
-        (
-            UnknownDurabilityError("no answer"),
-            "unknown whether the records are in the log: no answer; read the log before appending them again",
-        ),
-    ],
-)
-def test_lost_batch_is_told_with_its_lines_and_what_became_of_it(
-    wal3: Command, monkeypatch: pytest.MonkeyPatch, error: NotDurableError, told: str
+def test_failed_line_ends_the_append_and_the_lines_in_the_log_are_the_beginning(
+    wal3: Command, faulty: FaultyStore
 ) -> None:
-    monkeypatch.setattr("wal3_core.cli.appending.LogWriter", LosingWriter)
-    monkeypatch.setattr("wal3_core.cli.appending._BATCH_LINES_MAX", 2)
-    monkeypatch.setattr(LosingWriter, "error", error)
+    """Lines behind the failed one went on into the log, and it could not be appended again in its place."""
+    faulty.before = lambda kind, path: _deny_behind(faulty, kind, path)
 
-    result = wal3("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n4\n")
+    # So long that several fragments are on their way.
+    sent = [b"%d" % number * 3_000_000 for number in range(1, 10)]
+    result = wal3("append", "--raw", "--json", "events", stdin=b"\n".join(sent))
+    faulty.heal()
+
+    lines = json.loads(result.stdout)["lines"]
+    assert result.exit_code == 1
+    assert 0 < lines < 9
+    assert f"line {lines + 1} is not, nor is any line behind it: " in result.stderr
+    assert "403; they can be appended again" in result.stderr
+    assert bodies(wal3.ok("cat", "events")) == [body.decode() for body in sent[:lines]]
+
+
+def _deny_behind(faulty: FaultyStore, kind: str, path: str) -> None:
+    """Deny all uploads but the first fragment's."""
+    if kind == "create" and "/log/" in path and "0000000000000001.parquet" not in path:
+        faulty.fail("create", "/log/", "denied")
+
+
+@pytest.mark.parametrize("fault", ["unknown", "applied-unknown"])
+def test_unknown_end_of_an_append_is_found_out_from_the_log(
+    wal3: Command,
+    faulty: FaultyStore,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Literal["unknown", "applied-unknown"],
+) -> None:
+    """Unanswered as long as the writer tries; who asks afterwards is answered."""
+    resume = LogWriter.resume
+
+    def heal_and_resume(writer: LogWriter) -> Resumed:
+        faulty.before = lambda _kind, _path: None
+        faulty.heal()
+        return resume(writer)
+
+    monkeypatch.setattr(LogWriter, "resume", heal_and_resume)
+    faulty.before = lambda kind, path: _lose_sight(faulty, kind, path)
+    faulty.fail("replace", "MANIFEST", fault, times=10_000)
+
+    result = wal3("append", "--raw", "--json", "events", stdin=b"1\n")
+
+    found = bodies(wal3.ok("cat", "events"))
+    assert result.exit_code == 1
+    assert "found out from the log after an unanswered commit" in result.stderr
+    assert json.loads(result.stdout)["lines"] == len(found) == (fault == "applied-unknown")
+
+
+def test_unknown_end_that_can_not_be_found_out_is_told_with_its_lines(wal3: Command, faulty: FaultyStore) -> None:
+    faulty.before = lambda kind, path: _lose_sight(faulty, kind, path)
+    faulty.fail("replace", "MANIFEST", "unknown", times=10_000)
+
+    result = wal3("append", "--raw", "events", stdin=b"1\n")
+    faulty.heal()
 
     assert result.exit_code == 1
-    assert result.stderr == f"Error: 2 records appended (offsets 1 to 2); lines 3 to 4: {told}\n"
+    assert "no line is in the log; whether lines 1 to 1 are is unknown, and no line behind them is" in result.stderr
+    assert "read the log before appending them again" in result.stderr
+
+
+def _lose_sight(faulty: FaultyStore, kind: str, path: str) -> None:
+    """From the first CAS on, do not answer what the manifest is."""
+    if kind == "replace" and "MANIFEST" in path:
+        faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
 
 
 def test_cat_begins_at_an_offset_and_ends_at_a_limit(wal3: Command) -> None:

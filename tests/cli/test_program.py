@@ -155,8 +155,29 @@ def test_slow_input_is_appended_as_it_comes_and_interrupting_tells_how_much(wal3
     assert seen == ["first", "second"]
     assert (process.returncode, complaint) == (
         130,
-        b"Error: 2 records appended (offsets 1 to 2); interrupted\n",
+        b"Error: 2 records appended (offsets 1 to 2); interrupted; lines 1 to 2 are in the log\n",
     )
+
+
+def test_sigterm_ends_an_append_as_ctrl_c_does_and_says_what_is_in(wal3_process: Process) -> None:
+    wal3_process("init", "events")
+
+    with (
+        wal3_process.start("append", "--raw", "events") as process,
+        wal3_process.start("tail", "--follow", "events") as follower,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert follower.stdout is not None
+        process.stdin.write(b"only\n")
+        process.stdin.flush()
+        follower.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        complaint = process.stderr.read()
+        follower.send_signal(signal.SIGINT)
+
+    assert process.returncode == 143
+    assert complaint == b"Error: 1 record appended (offsets 1 to 1); terminated; line 1 is in the log\n"
 
 
 def test_progress_stays_off_pipes(wal3: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,15 +10,18 @@ from tests.faults.history import Append, History, Read, check_follower
 from tests.faults.store import LOG, SimStore, World
 from wal3_core import (
     ClosedError,
+    ConditionNotMetError,
     ContentionError,
     CorruptError,
     GarbageCollectedError,
+    HaltedError,
     LogError,
     LogNotFoundError,
     LogReader,
     LogWriter,
     Message,
     NotDurableError,
+    OverloadedError,
     ReaderOptions,
     SealedError,
     UnavailableError,
@@ -32,7 +36,7 @@ from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from random import Random
 
     from tests.faults.simulator import SimProcess, Simulation, Task
@@ -79,7 +83,8 @@ def drawn_options(dice: Random) -> WriterOptions:
         fragments_in_flight_max=dice.choice((1, 4)),
         bytes_held_max=dice.choice((20, 1000, 100_000)),
         reseals_max=dice.choice((0, 2, 8)),
-        retry=RetryOptions(attempts_max=dice.choice((1, 2, 5)), pause_s_min=0.01, pause_s_max=0.5),
+        delivery_timeout_s=dice.choice((0.0, 2.0, 30.0)),
+        retry=RetryOptions(pause_s_min=0.01, pause_s_max=0.5),
         snapshots=SnapshotOptions(
             fragments_per_snapshot=dice.choice((2, 4)),
             fragments_kept=dice.choice((0, 2)),
@@ -109,7 +114,7 @@ class Writer:
             stage.simulation.spawn(process, f"{process.name}:{n}", lambda n=n: self._call(stage, store, writer, n))
             for n in range(self.callers)
         ]
-        _join(stage.simulation, tasks)
+        await_all(stage.simulation, tasks)
         writer.close()
 
     def _call(self, stage: Stage, store: SimStore, writer: LogWriter, caller: int) -> None:
@@ -118,9 +123,9 @@ class Writer:
             if dice.random() < 0.3:
                 stage.simulation.pause(dice.choice((0.01, 1.0, 20.0)))
             name = f"{store.process.name}/{caller}/{index}"
-            append_once(
-                stage, store, writer, tuple(_message(dice, f"{name}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
-            )
+            records = tuple(_message(dice, f"{name}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
+            timeout_s = stage.simulation.dice(name).choice((None, None, 0.0, 0.05))
+            append_once(stage, store, writer, records, timeout_s=timeout_s)
 
 
 def _message(dice: Random, name: str) -> Message:
@@ -128,28 +133,50 @@ def _message(dice: Random, name: str) -> Message:
     return dice.choice((Message(body), Message(body), Message(body, b"key"), Message(None, body)))
 
 
-def append_once(stage: Stage, store: SimStore, writer: LogWriter, records: tuple[Message, ...]) -> Append:
+# From the narrower class to the wider.
+OUTCOMES: dict[type[LogError], str] = {
+    ContentionError: "contended",
+    SealedError: "sealed",
+    ConditionNotMetError: "unmet",
+    OverloadedError: "overloaded",
+    HaltedError: "halted",
+    NotDurableError: "refused",
+    UnknownDurabilityError: "unknown",
+    ClosedError: "closed",
+}
+
+
+def append_once(
+    stage: Stage,
+    store: SimStore,
+    writer: LogWriter,
+    records: tuple[Message, ...],
+    *,
+    timeout_s: float | None = None,
+) -> Append:
     """Append, and write down what was said of it."""
     append = Append(records, stage.simulation.now_s)
     stage.history.appends.append(append)
+    with judged(stage, store, append):
+        append.offset = store.process.wait(writer.submit_many(records, timeout_s=timeout_s)).offset
+    return append
+
+
+@contextmanager
+def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
+    """Write down what the block comes to: an offset, nothing yet, or an error that says what became of the append."""
     try:
-        append.offset = writer.append_many(records).offset
-        append.outcome = "acked"
-    except ContentionError:
-        append.outcome = "contended"
-    except SealedError:
-        append.outcome = "sealed"
-    except NotDurableError:
-        append.outcome = "refused"
-    except UnknownDurabilityError:
-        append.outcome = "unknown"
-    except ClosedError:
-        append.outcome = "closed"
+        yield
+        append.outcome = "acked" if append.offset is not None else "pending"
+    except tuple(OUTCOMES) as error:
+        append.outcome = next(outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind))
+        append.found = error.next_offset if isinstance(error, ConditionNotMetError) else None
+    if append.outcome == "pending":
+        return
     if (append.outcome == "refused" and not store.troubles) or (append.outcome == "unknown" and not store.ambiguous):
         stage.simulation.failure = AssertionError(f"nothing explains {append}")
     append.ended_s = stage.simulation.now_s
     stage.simulation.note(f"{append.records[0]} {append.outcome} {append.offset}")
-    return append
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,5 +315,5 @@ class Freezer:
         stage.world.fired["frozen"] += 1
 
 
-def _join(simulation: Simulation, tasks: Sequence[Task]) -> None:
+def await_all(simulation: Simulation, tasks: Sequence[Task]) -> None:
     simulation.block(lambda: all(task.over for task in tasks), None)

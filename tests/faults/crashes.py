@@ -30,6 +30,7 @@ from tests.faults.collectors import (
     check_destroyed,
 )
 from tests.faults.cursor_mover import Hand
+from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
 from tests.faults.plans import CRASHES, FAULTS, Script
 from tests.faults.simulator import SimProcess
@@ -71,6 +72,8 @@ OPTIONS = WriterOptions(
         gc_interval_s=1,
     ),
 )
+# One try, so that whatever fails is told.
+HASTY = replace(OPTIONS, delivery_timeout_s=0.0)
 SCHEDULES = 2
 # What may leave a request under way: the crashes that follow are tried after these.
 AMBIGUOUS = ("after", "late")
@@ -263,6 +266,8 @@ SCENARIOS = (
     Scenario("append after another writer", ONE, {"victim": _append_around(_append("other"))}),
     Scenario("append after 17 other writers", ONE, {"victim": Part(_append_beside_many)}),
     Scenario("append after a collection", CONSUMED, {"victim": _append_around(Collecting(1, 0.0))}),
+    Scenario("append in order", ONE, {"victim": OrderedWriter(HASTY, 3)}),
+    Scenario("append where the log is expected to end", ONE, {"victim": Comparer(HASTY, 2), "other": _append("x")}),
     Scenario("append after a seal", ONE, {"victim": _append_around(Sealing(0.0))}),
     Scenario("two writers at once", ONE, {"victim": _append("a", "b"), "other": _append("x", "y")}),
     Scenario("cursor created, moved on and back", MANY, {"victim": Part(_move_cursor)}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core import Message, Record
+    from wal3_core import Message, Record, Resumed
 
 PENDING_S = float("inf")
 
@@ -24,8 +24,12 @@ class Append:
     began_s: float
     ended_s: float = PENDING_S
     offset: int | None = None
-    # acked, contended, sealed, refused, unknown, closed; pending: the process was killed before it heard.
+    # acked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; pending: its process was killed
+    # before it heard.
     outcome: str = "pending"
+    # The only offset it may have, and where the log was said to end instead.
+    expected: int | None = None
+    found: int | None = None
 
 
 @dataclass(slots=True)
@@ -38,17 +42,43 @@ class Read:
     finished: bool = False
 
 
+@dataclass(slots=True)
+class Stretch:
+    """What an ordered writer submitted, in order, from its beginning or a failure to the next one."""
+
+    appends: list[Append] = field(default_factory=list)
+    resumed: Resumed | None = None
+
+    def check(self, held: set[Message]) -> None:
+        """What is in the log is the beginning of what was submitted, as long as the writer was told."""
+        present = [append.records[0] in held for append in self.appends]
+        durable = present.index(False) if False in present else len(present)
+        assert not any(present[durable:]), (
+            f"a hole in an ordered stream: {self.appends[: present.index(True, durable)]}"
+        )
+        if self.resumed is not None:
+            records = sum(len(append.records) for append in self.appends[:durable])
+            told = self.resumed.appends, self.resumed.records
+            assert told == (durable, records), f"told {told} when resumed, found {durable} appends: {self.appends}"
+
+
+REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed"})
+
+
 @dataclass
 class History:
     """Everything that callers saw of one log."""
 
     appends: list[Append] = field(default_factory=list)
+    stretches: list[Stretch] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     sealed_between_s: tuple[float, float] | None = None
 
     def check(self, held: Sequence[Message]) -> None:
         """Compare with all that the log ever held; AssertionError where a promise was broken."""
         places = self._check_appends(held)
+        for stretch in self.stretches:
+            stretch.check(set(held))
         self._check_order(places)
         self._check_reads(held)
         self._check_seal()
@@ -66,7 +96,7 @@ class History:
             if append.outcome == "acked":
                 assert append.offset is not None
                 assert all(present), f"lost: {append}"
-            if append.outcome in {"refused", "contended", "sealed", "closed"}:
+            if append.outcome in REFUSED:
                 assert not any(present), f"it was refused, and is in the log: {append}"
             if any(present):
                 offset = offsets[append.records[0]]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.mutations import Mutation
 
 PIPELINE = "wal3_core.log.pipeline:Pipeline."
+TAIL = "wal3_core.log.tail:Tail."
+OUTCOMES = "wal3_core.log.outcomes:Outcomes."
+HALT = "wal3_core.log.halt:Halt."
+SETTLING = "wal3_core.log.settling:Settling."
 COMMIT = "wal3_core.log.commit:"
 SNAPSHOTTER = "wal3_core.log.snapshotter:"
 COLLECTOR = "wal3_core.log.collector:Collector."
@@ -29,14 +33,16 @@ FOUND_AT = {
     "the copy's manifest is written first": 77,
     "what is copied is not read": 232,
     "a refused seal is taken for done": 547,
+    "what lies behind an unknown outcome is appended though the writer is ordered": 164,
+    "an unknown outcome is taken for not durable when the writer is resumed": 210,
 }
 
 MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
         PIPELINE + "_commit",
-        "result = refused or self._committer.commit(base, ready[0].incarnation, pointers)",
-        "result = refused or Committed(base)",
+        "refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)",
+        "refused or Committed(base)",
     ),
     Mutation(
         "an unanswered CAS is taken for done",
@@ -47,13 +53,13 @@ MUTANTS = (
     Mutation(
         "an unanswered CAS is taken for failed",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause, failure)",
-        "return Failed(cause, failure)",
+        "return Lost(unresolved) if unresolved else Failed(cause,",
+        "return Failed(cause,",
     ),
     Mutation(
         "appended again after an unanswered CAS",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause, failure)",
+        "return Lost(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))",
         "return Displaced(base, cause, contended=True)",
     ),
     Mutation(
@@ -89,7 +95,7 @@ MUTANTS = (
     Mutation(
         "a snapshot is used before it is durable",
         SNAPSHOTTER + "Snapshotter._write",
-        "self._snapshots.write(snapshot, self._options.retry)",
+        "self._snapshots.write(snapshot, within(self._options.retry, _WRITE_S))",
         "snapshot.pointer_to(snapshot.to_bytes())",
     ),
     Mutation(
@@ -124,13 +130,13 @@ MUTANTS = (
     ),
     Mutation(
         "the epoch is not raised",
-        PIPELINE + "_reincarnate",
+        TAIL + "reincarnate",
         "manifest.last_epoch + 1",
         "max(1, manifest.last_epoch)",
     ),
     Mutation(
         "all writers have one token",
-        PIPELINE + "_reincarnate",
+        TAIL + "reincarnate",
         "self._runtime.token()",
         '"0123456789abcdef"',
     ),
@@ -166,13 +172,13 @@ MUTANTS = (
     ),
     Mutation(
         "records of one append share an offset",
-        PIPELINE + "_acknowledge",
+        OUTCOMES + "acknowledge",
         "offset += len(entry.columns.bodies)",
         "offset += 1",
     ),
     Mutation(
         "the clock is believed",
-        PIPELINE + "_seal",
+        TAIL + "place",
         "max(self._clock.now_us(), before.timestamp_us)",
         "self._clock.now_us()",
     ),
@@ -196,15 +202,57 @@ MUTANTS = (
     ),
     Mutation(
         "held bytes are not given back",
-        PIPELINE + "_release",
-        "self._bytes_released += sum(entry.bytes_held for entry in entries)",
-        "self._bytes_released += 0 * sum(entry.bytes_held for entry in entries)",
+        OUTCOMES + "_release",
+        "self.bytes_released += sum(entry.bytes_held for entry in entries)",
+        "self.bytes_released += 0 * sum(entry.bytes_held for entry in entries)",
     ),
     Mutation(
         "a timer that went off is believed to be set",
         PIPELINE + "_on_timer",
         "            self._timer = None\n",
         "",
+    ),
+    Mutation(
+        "what lies behind a failed upload is appended though the writer is ordered",
+        HALT + "stop",
+        "if self.ordered and self.failure is None:",
+        "if self.ordered and self.failure is None and unsettled is not None:",
+    ),
+    Mutation(
+        "what lies behind an unknown outcome is appended though the writer is ordered",
+        HALT + "stop",
+        "if self.ordered and self.failure is None:",
+        "if self.ordered and self.failure is None and unsettled is None:",
+    ),
+    Mutation(
+        "an unknown outcome is taken for not durable when the writer is resumed",
+        HALT + "resume",
+        "if verdict is Durability.DURABLE and self.unsettled is not None:",
+        "if verdict is Durability.UNKNOWN and self.unsettled is not None:",
+    ),
+    Mutation(
+        "a condition is checked against the writer's own guess",
+        SETTLING + "refuse_unmet",
+        "and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s",
+        "",
+    ),
+    Mutation(
+        "a condition is failed by a manifest that may be old",
+        SETTLING + "refuse_unmet",
+        "and self._tail.seen_s >= self._queue.oldest.accepted_s",
+        "",
+    ),
+    Mutation(
+        "a condition is not looked at again once the place was lost",
+        SETTLING + "_head_is_unmet",
+        "return not self._queue.oldest.may_land_at(self._tail.offset)",
+        "return not self._queue.oldest.reseals and not self._queue.oldest.may_land_at(self._tail.offset)",
+    ),
+    Mutation(
+        "an append that was refused for want of room goes on",
+        PIPELINE + "_drop_withdrawn",
+        "if entry.withdrawn:",
+        "if entry.withdrawn and entry.admitted is None:",
     ),
     Mutation(
         "a cursor is moved whatever its version",
@@ -358,6 +406,15 @@ MUTANTS = (
 
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
 CRASH_MUTANTS = (
+    (
+        "append in order",
+        Mutation(
+            "a commit under way is not shut out when its outcome is told",
+            "wal3_core.log.halt:Settler._ask",
+            "return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None",
+            "return verdict",
+        ),
+    ),
     (
         "collect beside a pin",
         Mutation(

@@ -43,6 +43,8 @@ class Oracle:
     # Every record the log ever held, by offset from 1.
     records: list[Message] = field(default_factory=list)
     versions: int = 0
+    # When the log came to end where.
+    ends: list[tuple[float, int]] = field(default_factory=list)
     # What happened to the log, and how often.
     seen: Counter[str] = field(default_factory=Counter)
     cursors: defaultdict[str, CursorHistory] = field(default_factory=lambda: defaultdict(CursorHistory))
@@ -75,6 +77,7 @@ class Oracle:
             if after.first != before.first:
                 self._check_cursors(after)
         self._note_records(held)
+        self.ends.append((now_s, after.next.position.offset))
         self.manifest, self.held = after, held
         self.versions += 1
         referenced = set(self._paths(after.pointers))

@@ -34,6 +34,7 @@ from tests.faults.collectors import (
     collector_options,
 )
 from tests.faults.cursor_mover import CursorMover
+from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.plans import Plan, Swarm
 from tests.faults.short_writers import ShortWriter, check_small
 from tests.faults.simulator import YEAR_US, SimProcess, Simulation
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from tests.faults.plans import Kind
+    from wal3_core import WriterOptions
 
 PROGRESS_S_MAX = 120.0
 STORY_S_MAX = 3600.0
@@ -79,12 +81,22 @@ def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
     )
 
 
+def drawn_hasty(dice: Random) -> WriterOptions:
+    """Little time for each append, so that many an outcome is unknown."""
+    return replace(drawn_options(dice), delivery_timeout_s=dice.choice((0.0, 0.0, 2.0)))
+
+
 def drawn_actors(dice: Random) -> dict[str, Actor]:
     """A bit of everything, at leisure."""
     cast: dict[str, Actor] = {}
     for number in range(dice.choice((1, 2, 2, 3, 4))):
         cast[f"writer{number}"] = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)))
-    reading = replace(FRUGAL, prefetch_fragments=dice.choice((1, 3)), snapshots_loaded_max=dice.choice((1, 8)))
+    reading = replace(
+        FRUGAL,
+        prefetch_fragments=dice.choice((1, 3)),
+        snapshots_loaded_max=dice.choice((1, 8)),
+        retry=RetryOptions(timeout_s=dice.choice((0.0, 5.0))),
+    )
     chances: dict[str, tuple[float, Actor]] = {
         "tail": (0.6, TailReader(reading)),
         "history": (0.6, HistoryReader(reading, 4)),
@@ -99,6 +111,9 @@ def drawn_actors(dice: Random) -> dict[str, Actor]:
         "packer": (0.3, Packing(2, 5.0, drawn_packing(dice))),
         "copier": (0.1, Copying(dice.random() * 20)),
         "sealer": (0.1, Sealing(dice.random() * 20, dice.choice((None, SUCCESSOR)))),
+        "ordered0": (0.4, OrderedWriter(drawn_hasty(dice), dice.choice((2, 5)))),
+        "comparer0": (0.3, Comparer(drawn_options(dice), dice.choice((3, 8)))),
+        "comparer1": (0.3, Comparer(drawn_options(dice), 3)),
         "destroyer": (0.1, Destroying(dice.random() * dice.choice((0.1, 5.0)), drawn_options(dice))),
         "short0": (0.3, ShortWriter(drawn_options(dice), dice.choice((5, 15)), dice.choice((0.1, 3.0)))),
         "short1": (0.2, ShortWriter(drawn_options(dice), 8, dice.choice((0.1, 3.0)))),
@@ -109,6 +124,8 @@ def drawn_actors(dice: Random) -> dict[str, Actor]:
 def drawn_maintainers(dice: Random) -> dict[str, Actor]:
     """Those who keep a place and those who take places away, all within the same second or two."""
     cast: dict[str, Actor] = {"writer0": Writer(drawn_options(dice), 3, 7)}
+    if dice.random() < 0.3:
+        cast["ordered0"] = OrderedWriter(drawn_hasty(dice), 4)
     for number in range(dice.choice((1, 2))):
         cast[f"mover{number}"] = CursorMover(dice.choice("cd"), 10, 0.2)
         cast[f"collector{number}"] = Collecting(10, dice.choice((0.1, 0.3)))
@@ -205,6 +222,7 @@ def _end(stage: Stage, operator: SimProcess) -> None:
     report = scrub(store, LOG, runtime=operator)
     assert report.sound, report.problems
     stage.history.check(stage.world.oracle.records)
+    check_conditions(stage)
     for cursor in stage.world.oracle.cursors.values():
         if cursor.moves:
             cursor.check()

@@ -42,6 +42,9 @@ HAPPENED = {
     "cursor done",
     "cursor conflict",
     "cursor collected",
+    "resumed",
+    "condition met",
+    "condition not met",
 }
 
 

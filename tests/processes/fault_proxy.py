@@ -83,6 +83,8 @@ class FaultProxy:
         self._decks: dict[tuple[Fault, ...], list[Fault]] = {}
         self._healed = threading.Event()
         self._late: list[threading.Thread] = []
+        self._down = False
+        self._listener: _Listener | None = None
 
     def fail(self, fault: Fault, method: str, part: str = "", *, spared: int = 0, times: float = 1) -> None:
         """Spare so many requests of a method whose path contains ``part``; let the next ``times`` meet a fault."""
@@ -106,11 +108,31 @@ class FaultProxy:
         for thread in late:
             thread.join(60)
 
+    def listen(self, listener: _Listener | None) -> None:
+        """Take connections, or leave off."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = listener
+        if listener is not None:
+            self.endpoint = f"http://127.0.0.1:{listener.port}"
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse connections within the block, and close those that are open: nothing listens there."""
+        port = int(self.endpoint.rpartition(":")[2])
+        self._down = True
+        self.listen(None)
+        try:
+            yield
+        finally:
+            self._down = False
+            self.listen(_Listener(self, port))
+
     def decide(self, method: str, path: str) -> tuple[Fault | None, float]:
         """Say what becomes of a request, and with what delay if there is to be one."""
         with self._lock:
             self.requests[method] += 1
-            fault = self._decide(method, path)
+            fault = Fault.DROP_REQUEST if self._down else self._decide(method, path)
             if fault is not None:
                 self.fired[fault] += 1
             return fault, self._chance.uniform(0, DELAY_S_MAX)
@@ -245,18 +267,29 @@ class _Server(ThreadingHTTPServer):
         """Say nothing: a client that is killed in mid-request is no news."""
 
 
+class _Listener:
+    """Serves a port, a free one by default, until closed."""
+
+    def __init__(self, proxy: FaultProxy, port: int = 0) -> None:
+        self._server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"proxy": proxy}))
+        self.port = int(self._server.server_address[1])
+        self._serving = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._serving.start()
+
+    def close(self) -> None:
+        """Refuse connections from now on."""
+        self._server.shutdown()
+        self._serving.join(60)
+        self._server.server_close()
+
+
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     """Run a proxy on a free port."""
     proxy = FaultProxy(upstream)
-    handler = type("Handler", (_Handler,), {"proxy": proxy})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        serving.start()
-        try:
-            yield proxy
-        finally:
-            proxy.heal()
-            server.shutdown()
-            serving.join(60)
+    proxy.listen(_Listener(proxy))
+    try:
+        yield proxy
+    finally:
+        proxy.heal()
+        proxy.listen(None)

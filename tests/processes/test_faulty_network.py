@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,7 +84,7 @@ def test_read_gets_over_one_failed_request_and_is_whole(
 def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
     proxied_url: str, proxy: FaultProxy, fault: Fault, target: str
 ) -> None:
-    store = open_store(proxied_url)
+    store = open_store(f"{proxied_url}&timeout_s=0")
     written = fill(store, 10)
     read: list[Record] = []
     # A manifest that has not changed comes without a body, so the first GET of it has to fail.
@@ -105,10 +104,9 @@ def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 def test_server_that_does_not_answer_is_left_after_a_while_and_nothing_is_lost(
-    proxied_url: str, proxy: FaultProxy, journals: Path, monkeypatch: pytest.MonkeyPatch, method: str, target: str
+    proxied_url: str, proxy: FaultProxy, journals: Path, method: str, target: str
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.open_store.TIMEOUTS", {"timeout": timedelta(seconds=1)})
-    store, journal = open_store(proxied_url), Journal(journals / "only")
+    store, journal = open_store(f"{proxied_url}&request_timeout_s=1"), Journal(journals / "only")
     fill(store, 0)
     proxy.fail(Fault.HANG, method, target)
 

@@ -207,11 +207,11 @@ def test_nothing_is_collected_while_a_foreign_file_lies_among_the_cursors(store:
 
 
 class TornStore(FaultyStore):
-    """Lists a page of one object, and then does not answer."""
+    """Lists a page of one object, and then does not answer, however often it is asked for the next."""
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         for count, meta in enumerate(super().list_objects(folder, start_after=start_after)):
-            if count == 1:
+            if count == 1 or start_after:
                 raise UnavailableError(f"{folder}: expected the next page, found none")
             yield meta
 

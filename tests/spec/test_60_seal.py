@@ -132,7 +132,8 @@ def test_seal_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str)
     assert manifest_of(memory_store, "a").generation == 3
 
 
-def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore) -> None:
+def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", "unknown", times=100)

@@ -405,13 +405,14 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
 
 
 def test_what_arrives_after_a_destroy_s_last_listing_is_in_nobody_s_way_and_goes_with_the_next(
-    store: ObjectStore,
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
     fill(store, "a", 3)
     inside = FolderStore(store, f"a/{life_folder(manifest_of(store, 'a').log_id)}")
     faulty = FaultyStore(store)
     for folder in ("cursor/", "pin/", "/log/"):
-        faulty.fail("create", folder, "late", times=9)
+        faulty.fail("create", folder, "late", times=10_000)
     cursors, pins, writer = CursorStore(faulty, "a"), PinStore(faulty, "a"), LogWriter.open(faulty, "a", options=FEW)
     for act in (
         lambda: cursors.init("late", LogPosition(1, 0)),

@@ -8,6 +8,7 @@ from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, Unk
 
 EXIT_UNSOUND = 1
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 class Failure(click.ClickException):
@@ -27,6 +28,12 @@ class InterruptedFailure(Failure):
     """Ends it as Ctrl-C does."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+class TerminatedFailure(Failure):
+    """Ends it as SIGTERM does."""
+
+    exit_code = EXIT_TERMINATED
 
 
 def failure(error: LogError) -> Failure:

@@ -55,9 +55,16 @@ class Program(click.Group):
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--store", metavar="URL", envvar="WAL3_STORE", help="Where the logs are; also WAL3_STORE.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, 86_400),
+    metavar="SECONDS",
+    help="How long a store that does not answer is asked again; 120 unless the store's URL says.",
+)
 @click.version_option(version("wal3"), prog_name="wal3")
 @click.pass_context
-def cli(context: click.Context, store: str | None) -> None:
+def cli(context: click.Context, store: str | None, timeout_s: float | None) -> None:
     """Write-ahead logs on object storage.
 
     A store holds logs, a log holds records, and a record has an offset, a time, a body, and perhaps a
@@ -66,7 +73,7 @@ def cli(context: click.Context, store: str | None) -> None:
     \b
       file:///var/lib/wal3      a local directory; a path that starts with / or . will do
       s3://bucket/prefix        credentials, region and endpoint as for any AWS tool,
-                                or ?endpoint=…&region=…&profile=…
+                                or ?endpoint=…&region=…&profile=…&timeout_s=…
       gs://bucket/prefix        Google Cloud Storage
       az://container/prefix     Azure Blob Storage
 
@@ -78,9 +85,9 @@ def cli(context: click.Context, store: str | None) -> None:
       wal3 ls
 
     Exit codes: 0 done, 1 failed or unsound, 2 a request that can not be served as it stands, 130
-    interrupted.
+    interrupted, 143 ended by SIGTERM.
     """  # noqa: D301 - \b keeps click from wrapping what follows
-    context.obj = Session(store)
+    context.obj = Session(store, timeout_s)
 
 
 for _command in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import click
 
@@ -14,23 +15,36 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
+_REMOTE = frozenset({"s3", "gs", "az"})
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """One call of the command."""
 
     url: str | None
+    timeout_s: float | None = None
 
     def store(self) -> ObjectStore:
         """Open the named store; UsageError when none was named."""
         if self.url is None:
             message = "no store named: give --store URL before the command, or set WAL3_STORE"
             raise click.UsageError(message)
-        return open_named(self.url)
+        return open_named(self.url, timeout_s=self.timeout_s)
 
 
-def open_named(url: str) -> ObjectStore:
-    """Open a store by its URL; a path that starts with ``/`` or ``.`` is a local directory."""
-    return open_store(Path(url).resolve().as_uri() if url.startswith(("/", ".")) else url)
+def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
+    """Open a store by its URL; a path that starts with ``/`` or ``.`` is a local directory.
+
+    ``timeout_s`` is put into the URL of a store that is asked over a network; a directory always answers.
+    """
+    if url.startswith(("/", ".")):
+        return open_store(Path(url).resolve().as_uri())
+    parts = urlsplit(url)
+    if timeout_s is not None and parts.scheme in _REMOTE:
+        options = {**dict(parse_qsl(parts.query)), "timeout_s": f"{timeout_s:g}"}
+        url = parts._replace(query=urlencode(options)).geturl()
+    return open_store(url)
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -148,7 +148,7 @@ def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
     """  # noqa: D301 - \b keeps click from wrapping what follows
     session = context.find_object(Session)
     assert session is not None
-    store = session.store() if url is None else open_named(url)
+    store = session.store() if url is None else open_named(url, timeout_s=session.timeout_s)
     steps = itertools.count(1)
     with progress("doctor", None) as advance:
         report = examine(store, progress=lambda _: advance(next(steps), None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from wal3_core.arguments import several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, check_message
+from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +59,21 @@ def check_records(records: Iterable[bytes | Message], options: WriterOptions) ->
     return columns
 
 
+def check_expected(offset: int | None) -> int | None:
+    """Check the offset at which an append has to land."""
+    if offset is None:
+        return None
+    try:
+        # Whatever stands for an integer, numpy's included; True and False do not.
+        found = -1 if isinstance(offset, bool) else operator.index(offset)
+    except TypeError:
+        found = -1
+    if not 1 <= found <= U64_MAX:
+        message = f"append: expected an offset from 1 to 2**64 - 1 for expect_next, found {offset!r}"
+        raise InvalidRequestError(message)
+    return found
+
+
 def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
     """Build the columns of records that are just bodies, without a look at each in Python."""
     largest = max(map(len, bodies))
@@ -96,15 +113,18 @@ def join(columns: Sequence[Columns]) -> Columns:
 class Entry:
     """One append: its records stay together. ``reseals`` counts the places it lost to other writers.
 
-    ``bytes_accepted`` is what the writer had accepted of all appends when it had accepted this one;
-    ``admitted`` is set when there is room for one whose caller waits for that.
+    ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` is what the
+    writer had accepted of all appends when it had accepted this one; ``admitted`` is set when there is
+    room for one whose caller waits for that, and ``withdrawn`` when that caller has given up waiting.
     """
 
     columns: Columns
     future: Future[LogPosition]
     accepted_s: float
+    expect_next: int | None = None
     bytes_accepted: int = 0
     admitted: Outcome[None] | None = None
+    withdrawn: bool = False
     reseals: int = 0
     rebases: int = 0
 
@@ -112,6 +132,10 @@ class Entry:
     def bytes_held(self) -> int:
         """What it takes of the memory until it has its outcome, roughly."""
         return self.columns.num_bytes + _ENTRY_BYTES + _RECORD_BYTES * len(self.columns.bodies)
+
+    def may_land_at(self, offset: int) -> bool:
+        """Whether the caller wants the records there."""
+        return self.expect_next is None or self.expect_next == offset
 
 
 class BatchQueue:
@@ -122,6 +146,9 @@ class BatchQueue:
         self._entries: deque[Entry] = deque()
         self._num_bytes = 0
         self._num_records = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -147,8 +174,8 @@ class BatchQueue:
             self._entries.appendleft(entry)
             self._count(entry, 1)
 
-    def take(self) -> list[Entry]:
-        """Take the appends of one batch: at least one, then as many as the limits allow."""
+    def take(self, offset: int) -> list[Entry]:
+        """Take the appends of a batch that begins there: at least one, then as many as limits and conditions allow."""
         taken: list[Entry] = []
         num_bytes = num_records = 0
         while self._entries:
@@ -156,11 +183,17 @@ class BatchQueue:
             num_bytes += columns.num_bytes
             num_records += len(columns.bodies)
             over = num_bytes > self._options.batch_bytes_max or num_records > self._options.batch_records_max
-            if taken and over:
+            if taken and (over or not self._entries[0].may_land_at(offset)):
                 break
-            taken.append(self._entries.popleft())
-            self._count(taken[-1], -1)
+            taken.append(self.pop())
+            offset += len(columns.bodies)
         return taken
+
+    def pop(self) -> Entry:
+        """Take the first one."""
+        entry = self._entries.popleft()
+        self._count(entry, -1)
+        return entry
 
     def take_all(self) -> list[Entry]:
         """Take everything."""
@@ -168,6 +201,10 @@ class BatchQueue:
         self._entries.clear()
         self._num_bytes = self._num_records = 0
         return taken
+
+    def entries(self) -> deque[Entry]:
+        """Give the appends that wait."""
+        return self._entries
 
     def futures(self) -> list[Future[LogPosition]]:
         """Give the outcomes of the appends that wait."""

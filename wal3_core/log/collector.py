@@ -30,6 +30,7 @@ from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -140,9 +141,9 @@ class Collector:
         self.log = check_log_name(log)
         self._runtime = runtime or shared_runtime()
         self._options = options or CollectorOptions()
-        retry = self._options.retry
-        self._objects = store
-        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        self._objects, retry = store, self._options.retry
+        inside = patient(log_store(store, log), self._runtime, retry)
+        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
         self._documents = GarbageStore(self._manifests, self._runtime, retry)
 

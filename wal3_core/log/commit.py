@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError, UnavailableError
+from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
 from wal3_core.model.manifest import Durability
 from wal3_core.storage.manifest_store import Installed
 from wal3_core.storage.object_store import Refused, Unknown
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,8 @@ Final = Committed | Displaced | SealedOut | Lost
 class Committer:
     """Commits fragments of one log, one commit at a time.
 
-    ``amend`` adds to a manifest about to be installed what else is due: a snapshot.
+    ``amend`` adds to a manifest about to be installed what else is due: a snapshot. ``retried`` is called
+    for each CAS that is sent again.
     """
 
     def __init__(
@@ -110,21 +111,26 @@ class Committer:
         manifests: ManifestStore,
         runtime: Runtime,
         options: WriterOptions,
+        *,
         amend: Callable[[Manifest], Manifest],
+        retried: Callable[[], None],
     ) -> None:
         self._manifests = manifests
         self._runtime = runtime
         self._options = options
         self._amend = amend
+        self._retried = retried
 
-    def commit(self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]) -> CommitResult:
-        """Commit the fragments onto ``base`` or what maintenance made of it."""
+    def commit(
+        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer], until_s: float
+    ) -> CommitResult:
+        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, try until then."""
         ambiguous = False
         for _ in range(self._options.rebases_max):
             verdict = judge(base.manifest, incarnation, fragments)
             if verdict is not None:
                 return _final(verdict, base, ambiguous=ambiguous)
-            result = self._commit_onto(base, incarnation, fragments)
+            result = self._commit_onto(base, incarnation, fragments, until_s)
             if not isinstance(result, _Moved):
                 return result
             # At once: what was just loaded grows stale in a pause.
@@ -135,12 +141,14 @@ class Committer:
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
 
     def _commit_onto(
-        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Committed | Failed | Lost | _Moved:
         """Send the CAS until it is answered, or the manifest has moved and none of ours can be applied any more."""
         unresolved = cause = ""
         failure: BaseException | None = None
-        for _ in attempts(self._options.retry, self._runtime):
+        for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
+            if attempt > 1:
+                self._retried()
             outcome, current = self._try(base, incarnation, fragments)
             if isinstance(outcome, Installed):
                 return Committed(outcome)
@@ -149,12 +157,9 @@ class Committer:
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
                 return _Moved(current, ambiguous=bool(unresolved))
-            if isinstance(current, LogReplacedError) and unresolved:
-                # Whether it held the fragments before it went, nobody can tell any more.
-                return Lost(f"{unresolved}; {current}")
-            if isinstance(current, LogError) and _hopeless(current) and not unresolved:
-                return Failed(str(current), current)
-        return Lost(unresolved) if unresolved else Failed(cause, failure)
+            if isinstance(current, LogError) and hopeless(current):
+                return Lost(unresolved) if unresolved else Failed(str(current), current)
+        return Lost(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
 
     def _try(
         self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
@@ -187,8 +192,8 @@ def _cause(outcome: Refused | Unknown | UnavailableError) -> str:
             return str(outcome)
 
 
-def _hopeless(found: LogError) -> bool:
-    """Tell whether what was found instead of a manifest makes trying again useless."""
+def hopeless(found: BaseException | None) -> bool:
+    """Tell whether what was met instead of an answer makes trying again useless."""
     return isinstance(found, StoreDeniedError) or not isinstance(found, UnavailableError)
 
 

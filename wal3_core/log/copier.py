@@ -29,6 +29,7 @@ from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store, share_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import reread_if_damaged, until_answered
@@ -136,8 +137,8 @@ class _Copying:
         self._runtime = runtime
         self._progress = progress
         self._retry = RetryOptions()
-        self._from = ManifestStore(log_store(source.store, source.log), runtime, self._retry)
-        self._into = CopyTarget(log_store(target.store, target.log), runtime, self._retry)
+        self._from = ManifestStore(patient(log_store(source.store, source.log), runtime), runtime, self._retry)
+        self._into = CopyTarget(patient(log_store(target.store, target.log), runtime), runtime, self._retry)
         self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         # Snapshots of what stays of one that the copy begins in; the source has none of these.
         self._written: dict[str, Snapshot] = {}

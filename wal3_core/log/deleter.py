@@ -34,8 +34,9 @@ from wal3_core.storage.garbage_store import GarbageStore
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.pin_store import PinStore
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, within
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class _Pass:
         return self.num_held + len(self.problems)
 
 
+# As long as one who brought a cursor too late is given to put it right.
+_DANGLING_S = 2.0
+
+
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other."""
 
@@ -119,7 +124,8 @@ class Deleter:
         self._options = options or CollectorOptions()
         retry = self._options.retry
         self._objects = store
-        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        inside = patient(log_store(store, log), self._runtime, retry)
+        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
         self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
         self._documents = GarbageStore(self._manifests, self._runtime, retry)
@@ -242,7 +248,7 @@ class Deleter:
         first = manifest.first.position.offset
         below: dict[str, int] = {}
         # One that comes too late is put right at once by whoever brought it.
-        for _ in attempts(self._options.retry, self._runtime):
+        for _ in attempts(within(self._options.retry, _DANGLING_S), self._runtime):
             below = {name: offset for name, offset in self._cursors.offsets().items() if offset < first}
             if not below:
                 return

@@ -25,6 +25,7 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def destroy(
     lost manifest, or a copy that was cut short, left behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
     plan = plan_destroy(store, log, runtime=runtime)
     if plan.pins and not also_pinned:
         raise _pinned(log, plan.pins)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Place
-    from wal3_core.options import WriterOptions
+    from wal3_core.options import RetryOptions, WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
@@ -45,7 +45,6 @@ class LogClock:
     def __init__(self, store: ObjectStore, runtime: Runtime, options: WriterOptions) -> None:
         self._store = store
         self._runtime = runtime
-        self._retry = options.retry
         self._ahead_us = int(options.clock_ahead_s_max * US_PER_S)
         self._seen: _Seen | None = None
         self._own_us = 0
@@ -62,14 +61,16 @@ class LogClock:
             return self._own_us
         return store_us + self._ahead_us
 
-    def look(self, base: Installed, fragments: Sequence[FragmentPointer]) -> Displaced | Failed | None:
+    def look(
+        self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
+    ) -> Displaced | Failed | None:
         """Say why uploaded fragments must not be committed onto ``base`` with the time they have; None: they may be."""
         last = fragments[-1]
         latest_us = last.limit.timestamp_us
         if latest_us <= base.manifest.next.position.timestamp_us or self._plausible(latest_us):
             return None
         try:
-            found = until_answered(lambda: self._store.head(last.path), self._retry, self._runtime)
+            found = until_answered(lambda: self._store.head(last.path), retry, self._runtime)
         except UnavailableError as error:
             return Failed(f"no telling the store's time: {error}", error)
         if found is None:

@@ -23,6 +23,7 @@ from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged
 from wal3_core.storage.snapshot_store import SnapshotStore
 
@@ -64,7 +65,8 @@ class LogReader:
     ) -> None:
         self._options = options
         self._runtime = runtime
-        self._manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, log_id=log_id)
+        inside = patient(log_store(store, check_log_name(log)), runtime, options.retry)
+        self._manifests = ManifestStore(inside, runtime, log_id=log_id)
         self._store = self._manifests.objects
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots_loaded_max)
         self._known: Installed | None = None

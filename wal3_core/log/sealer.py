@@ -20,6 +20,7 @@ from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, until_answered
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def seal(
         timestamp_us=runtime.now_us(),
         successor=successor,
     )
+    store = patient(store, runtime)
     sealing = _Sealing(ManifestStore(log_store(store, check_log_name(log)), runtime), runtime)
     base = sealing.load()
     if base.manifest.seal is None and successor is not None:
@@ -82,6 +84,7 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     the log is not sealed or names none, LogExistsError when another log has taken the name.
     """
     runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
     ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
     sealed = ending.load().manifest
     if sealed.seal is None or sealed.seal.successor is None:

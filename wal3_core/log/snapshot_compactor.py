@@ -20,6 +20,7 @@ from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
@@ -154,7 +155,9 @@ class SnapshotCompactor:
         self._share = share_of(log_store(store, log))
         self._runtime = runtime or shared_runtime()
         self._options = options or SnapshotCompactorOptions()
-        self._manifests = ManifestStore(log_store(store, log), self._runtime, self._options.retry)
+        self._manifests = ManifestStore(
+            patient(log_store(store, log), self._runtime, self._options.retry), self._runtime, self._options.retry
+        )
         self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots.loaded_max)
         self._repacker = Repacker(
             self._options.snapshots, self._snapshots.load, pointers_max=self._options.pointers_per_step_max

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.model.tree import Rolled, plan_roll, roll_all
+from wal3_core.storage.retry import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.snapshot_store import SnapshotStore
     from wal3_core.workers import Share
+
+# How long a snapshot is tried to be written: it can wait, and nobody waits for it.
+_WRITE_S = 10.0
 
 
 class Snapshotter:
@@ -92,7 +96,7 @@ class Snapshotter:
             uploads.run(self._options.snapshots.uploads_max)
 
     def _write(self, snapshot: Snapshot) -> None:
-        self._snapshots.write(snapshot, self._options.retry)
+        self._snapshots.write(snapshot, within(self._options.retry, _WRITE_S))
 
     def _end(self, ready: Rolled | None) -> None:
         with self._lock:

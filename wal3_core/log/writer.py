@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, optional
 from wal3_core.errors import LogExistsError, LogNotFoundError
-from wal3_core.log.batch import Entry, check_records
+from wal3_core.log.batch import Entry, check_expected, check_records
 from wal3_core.log.pipeline import Pipeline
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
@@ -16,6 +16,7 @@ from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.retry import for_store, until_answered, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.arguments import Check
+    from wal3_core.log.halt import Resumed
+    from wal3_core.log.stats import WriterStats
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
@@ -67,11 +70,21 @@ class LogWriter:
         *,
         options: WriterOptions | None = None,
         runtime: Runtime | None = None,
+        ordered: bool = False,
     ) -> Self:
-        """Open a log for appending: one GET. LogNotFoundError when it was never initialized."""
+        """Open a log for appending: one GET. LogNotFoundError when it was never initialized.
+
+        An ``ordered`` writer halts at its first append that fails, or of which there is no telling: those
+        behind it get HaltedError until ``resume`` is called. So what is in the log is always the beginning
+        of what was submitted, in that order, with no hole.
+        """
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
-        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime, options.retry)
-        return cls(Pipeline(manifests, manifests.load(), runtime, options), runtime, options)
+        inside = log_store(store, check_log_name(log))
+        timeout_s = options.delivery_timeout_s
+        retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
+        manifests = ManifestStore(inside, runtime, options.retry)
+        base = until_answered(manifests.load, for_store(retry, inside), runtime)
+        return cls(Pipeline(manifests, base, runtime, options, ordered=ordered), runtime, options)
 
     @classmethod
     @checked(**_OPENING)
@@ -82,45 +95,82 @@ class LogWriter:
         *,
         options: WriterOptions | None = None,
         runtime: Runtime | None = None,
+        ordered: bool = False,
     ) -> Self:
         """Open a log for appending, creating it first when it does not exist."""
         try:
-            return cls.open(store, log, options=options, runtime=runtime)
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
         except LogNotFoundError:
             # Somebody else may be as quick, which is as good.
             with contextlib.suppress(LogExistsError):
                 cls.initialize(store, log, runtime=runtime)
-            return cls.open(store, log, options=options, runtime=runtime)
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
 
-    def append(self, body: bytes | None, *, key: bytes | None = None) -> LogPosition:
+    def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.
 
-        A record with a key and no body is a tombstone. Raises NotDurableError (ContentionError,
-        SealedError) when the record is not in the log and never will be, UnknownDurabilityError when
-        there is no telling, InvalidRequestError when it can not be a record.
+        A record with a key and no body is a tombstone. ``expect_next`` appends it only if its offset is
+        that one, which compares and appends in one step; else ConditionNotMetError has the log's true next
+        offset. Raises NotDurableError (ContentionError, ConditionNotMetError, HaltedError, SealedError) when
+        the record is not in the log and never will be, UnknownDurabilityError when there is no telling,
+        InvalidRequestError when it can not be a record.
         """
-        return self._runtime.wait(self.submit(body, key=key))
+        return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
 
-    def append_many(self, records: Iterable[bytes | Message]) -> LogPosition:
-        """Append records at adjacent offsets, all or none; return the first one's position. Errors as ``append``."""
-        return self._runtime.wait(self.submit_many(records))
+    def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
+        """Append records at adjacent offsets, all or none; return the first one's position.
 
-    def submit(self, body: bytes | None, *, key: bytes | None = None) -> Future[LogPosition]:
+        Errors as ``append``; ``expect_next`` is of the first record.
+        """
+        return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
+
+    def submit(
+        self,
+        body: bytes | None,
+        *,
+        key: bytes | None = None,
+        expect_next: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
         """Queue one record; the future has what ``append`` returns or raises.
 
-        Blocks only while ``bytes_held_max`` bytes wait to become durable; so never call it from a
-        callback of such a future. An append that was queued can not be cancelled.
+        Blocks only while ``bytes_held_max`` bytes wait to become durable, ``timeout_s`` seconds at most
+        (0: not at all), then raises OverloadedError and the record is certainly not in the log; so never
+        call it from a callback of such a future without one. An append that was queued can not be cancelled.
         """
-        return self.submit_many((Message(body, key),))
+        return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
-    def submit_many(self, records: Iterable[bytes | Message]) -> Future[LogPosition]:
-        """Queue records that stay together; the future has what ``append_many`` returns or raises."""
+    def submit_many(
+        self,
+        records: Iterable[bytes | Message],
+        *,
+        expect_next: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
+        """Queue records that stay together; the future has what ``append_many`` returns or raises.
+
+        ``timeout_s`` as ``submit``.
+        """
         columns = check_records(records, self._options)
+        expect_next = check_expected(expect_next)
         future: Outcome[LogPosition] = Outcome()
         # Marked as running, so that it can not be cancelled: the records may be on their way already.
         future.set_running_or_notify_cancel()
-        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s()))
+        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
         return future
+
+    def resume(self) -> Resumed:
+        """Let an ordered writer go on after it has halted; say what of its appends is in the log.
+
+        An outcome that was unknown is found out: from the manifest, which is written once more so that
+        nothing under way can be applied later. Raises UnavailableError while the store does not answer, and
+        UnknownDurabilityError when the log can not tell any more; the writer stays halted then.
+        """
+        return self._pipeline.resume()
+
+    def stats(self) -> WriterStats:
+        """Say how the writer is doing: what waits, how long, and what became of the rest. Cheap, from any thread."""
+        return self._pipeline.stats()
 
     def flush(self) -> None:
         """Block until everything submitted so far has its outcome."""

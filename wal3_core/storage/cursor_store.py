@@ -30,6 +30,7 @@ from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,8 @@ class CursorStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         retry = retry or RetryOptions()
-        self._manifests = ManifestStore(log_store(store, log), self._runtime, retry, log_id=log_id)
+        inside = patient(log_store(store, log), self._runtime, retry)
+        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
         self._documents = DocumentStore(
             self._store,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.storage.object_store import Done, Etag, Unknown, Versioned
 from wal3_core.storage.readback import readable
-from wal3_core.storage.retry import attempts, reread_if_damaged
+from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ class DocumentStore(Generic[D]):
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())
         data, cause = readable(document, self._read, f"{self._store.url}/{path}"), "conflicts"
-        for _ in attempts(self._retry, self._runtime):
+        for tries in attempts(for_store(self._retry, self._store), self._runtime):
             outcome = self._store.create(path, data) if seen is None else self._store.replace(path, data, seen.etag)
             if isinstance(outcome, Done):
                 return Seen(document, outcome.etag)
@@ -115,7 +115,7 @@ class DocumentStore(Generic[D]):
             present = None if found is None else found.etag
             if present != (None if seen is None else seen.etag):
                 return None
-        message = f"{self._store.url}/{path}: not saved in {self._retry.attempts_max} tries: {cause}"
+            message = f"{self._store.url}/{path}: not saved in {tries} tries: {cause}"
         raise UnavailableError(message)
 
     def delete(self, path: str) -> None:

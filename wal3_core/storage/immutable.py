@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import UnavailableError
+from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.storage.object_store import Buffer, Done, ObjectStore, Unknown
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
 
 
-def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOptions, runtime: Runtime) -> None:
+def write_immutable(
+    store: ObjectStore,
+    path: str,
+    data: Buffer,
+    retry: RetryOptions,
+    runtime: Runtime,
+    retried: Callable[[], None] = lambda: None,
+) -> None:
     """Make ``data`` durable at ``path``, which nobody else writes anything else to.
 
     Finding the path taken after a try of ours means that the try succeeded. Raises UnavailableError
     when it did not work out; the object may then still appear, and nothing must come to refer to it.
+    ``retried`` is called for each try behind the first.
     """
     # One byte more tells that there are more.
     cause, length = "refused", len(data) + 1
-    for _ in attempts(retry, runtime):
+    for attempt in attempts(for_store(retry, store), runtime):
+        if attempt > 1:
+            retried()
         outcome = store.create(path, data)
         if isinstance(outcome, Done):
             return
@@ -37,12 +49,14 @@ def write_immutable(store: ObjectStore, path: str, data: Buffer, retry: RetryOpt
         if found is not None:
             message = f"{store.url}/{path}: expected {len(data)} bytes of our own, found {len(found)} others"
             raise UnavailableError(message)
-    message = f"{store.url}/{path}: not written in {retry.attempts_max} tries: {cause}"
+    message = f"{store.url}/{path}: not written in {attempt} tries: {cause}"
     raise UnavailableError(message)
 
 
 def _read(store: ObjectStore, path: str, length: int) -> bytes | None:
     try:
         return store.read(path, length=length)
+    except StoreDeniedError:
+        raise
     except UnavailableError:
         return None

@@ -191,7 +191,8 @@ a_store = with_methods("a store, as open_store returns it", "read", "get", "crea
 
 def share_of(store: ObjectStore) -> Share:
     """Say whose work a request to a store is: a log's, where the store is one log's own."""
-    return store.share if isinstance(store, FolderStore) else Share(store.url)
+    share = getattr(store, "share", None)
+    return share if isinstance(share, Share) else Share(store.url)
 
 
 def log_store(store: ObjectStore, log: str) -> ObjectStore:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-_S3_OPTIONS = frozenset({"endpoint", "region", "profile", "etags"})
+_REMOTE_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
+_S3_OPTIONS = _REMOTE_OPTIONS | {"endpoint", "region", "profile", "etags"}
+_TIMEOUT_S_MAX = 24 * 60 * 60
+_REQUEST_S_MIN = 0.001
 _LOCK_WAIT_S_LIMIT = 24 * 60 * 60
 _memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
 _memory_stores: dict[str, MemoryStore] = {}
@@ -41,10 +46,11 @@ def open_store(
 
     ``s3://bucket/prefix`` takes its credentials, region and endpoint from ``session`` or the usual AWS
     variables and profiles; ``?endpoint=…&region=…&profile=…`` override them, ``?etags=unquoted`` is for
-    servers that want ETags bare (``wal3 doctor`` tells). ``file:///path?lock_wait_s=…`` says how many seconds
-    a write waits for a lock of the directory (20 unless told). ``memory:name`` is the same store for the
-    whole process. Raises InvalidRequestError for a URL that can not be read, UnavailableError when
-    there are no credentials.
+    servers that want ETags bare (``wal3 doctor`` tells). On s3, gs and az ``?timeout_s=…`` says how long
+    a server that does not answer is asked again (120 s), ``?request_timeout_s=…`` how long one request is
+    waited for (20 s). ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock of the
+    directory (20 unless told). ``memory:name`` is the same store for the whole process. Raises
+    InvalidRequestError for a URL that can not be read, UnavailableError when there are no credentials.
     """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
@@ -93,35 +99,51 @@ def _seconds(text: str, url: str) -> float:
 
 
 def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None) -> RemoteStore:
-    unknown = set(options) - (_S3_OPTIONS if parts.scheme == "s3" else set())
+    known = _S3_OPTIONS if parts.scheme == "s3" else _REMOTE_OPTIONS
+    unknown = set(options) - known
     if unknown:
-        message = f"store URL: expected options {sorted(_S3_OPTIONS)} on s3, found {sorted(unknown)}"
+        message = f"store URL: expected options {sorted(known)} on {parts.scheme}, found {sorted(unknown)}"
         raise InvalidRequestError(message)
+    client_options = _timeouts(options)
     bucket = parts.netloc
     match parts.scheme:
         case "s3":
-            clients = _s3_clients(bucket, options, session)
+            clients = _s3_clients(bucket, options, session, client_options)
         case "gs":
             clients = Clients(
-                conditional=GCSStore(bucket, client_options=TIMEOUTS, retry_config=NEVER_RETRY),
-                reading=GCSStore(bucket, client_options=TIMEOUTS, retry_config=RETRY_READS),
+                conditional=GCSStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
+                reading=GCSStore(bucket, client_options=client_options, retry_config=RETRY_READS),
             )
         case _:
             clients = Clients(
-                conditional=AzureStore(bucket, client_options=TIMEOUTS, retry_config=NEVER_RETRY),
-                reading=AzureStore(bucket, client_options=TIMEOUTS, retry_config=RETRY_READS),
+                conditional=AzureStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
+                reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
             )
     # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
     url = parts._replace(fragment="").geturl()
     return RemoteStore(url, clients, folder=unquote(parts.path), unquoted_etags=options.get("etags") == "unquoted")
 
 
-def _s3_clients(bucket: str, options: Mapping[str, str], session: boto3.session.Session | None) -> Clients:
+def _timeouts(options: Mapping[str, str]) -> ClientConfig:
+    """Check the seconds in a store's URL; return how long a client waits for one request."""
+    for name in sorted(_REMOTE_OPTIONS & options.keys()):
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
+            message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
+            raise InvalidRequestError(message)
+    if "request_timeout_s" not in options:
+        return TIMEOUTS
+    seconds = timedelta(seconds=max(float(options["request_timeout_s"]), _REQUEST_S_MIN))
+    return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5))}
+
+
+def _s3_clients(
+    bucket: str, options: Mapping[str, str], session: boto3.session.Session | None, timeouts: ClientConfig
+) -> Clients:
     session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
     endpoint = options.get("endpoint") or custom_endpoint(session, region)
     config: S3Config = {"region": region}
-    client_options: ClientConfig = {**TIMEOUTS}
+    client_options: ClientConfig = {**timeouts}
     if endpoint is not None:
         if not endpoint.startswith(("http://", "https://")):
             message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"

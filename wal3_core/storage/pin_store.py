@@ -21,6 +21,7 @@ from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class PinStore:
     ) -> None:
         self._runtime = runtime or shared_runtime()
         self._retry = retry or RetryOptions()
-        self._manifests = ManifestStore(log_store(store, log), self._runtime, self._retry, log_id=log_id)
+        inside = patient(log_store(store, log), self._runtime, self._retry)
+        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._store = self._manifests.objects
         self._documents = DocumentStore(
             self._store,

@@ -15,6 +15,7 @@ from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ class PolicyStore:
         log_id: LogId | None = None,
     ) -> None:
         runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
-        self._manifests = ManifestStore(log_store(store, log), runtime, retry, log_id=log_id)
+        self._manifests = ManifestStore(patient(log_store(store, log), runtime, retry), runtime, retry, log_id=log_id)
         self._documents = DocumentStore(
             self._manifests.objects,
             runtime,

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
+from wal3_core.options import TIMEOUT_S, RetryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
 
 T = TypeVar("T")
 
 
+class Addressed(Protocol):
+    """A store, or what stands on one: it has a URL."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, with the store's options."""
+        ...
+
+
+def timeout_s_of(url: str) -> float:
+    """Seconds for which a store that does not answer is asked again, as its URL says."""
+    named = dict(parse_qsl(urlsplit(url).query)).get("timeout_s")
+    return TIMEOUT_S if named is None else float(named)
+
+
+def for_store(options: RetryOptions, store: Addressed) -> RetryOptions:
+    """Put the store's own timeout where the options name none."""
+    return options if options.timeout_s is not None else replace(options, timeout_s=timeout_s_of(store.url))
+
+
+def within(options: RetryOptions, timeout_s: float) -> RetryOptions:
+    """Return the same options with a timeout that ends at the latest so many seconds from now."""
+    given = options.timeout_s
+    return replace(options, timeout_s=max(0.0, timeout_s if given is None else min(given, timeout_s)))
+
+
 def attempts(options: RetryOptions, runtime: Runtime) -> Iterator[int]:
-    """Count the tries from 1, sleeping between them; ends after the last one."""
+    """Count the tries from 1, sleeping between them; the last one begins when the timeout is over."""
+    until_s = runtime.monotonic_s() + (TIMEOUT_S if options.timeout_s is None else options.timeout_s)
     pause_s = options.pause_s_min
     for attempt in range(1, options.attempts_max + 1):
         yield attempt
+        left_s = until_s - runtime.monotonic_s()
+        if left_s <= 0:
+            return
         if attempt < options.attempts_max:
-            runtime.sleep(pause_s * (0.5 + runtime.jitter()))
+            runtime.sleep(min(pause_s * (0.5 + runtime.jitter()), left_s))
             pause_s = min(pause_s * 2, options.pause_s_max)
 
 

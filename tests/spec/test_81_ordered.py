@@ -1,0 +1,158 @@
+"""A writer that keeps order: what is in the log is the beginning of what was submitted, whatever fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    ContentionError,
+    HaltedError,
+    InvalidRequestError,
+    LogReader,
+    LogWriter,
+    NotDurableError,
+    OverloadedError,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+)
+from wal3_core.options import RetryOptions
+
+if TYPE_CHECKING:
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
+# A fragment for each append, several on their way at a time.
+OPTIONS = WriterOptions(
+    retry=QUICK, delivery_timeout_s=0.05, batch_bytes_max=1, uploads_max=4, batch_age_s_max=0.001, reseals_max=0
+)
+
+
+@pytest.fixture
+def faulty(memory_store: MemoryStore) -> FaultyStore:
+    LogWriter.initialize(memory_store, "a")
+    return FaultyStore(memory_store)
+
+
+def ordered(store: ObjectStore, options: WriterOptions = OPTIONS) -> LogWriter:
+    return LogWriter.open(store, "a", options=options, ordered=True)
+
+
+def bodies(store: ObjectStore) -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store, "a").records()]
+
+
+def told(writer: LogWriter, count: int) -> list[type[BaseException]]:
+    """Submit so many at once; say what became of each."""
+    outcomes: list[type[BaseException]] = []
+    futures = []
+    for number in range(count):
+        try:
+            futures.append(writer.submit(b"%d" % number))
+        except HaltedError as error:
+            outcomes.append(type(error))
+    return [type(future.exception(30)) for future in futures] + outcomes
+
+
+@pytest.mark.parametrize("fault", ["denied", "unknown"])
+def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultyStore, fault: str) -> None:
+    """Records behind one that failed were appended, and it could not be appended again in its place."""
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(10) and None if kind == "create" and "/log/" in path else None
+    with ordered(faulty) as writer:
+        faulty.fail("create", "FragmentSeqNo=0000000000000003", fault, times=10_000)  # type: ignore[arg-type]
+        futures = [writer.submit(b"%d" % number) for number in range(6)]
+        gate.set()
+        outcomes = [type(future.exception(30)) for future in futures]
+
+        with pytest.raises(HaltedError, match=r"resume\(\) lets it go on\): .*not uploaded"):
+            writer.append(b"never")
+        faulty.heal()
+        resumed = writer.resume()
+        again = writer.append(b"2")
+
+    assert outcomes == [type(None), type(None), NotDurableError, HaltedError, HaltedError, HaltedError]
+    assert (resumed.appends, resumed.records, resumed.settled) == (2, 2, False)
+    assert isinstance(resumed.failure, NotDurableError)
+    assert again.offset == 3
+    assert bodies(faulty.inner) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("fault", ["unknown", "applied-unknown", "late"])
+def test_unknown_outcome_is_found_out_when_the_writer_is_resumed(faulty: FaultyStore, fault: str) -> None:
+    with ordered(faulty) as writer:
+        writer.append(b"first")
+        # Neither the CAS nor the look at what became of it is answered.
+        faulty.fail("replace", "MANIFEST", fault, times=10_000)  # type: ignore[arg-type]
+        faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
+        outcomes = told(writer, 4)
+        with pytest.raises(UnavailableError):
+            writer.resume()
+        assert told(writer, 1) == [HaltedError]
+        faulty.heal()
+
+        resumed = writer.resume()
+        faulty.arrive()
+        last = writer.append(b"last")
+
+    lost = outcomes.count(UnknownDurabilityError)
+    applied = lost if fault == "applied-unknown" else 0
+    assert outcomes[:lost] == [UnknownDurabilityError] * lost
+    assert set(outcomes[lost:]) <= {HaltedError}
+    assert lost > 0
+    assert (resumed.appends, resumed.settled) == (1 + applied, True)
+    assert last.offset == 2 + applied
+    assert bodies(faulty.inner) == [b"first", *(b"%d" % number for number in range(applied)), b"last"]
+
+
+def test_unknown_outcome_is_found_out_though_many_others_wrote_since(faulty: FaultyStore) -> None:
+    """The table of epochs does not tell any more; the fragments themselves do."""
+    with ordered(faulty) as writer:
+        faulty.fail("replace", "MANIFEST", "applied-unknown", times=1)
+        faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
+        assert told(writer, 1) == [UnknownDurabilityError]
+        faulty.heal()
+        for number in range(17):
+            with LogWriter.open(faulty.inner, "a") as other:
+                other.append(b"other %d" % number)
+
+        resumed = writer.resume()
+
+    assert (resumed.appends, resumed.settled) == (1, True)
+
+
+def test_writer_that_lost_its_place_to_another_halts_too(faulty: FaultyStore) -> None:
+    with ordered(faulty) as writer, LogWriter.open(faulty, "a") as other:
+        writer.append(b"mine")
+        other.append(b"other")
+        outcomes = told(writer, 3)
+        resumed = writer.resume()
+        assert writer.append(b"again").offset == 3
+
+    assert outcomes == [ContentionError, HaltedError, HaltedError]
+    assert resumed.appends == 1
+    assert bodies(faulty.inner) == [b"mine", b"other", b"again"]
+
+
+def test_refused_submit_was_never_submitted_and_halts_nothing(faulty: FaultyStore) -> None:
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(10) and None if kind == "create" and "/log/" in path else None
+    with ordered(faulty, WriterOptions(bytes_held_max=1)) as writer:
+        first = writer.submit(b"first")
+        with pytest.raises(OverloadedError):
+            writer.submit(b"refused", timeout_s=0)
+        gate.set()
+        first.result(30)
+        writer.append(b"second")
+
+    assert bodies(faulty.inner) == [b"first", b"second"]
+
+
+def test_writer_that_is_not_ordered_is_not_resumed(faulty: FaultyStore) -> None:
+    with LogWriter.open(faulty, "a") as writer, pytest.raises(InvalidRequestError, match="ordered"):
+        writer.resume()

@@ -1,0 +1,223 @@
+"""A store that does not answer for a while: appends wait within bounds that the caller sets and can see."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    CursorStore,
+    InvalidRequestError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    NotDurableError,
+    OverloadedError,
+    ReaderOptions,
+    StoreDeniedError,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+    open_store,
+)
+from wal3_core.options import KIB, RetryOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.patient import PatientStore
+from wal3_core.storage.retry import timeout_s_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+QUICK = RetryOptions(pause_s_min=0.001, pause_s_max=0.05)
+
+
+@pytest.fixture
+def faulty(memory_store: MemoryStore) -> FaultyStore:
+    LogWriter.initialize(memory_store, "a")
+    return FaultyStore(memory_store)
+
+
+def bodies(store: ObjectStore) -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store, "a").records()]
+
+
+def go_away(faulty: FaultyStore, seconds: float = 3600.0) -> None:
+    """Let nothing be answered for so long."""
+    for kind in ("create", "replace"):
+        faulty.fail(kind, "", "unknown", times=1_000_000)
+    for kind in ("read", "get", "head", "list"):
+        faulty.fail(kind, "", "unavailable", times=1_000_000)
+    back = threading.Timer(seconds, faulty.heal)
+    back.daemon = True
+    back.start()
+
+
+def took_s(action: Callable[[], object], error: type[Exception] | None = None) -> float:
+    began_s = time.monotonic()
+    if error is None:
+        action()
+    else:
+        with pytest.raises(error):
+            action()
+    return time.monotonic() - began_s
+
+
+def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyStore) -> None:
+    """Five tries were over after a second and a half."""
+    with LogWriter.open(faulty, "a") as writer:
+        writer.append(b"before")
+        go_away(faulty, 2.5)
+        futures = [writer.submit(b"%d" % number) for number in range(20)]
+        assert [future.result(30).offset for future in futures] == list(range(2, 22))
+
+    assert bodies(faulty.inner) == [b"before", *(b"%d" % number for number in range(20))]
+
+
+@pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
+def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, target: str) -> None:
+    options = WriterOptions(retry=QUICK, delivery_timeout_s=0.4)
+    with LogWriter.open(faulty, "a", options=options) as writer:
+        for kind in ("create", "replace"):
+            faulty.fail(kind, target, "unavailable" if target == "MANIFEST" else "unknown", times=1_000_000)
+        waited_s = took_s(lambda: writer.append(b"x"), NotDurableError)
+
+    assert 0.4 <= waited_s < 5
+
+
+def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyStore) -> None:
+    options = WriterOptions(retry=QUICK, delivery_timeout_s=1.0)
+    with LogWriter.open(faulty, "a", options=options) as writer:
+        go_away(faulty, 1.5)
+        old = writer.submit(b"old")
+        time.sleep(0.8)
+        young = [writer.submit(b"young %d" % number) for number in range(3)]
+        assert isinstance(old.exception(30), NotDurableError | UnknownDurabilityError)
+        for future in young:
+            future.result(30)
+
+    assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
+
+
+def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> None:
+    options = WriterOptions(retry=QUICK, bytes_held_max=20 * KIB)
+    with LogWriter.open(faulty, "a", options=options) as writer:
+        idle = writer.stats()
+        go_away(faulty)
+        taken = 0
+        with pytest.raises(OverloadedError, match=f"expected room within {20 * KIB} bytes"):
+            for _ in range(100):
+                writer.submit(b"x" * KIB, timeout_s=0)
+                taken += 1
+        time.sleep(0.2)
+        away = writer.stats()
+        faulty.heal()
+        writer.flush()
+        after = writer.stats()
+
+    assert (idle.bytes_held, idle.appends_waiting, idle.oldest_age_s) == (0, 0, 0.0)
+    assert taken == away.appends_waiting == 6
+    assert 6 * KIB < away.bytes_held <= 20 * KIB
+    assert away.oldest_age_s >= 0.2
+    assert away.requests_retried > 0
+    assert (after.appends, after.num_records, after.num_bytes, after.appends_failed) == (6, 6, 6 * KIB, 0)
+    assert (after.bytes_held, after.appends_waiting) == (0, 0)
+    assert after.num_fragments >= after.num_commits > 0
+    assert after.commits_per_s > 0
+    assert bodies(faulty.inner) == [b"x" * KIB] * 6
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.05])
+def test_submit_waits_for_room_no_longer_than_it_is_told_to(faulty: FaultyStore, timeout_s: float) -> None:
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
+        first = writer.submit(b"first")
+        for _ in range(3):
+            with pytest.raises(OverloadedError):
+                writer.submit(b"refused", timeout_s=timeout_s)
+        flushing = threading.Thread(target=writer.flush)
+        flushing.start()
+        gate.set()
+        first.result(30)
+        flushing.join(30)
+        assert not flushing.is_alive()
+        # The room that was waited for in vain is there again, all of it.
+        writer.submit(b"second", timeout_s=0).result(30)
+        assert writer.stats().bytes_held == 0
+
+    assert bodies(faulty.inner) == [b"first", b"second"]
+
+
+def test_waiting_for_room_that_comes_in_time_is_not_refused(faulty: FaultyStore) -> None:
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
+        writer.submit(b"first")
+        threading.Timer(0.1, gate.set).start()
+        assert writer.submit(b"second", timeout_s=30).result(30).offset == 2
+
+
+def test_reads_and_cursors_ride_through_an_outage(faulty: FaultyStore) -> None:
+    with LogWriter.open(faulty, "a") as writer:
+        writer.append_many([b"1", b"2"])
+    reader, cursors = LogReader.open(faulty, "a"), CursorStore(faulty, "a")
+    for look in (
+        lambda: list(reader.records()),
+        lambda: LogReader.open(faulty, "a"),
+        lambda: cursors.init("c", LogPosition(1, 0)),
+        lambda: CursorStore(faulty, "a").load("c"),
+        cursors.list,
+        lambda: LogWriter.open(faulty, "a"),
+    ):
+        go_away(faulty, 0.3)
+        assert took_s(look) >= 0.3
+
+
+def test_read_that_is_denied_fails_at_once_and_one_that_is_not_answered_in_time(faulty: FaultyStore) -> None:
+    faulty.fail("get", "MANIFEST", "denied", times=1_000_000)
+    assert took_s(lambda: LogReader.open(faulty, "a"), StoreDeniedError) < 5
+    faulty.heal()
+    go_away(faulty)
+    options = ReaderOptions(retry=RetryOptions(timeout_s=0.3))
+
+    with pytest.raises(UnavailableError):
+        LogReader.open(faulty, "a", options=options)
+    faulty.heal()
+
+
+def test_listing_that_breaks_off_goes_on_where_it_was(memory_store: MemoryStore) -> None:
+    for number in range(5):
+        memory_store.create(f"x/{number}", b"")
+
+    class Breaking(FaultyStore):
+        def list_objects(self, folder: str, *, start_after: str = "") -> object:  # type: ignore[override]
+            for at, meta in enumerate(self.inner.list_objects(folder, start_after=start_after)):
+                if at == 2:
+                    raise UnavailableError("expected another page, found none")
+                yield meta
+
+    store = PatientStore(Breaking(memory_store), QUICK, shared_runtime())
+
+    assert [meta.path for meta in store.list_objects("x/")] == [f"x/{number}" for number in range(5)]
+
+
+def test_store_s_url_says_how_long_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+
+    def opened(options: str) -> ObjectStore:
+        return open_store(f"s3://bucket/x?endpoint=http://127.0.0.1:1{options}")
+
+    assert timeout_s_of(opened("").url) == 120
+    assert timeout_s_of(opened("&timeout_s=0.2&request_timeout_s=1").url) == 0.2
+    assert took_s(lambda: LogReader.open(opened("&timeout_s=0.2"), "a"), UnavailableError) < 30
+    for name, value in (("timeout_s", "soon"), ("request_timeout_s", "-1"), ("timeout_s", "nan")):
+        with pytest.raises(InvalidRequestError, match=f"expected {name} to be seconds"):
+            opened(f"&{name}={value}")
