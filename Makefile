@@ -101,6 +101,7 @@ bench-snapshots: setup ## The manifest's tree up to a million fragments: what op
 
 bench-collection: setup ## A log of 200,000 fragments is collected while it grows; objects compared with what is reachable
 	PYTHONPATH=. $(BIN)/python benchmarks/collection.py
+	PYTHONPATH=. $(BIN)/python benchmarks/collection_requests.py
 
 bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
 	PYTHONPATH=. $(BIN)/python benchmarks/reading.py

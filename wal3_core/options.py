@@ -35,6 +35,8 @@ CLOCK_AHEAD_S_MAX = 60.0
 TIMEOUT_S = 120.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
+# How many cursors are loaded ahead of the caller.
+CURSORS_AHEAD = 16
 
 
 def expanded_bytes(num_bytes: int, num_records: int) -> int:
@@ -280,8 +282,8 @@ class CollectorOptions:
     ``without_cursors`` allows a log that has no cursor to be collected up to an offset that is
     given; without it, and without a policy that says so, such a log is refused. At most
     ``orphans_max`` orphans are condemned at a time; with 0 they are not looked for. Deletes are sent
-    ``deletes_ahead`` at a time, ``deletes_per_s`` a second. Cursors must be read the same twice in
-    ``rounds_max`` tries; a change of the manifest is tried ``rebases_max`` times.
+    ``deletes_ahead`` at a time, ``deletes_per_s`` a second. A plan that a cursor came in between of is
+    made again up to ``rounds_max`` times; a change of the manifest is tried ``rebases_max`` times.
     """
 
     interval_s: float = 24 * 60 * 60

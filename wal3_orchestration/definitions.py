@@ -4,6 +4,7 @@ from dagster import Definitions, in_process_executor
 
 from wal3_orchestration.defs import garbage_collection as garbage
 from wal3_orchestration.defs import snapshot_compaction as snapshots
+from wal3_orchestration.defs.acceptance import accept_store_job
 from wal3_orchestration.defs.discovery import discovery
 from wal3_orchestration.defs.garbage_sensors import deletion, pruning
 from wal3_orchestration.defs.manifests import manifest, manifest_job
@@ -18,7 +19,7 @@ defs = Definitions(
     ],
     jobs=[
         *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),
-        *(garbage.garbage_plan_job, garbage.collection_job, garbage.deletion_job),
+        *(garbage.garbage_plan_job, garbage.collection_job, garbage.deletion_job, accept_store_job),
     ],
     sensors=[discovery, pruning, deletion, snapshots.lopsided_snapshots],
     schedules=[nightly_verification, garbage.daily_collection, weekly_orphans, snapshots.weekly_snapshot_compaction],

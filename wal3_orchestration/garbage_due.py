@@ -41,11 +41,14 @@ def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions)
 
 def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog | tuple[str, str]:
     deleter, now_us = Deleter(store, log, options=options), shared_runtime().now_us()
-    due = []
+    due, store_now_us = [], None
     try:
         for meta in deleter.documents():
             age_s = (now_us - meta.last_modified_us) / US_PER_S
-            if age_s >= options.interval_s - _CLOCK_SKEW_S_MAX and deleter.wait_s(meta.path) == 0:
+            if age_s < options.interval_s - _CLOCK_SKEW_S_MAX:
+                continue
+            store_now_us = deleter.store_now_us() if store_now_us is None else store_now_us
+            if deleter.wait_s(meta.path, now_us=store_now_us) == 0:
                 times = int(max(0.0, age_s - options.interval_s) // max(options.interval_s, _PERIOD_S_MIN))
                 due.append((meta.path, meta.last_modified_us, times))
     except CorruptError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
 from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.deleter import Deleted, Deleter
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import Deletion, Orphans, delete_objects
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from wal3_core.log.collector import Plan
+    from wal3_core.log.planner import Plan
     from wal3_core.model.garbage import Garbage
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
     from wal3_orchestration.outcomes import Value
 
 _PROBLEMS_SHOWN_MAX = 100
@@ -41,10 +41,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A log's pruned garbage; what was ``found`` when it was deleted at once, otherwise it is ``on_spark`` to be."""
+    """A log's garbage that is due; what was ``found`` when it was deleted at once, otherwise it is ``on_spark`` to be.
+
+    ``waiting`` is what was not due yet.
+    """
 
     log: str
-    pruned: tuple[Pruned, ...] = ()
+    garbage: tuple[Garbage, ...] = ()
+    waiting: tuple[Deleted, ...] = ()
     found: Found
     on_spark: bool = False
 
@@ -74,21 +78,27 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
 
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
     collector = Collector(store, log, options=options)
-    settled = {each.path: each for each in collector.settle()}
+    settled = collector.settle_unmarked()
     outcome: Pruned | Overtaken | None = None
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
     if isinstance(outcome, Overtaken):
         # A cursor came to lie below, which the next plan knows of.
-        settled = {each.path: each for each in collector.settle()}
-    if isinstance(outcome, Pruned):
-        settled[outcome.path] = outcome
+        settled = collector.settle_unmarked()
+    paths = {meta.path for meta in settled} | ({outcome.path} if isinstance(outcome, Pruned) else set())
     deleter = Deleter(store, log, options=options)
     return {
         **_pruned_numbers(outcome),
-        "garbage_documents": len(settled),
-        "wait_s": max((deleter.wait_s(path) for path in settled), default=0.0),
+        "garbage_documents": len(paths),
+        "wait_s": _longest_wait_s(deleter, settled, outcome),
     }
+
+
+def _longest_wait_s(deleter: Deleter, settled: Sequence[ObjectMeta], outcome: Pruned | Overtaken | None) -> float:
+    """Tell when the last of what is pruned may be deleted; what was pruned just now is the last."""
+    newest = max(settled, key=lambda meta: meta.last_modified_us, default=None)
+    path = outcome.path if isinstance(outcome, Pruned) else None if newest is None else newest.path
+    return 0.0 if path is None else deleter.wait_s(path)
 
 
 def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Pruned | Overtaken | None:
@@ -133,13 +143,15 @@ def _cutoff_offset(collected: Sequence[Garbage]) -> int:
 def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
     """Delete a log's garbage that is due, unless that is ``objects_max`` objects or more; finish what others began."""
     try:
-        pruned = tuple(Collector(store, log, options=options).settle())
+        documents = Collector(store, log, options=options).settle_unmarked()
         deleter = Deleter(store, log, options=options)
-        due = [each.garbage for each in pruned if deleter.wait_s(each.path) == 0]
+        looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
+        waiting = tuple(each for each in looked if isinstance(each, Deleted))
+        due = tuple(each for each in looked if not isinstance(each, Deleted))
         if sum(garbage.num_fragments + len(garbage.orphans) for garbage in due) >= objects_max:
-            return Due(log=log, pruned=pruned, found=Found(log=log), on_spark=True)
-        done = [Deletion(log=log, deleted=deleter.delete(each.path)) for each in pruned]
-        return Due(log=log, pruned=pruned, found=_deleted(log, pruned, done))
+            return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
+        done = [Deletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
+        return Due(log=log, garbage=due, waiting=waiting, found=_deleted(log, due, waiting, done))
     except LogError as error:
         return Due(log=log, found=Found(log=log, refusal=Refusal.of(error)))
 
@@ -148,17 +160,21 @@ def delete_logs(
     spark: SparkSession, store_url: str, large: Sequence[Due], options: CollectorOptions
 ) -> dict[str, Found]:
     """Delete the garbage of logs that have much of it, in one job."""
-    documents = [(due.log, each.path) for due in large for each in due.pruned]
+    documents = [(due.log, each.path) for due in large for each in due.garbage]
     done = delete_objects(spark, store_url, documents, options)
-    return {due.log: _deleted(due.log, due.pruned, [each for each in done if each.log == due.log]) for due in large}
+    return {
+        due.log: _deleted(due.log, due.garbage, due.waiting, [each for each in done if each.log == due.log])
+        for due in large
+    }
 
 
-def _deleted(log: str, pruned: Sequence[Pruned], done: Sequence[Deletion]) -> Found:
+def _deleted(log: str, due: Sequence[Garbage], waiting: Sequence[Deleted], done: Sequence[Deletion]) -> Found:
     refusal = next((each.refusal for each in done if each.refusal is not None), None)
     problems = [problem for each in done for problem in each.deleted.problems]
     if problems and refusal is None:
         refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
-    finished = [each.garbage for each, what in zip(pruned, done, strict=True) if what.deleted.finished]
+    finished = [garbage for garbage, what in zip(due, done, strict=True) if what.deleted.finished]
+    waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
     return Found(
         log=log,
         refusal=refusal,
@@ -172,9 +188,9 @@ def _deleted(log: str, pruned: Sequence[Pruned], done: Sequence[Deletion]) -> Fo
             "reason": "; ".join(garbage.reason for garbage in finished),
             "cutoff_offset": _cutoff_offset(finished),
             "documents_finished": len(finished),
-            "documents_left": len(done) - len(finished),
+            "documents_left": len(done) - len(finished) + sum(not each.finished for each in waiting),
             "objects_held_by_pins": sum(each.deleted.num_held for each in done),
-            "wait_s": max((each.deleted.wait_s for each in done), default=0.0),
+            "wait_s": max(waits_s, default=0.0),
         },
     )
 
@@ -183,7 +199,8 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> Orpha
     """List a log's orphans without Spark."""
     deleter = Deleter(store, log, options=options)
     try:
-        objects = deleter.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), deleter.pending())
+        pending = deleter.load(deleter.documents())
+        objects = deleter.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)
     except LogError as error:
         return Orphans(log=log, refusal=Refusal.of(error))
     return Orphans(log=log, objects=tuple(objects))

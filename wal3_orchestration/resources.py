@@ -1,6 +1,6 @@
 """The store and Spark, configured by the environment: the same code on a laptop and on a cluster.
 
-WAL3_STORE         URL of the store; without it a local one in .demo/store below the working directory
+WAL3_STORE         URL of the store; the code location does not load without it
 WAL3_SPARK_MASTER  where Spark runs: local[2] unless told, spark://…, yarn, k8s://…
 WAL3_SPARK_CONF    further Spark settings as a JSON object: {"spark.executor.memory": "4g"}
 WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a day unless told
@@ -9,20 +9,20 @@ WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urlsplit
 
 import boto3
-from dagster import ConfigurableResource, ResourceDependency
+from dagster import ConfigurableResource, DagsterInstance, ResourceDependency
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
-from wal3_core import open_store
+from wal3_core import InvalidRequestError, open_store
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.store_guard import require_known
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"
@@ -33,11 +33,15 @@ INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
 class StoreResource(ConfigurableResource["StoreResource"]):
     """The object store the logs live in: ``store`` is its URL; what WAL3_STORE says when it is empty.
 
-    Spark's processes open it by its URL and their own environment: credentials set on the S3
-    resource alone do not reach them.
+    Discovery takes the loss of more than ``logs_lost_max`` known logs at once, when they are more than
+    ``logs_lost_fraction_max`` of them, and that of all of them, for a fault of the store. Spark's
+    processes open it by its URL and their own environment: credentials set on the S3 resource alone
+    do not reach them.
     """
 
     store: str = ""
+    logs_lost_max: int = 10
+    logs_lost_fraction_max: float = 0.5
     s3: ResourceDependency[S3Resource]
 
     @classmethod
@@ -48,7 +52,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
     @property
     def url(self) -> str:
         """The store's URL, as any process can open it: an endpoint set on the S3 resource is in it."""
-        url = self.store or os.environ.get(STORE_VARIABLE) or (Path.cwd() / ".demo" / "store").as_uri()
+        url = self.require_url()
         parts = urlsplit(url)
         endpoint = self.s3.endpoint_url if parts.scheme == "s3" else None
         if endpoint is None or "endpoint=" in parts.query:
@@ -56,10 +60,24 @@ class StoreResource(ConfigurableResource["StoreResource"]):
         query = f"{parts.query}&" if parts.query else ""
         return parts._replace(query=f"{query}endpoint={quote(endpoint, safe='')}").geturl()
 
+    def require_url(self) -> str:
+        """Return the URL as it was given; InvalidRequestError when neither ``store`` nor WAL3_STORE names one."""
+        url = self.store or os.environ.get(STORE_VARIABLE)
+        if not url:
+            message = f"{STORE_VARIABLE}: expected the store's URL, found none: set it for the code location"
+            raise InvalidRequestError(message)
+        return url
+
     def open(self) -> ObjectStore:
         """Open the store; an S3 one with the session that the S3 resource describes."""
         url = self.url
         return open_store(url, session=self._session() if urlsplit(url).scheme == "s3" else None)
+
+    def open_known(self, instance: DagsterInstance) -> ObjectStore:
+        """Open the store; Failure when it is not the one that the instance looks after."""
+        store = self.open()
+        require_known(instance, store)
+        return store
 
     def _session(self) -> boto3.session.Session:
         s3 = self.s3
@@ -125,4 +143,7 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
 
 def resources() -> dict[str, StoreResource | LazyPySparkResource | CollectionResource]:
     """Describe all that the workflows use, as the environment says."""
-    return {"store": StoreResource.from_environment(), "spark": spark_resource(), "collection": CollectionResource()}
+    store = StoreResource.from_environment()
+    # Here and now: a code location without a store must not load as if it had one without logs.
+    store.require_url()
+    return {"store": store, "spark": spark_resource(), "collection": CollectionResource()}

@@ -46,6 +46,29 @@ class CursorMover:
             hand.move(LogPosition(_place(stage, dice), 0))
 
 
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Follows the log and saves its place as fast as it can, ever further on."""
+
+    name: str
+    moves: int
+    pause_s_max: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
+        cursors = CursorStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
+        hand = Hand(stage, store, cursors, self.name)
+        for _ in range(self.moves):
+            stage.simulation.pause(dice.random() * self.pause_s_max)
+            manifest = stage.world.oracle.manifest
+            if manifest is None:
+                continue
+            if hand.witness is None:
+                hand.load()
+            before = manifest.first_kept if hand.witness is None else hand.witness.cursor
+            hand.move(LogPosition(min(before.position.offset + 1, manifest.next.position.offset), 0))
+
+
 def _place(stage: Stage, dice: Random) -> int:
     """Choose an offset that the log holds, or one just below."""
     manifest = stage.world.oracle.manifest

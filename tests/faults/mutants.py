@@ -268,9 +268,33 @@ MUTANTS = (
     ),
     Mutation(
         "cursors are not read again before pruning",
-        COLLECTOR + "_kept_below",
+        "wal3_core.log.planner:Planner.kept_below",
         "policy, cursors = self._policy(), self._offsets()",
         'policy, cursors = self._policy(), {"nobody": first.position.offset}',
+    ),
+    Mutation(
+        "cursors that move on make a plan fail",
+        "wal3_core.log.planner:Planner.plan",
+        "        manifest = self._manifests.load().manifest\n",
+        "        for _ in range(3):\n"
+        "            manifest = self._manifests.load().manifest\n"
+        "            before, cursors = cursors, self._offsets()\n"
+        "            if before == cursors:\n"
+        "                break\n"
+        "        else:\n"
+        "            raise AssertionError('cursors moved')\n",
+    ),
+    Mutation(
+        "what has no mark is never finished",
+        COLLECTOR + "settle_unmarked",
+        "if meta.path not in listed.marked and self._settle(meta.path):",
+        "if meta.path in listed.marked and self._settle(meta.path):",
+    ),
+    Mutation(
+        "a document has its mark before it is marked",
+        COLLECTOR + "announce",
+        "        path = garbage.path\n",
+        "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
     Mutation(
         "an announced collection is not looked at by who keeps a place",

@@ -33,7 +33,7 @@ from tests.faults.collectors import (
     check_successor,
     collector_options,
 )
-from tests.faults.cursor_mover import CursorMover
+from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.plans import Plan, Swarm
 from tests.faults.short_writers import ShortWriter, check_small
@@ -70,6 +70,8 @@ STORY_S_MAX = 3600.0
 BRIEF = 0.4
 # So that little is loaded by the time that maintenance replaces it.
 FRUGAL = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=1)
+# The part of those in which a consumer saves its cursor without a pause.
+BUSY = 0.3
 
 
 def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
@@ -180,6 +182,8 @@ class Story:
         simulation = self.stage.simulation
         brief = simulation.dice("brief").random() < BRIEF
         cast = self.cast if self.cast is not None else drawn_cast(simulation.dice("cast"), brief=brief)
+        if self.cast is None and brief and simulation.dice("consumer").random() < BUSY:
+            cast["consumer"] = Consumer("e", 100, 0.02)
         plan = self.plan if self.plan is not None else Swarm.drawn(simulation.dice("plan"), brief=brief)
         operator = SimProcess(simulation, "operator")
         simulation.run(simulation.spawn(operator, "main", lambda: self._direct(cast, plan, operator)))

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from dagster import AssetKey, DagsterInstance
+from dagster import (
+    AddDynamicPartitionsRequest,
+    AssetKey,
+    DagsterInstance,
+    DeleteDynamicPartitionsRequest,
+    SensorResult,
+    build_sensor_context,
+)
 
 from wal3_core import LogWriter, open_store
+
+# The code location does not load without a store; each test names its own.
+os.environ.setdefault("WAL3_STORE", "memory:none")
+
 from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.discovery import discovery
 from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.resources import StoreResource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +44,10 @@ class Run(Protocol):
     def __call__(
         self, job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
     ) -> ExecuteInProcessResult: ...
+
+
+class Tick(Protocol):
+    def __call__(self, after: SensorResult | None = None) -> SensorResult: ...
 
 
 # Dagster otherwise starts four processes a step, to catch what it prints.
@@ -108,3 +126,24 @@ def known(instance: DagsterInstance, write: Write) -> list[str]:
         write(log, fragments=2)
     instance.add_dynamic_partitions(LOGS_NAME, logs)
     return logs
+
+
+@pytest.fixture
+def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001 - the sensor finds the fleet by the environment
+    """Evaluates the sensor and does what it asks of the partitions, as the daemon does."""
+
+    def evaluate(after: SensorResult | None = None) -> SensorResult:
+        resources = {"store": StoreResource.from_environment()}
+        cursor = None if after is None else after.cursor
+        with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
+            result = discovery(context)
+        assert isinstance(result, SensorResult)
+        for request in result.dynamic_partitions_requests or ():
+            if isinstance(request, AddDynamicPartitionsRequest):
+                instance.add_dynamic_partitions(LOGS_NAME, request.partition_keys)
+            if isinstance(request, DeleteDynamicPartitionsRequest):
+                for key in request.partition_keys:
+                    instance.delete_dynamic_partition(LOGS_NAME, key)
+        return result
+
+    return evaluate

@@ -2,47 +2,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from dagster import AddDynamicPartitionsRequest, DeleteDynamicPartitionsRequest, SensorResult, build_sensor_context
 
 from wal3_core import CursorStore, LogPosition, UnavailableError
-from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX, discovery
+from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
 from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.resources import StoreResource
 
 if TYPE_CHECKING:
-    from conftest import Write
-    from dagster import DagsterInstance
+    from conftest import Tick, Write
+    from dagster import DagsterInstance, SensorResult
 
     from wal3_core.storage.object_store import ObjectStore
-
-
-class Tick(Protocol):
-    def __call__(self, after: SensorResult | None = None) -> SensorResult: ...
-
-
-@pytest.fixture
-def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001 - the sensor finds the fleet by the environment
-    """Evaluates the sensor and does what it asks of the partitions, as the daemon does."""
-
-    def evaluate(after: SensorResult | None = None) -> SensorResult:
-        resources = {"store": StoreResource.from_environment()}
-        cursor = None if after is None else after.cursor
-        with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
-            result = discovery(context)
-        assert isinstance(result, SensorResult)
-        for request in result.dynamic_partitions_requests or ():
-            if isinstance(request, AddDynamicPartitionsRequest):
-                instance.add_dynamic_partitions(LOGS_NAME, request.partition_keys)
-            if isinstance(request, DeleteDynamicPartitionsRequest):
-                for key in request.partition_keys:
-                    instance.delete_dynamic_partition(LOGS_NAME, key)
-        return result
-
-    return evaluate
 
 
 def _asked(result: SensorResult) -> list[tuple[str, str]]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import boto3
@@ -9,22 +12,30 @@ from wal3_core import LogWriter, list_logs
 from wal3_orchestration.resources import StoreResource, spark_resource
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
-def test_store_is_the_laptops_own_unless_the_environment_names_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WAL3_STORE", raising=False)
-    here = StoreResource.from_environment().url
-
+def test_store_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAL3_STORE", "s3://bucket/prefix")
-    there = StoreResource.from_environment().url
 
-    assert (here, there) == ((tmp_path / ".demo" / "store").as_uri(), "s3://bucket/prefix")
+    assert StoreResource.from_environment().url == "s3://bucket/prefix"
+
+
+def test_code_location_without_a_store_does_not_load_and_says_what_to_set() -> None:
+    """It once looked after an empty folder below wherever it was started."""
+    environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
+
+    told = subprocess.run(
+        [sys.executable, "-c", "import wal3_orchestration.definitions"],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert told.returncode == 1
+    assert "WAL3_STORE: expected the store's URL, found none: set it for the code location" in told.stderr
 
 
 def test_s3_store_is_opened_with_the_session_and_endpoint_of_the_s3_resource(

@@ -28,7 +28,8 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
-from wal3_core.log.collector import Collector, Plan
+from wal3_core.log.collector import Collector
+from wal3_core.log.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.model.paths import CLOCK
 from wal3_core.model.setsum import EMPTY
@@ -248,50 +249,33 @@ def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: Memo
 
     assert held(store) >= reachable(store)
     if number < 5:
-        # Two are for the orphans and the plan's first look, two for the second and for what was announced.
+        # For the orphans, for the plan, to verify it, and for what was announced.
         assert offsets(store) == list(range(1, 21))
     gather(store)
     assert held(store) == reachable(store)
     assert offsets(store) == list(range(12, 21))
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_cursors_are_read_the_same_before_and_after_the_manifest(store: ObjectStore, number: int) -> None:
-    """A cursor that moves back between the looks is seen, and the plan is for where it is now."""
+def test_cursor_that_moves_back_behind_the_plan_is_found_before_anything_is_announced(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
-    listed, seen = [0], [0]
+    listed: list[str] = []
 
     def before(kind: str, path: str) -> None:
-        listed[0] += kind == "list" and path.endswith("/cursor/")
-        # What is looked at before the cursors is which log it is, and its policy.
-        if listed[0] and kind == "get" and path.endswith("MANIFEST.json"):
-            seen[0] += 1
-            if seen[0] <= number:
-                place(store, 12 - seen[0])
+        if kind == "list" and path.endswith("/cursor/"):
+            listed.append(path)
+        elif kind == "get" and path.endswith("MANIFEST.json") and len(listed) == 1:
+            listed.append("the cursors were read")
+            place(store, 3)
 
     faulty.before = before
+    collector = Collector(faulty, LOG, options=NOW)
+    planned = collector.plan()
 
-    assert plan(faulty).first.seq_no == 12 - number
-
-
-def test_cursors_that_never_keep_still_are_an_error_that_says_so(store: ObjectStore) -> None:
-    plant(store, cursor=2)
-    faulty = FaultyStore(store)
-    listed, seen = [0], [2]
-
-    def before(kind: str, path: str) -> None:
-        listed[0] += kind == "list" and path.endswith("/cursor/")
-        # What is looked at before the cursors is which log it is, and its policy.
-        if listed[0] and kind == "get" and path.endswith("MANIFEST.json"):
-            seen[0] += 1
-            place(store, seen[0])
-
-    faulty.before = before
-    with pytest.raises(UnavailableError, match="log .*a: cursors moved in each of 3 tries to read them"):
-        plan(faulty, options=replace(NOW, rounds_max=3))
-
-    assert seen[0] == 2 + 3
+    assert planned.first.seq_no == 12
+    with pytest.raises(OutdatedPlanError, match="planned to begin at offset 12, found cursor reader at 3"):
+        collector.verify(planned)
+    assert gather(store).plan.first.seq_no == 3
 
 
 def test_cursor_that_is_deleted_between_listing_and_reading_is_none(store: ObjectStore) -> None:

@@ -291,8 +291,8 @@ def churn(log: ObjectStore) -> None:
 
 # ---------------------------------------------------------------------- cursors and pins that come in between
 
-# Once for the orphans, twice for the plan, and then to verify it.
-CURSOR_LISTINGS = 4
+# Once for the orphans, once for the plan, and then to verify it.
+CURSOR_LISTINGS = 3
 
 
 def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | None]) -> None:

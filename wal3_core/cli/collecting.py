@@ -17,7 +17,9 @@ from wal3_core.log.deleter import Deleter
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
-    from wal3_core.log.collector import Plan
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.log.planner import Plan
     from wal3_core.model.garbage import Garbage
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
@@ -176,7 +178,7 @@ def _to_json(done: Collection) -> JsonObject:
 def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool) -> None:
     collector, deleter = Collector(store, log, options=asked.options), Deleter(store, log, options=asked.options)
     pending = deleter.pending()
-    begun = [_Begun(garbage, deleter.wait_s(garbage.path), tuple(deleter.objects(garbage))) for garbage in pending]
+    begun = list(_begun(deleter, pending))
     plan = collector.plan(asked.limit_offset)
     paths = list(deleter.without_pinned(collector.objects(plan)))
     orphans = deleter.orphans(pending)
@@ -188,6 +190,16 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
     if not plan.empty:
         # What the run would refuse.
         collector.verify(plan)
+
+
+def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
+    """Look once at the store's clock, and once at what is referred to, for all of them."""
+    if not pending:
+        return
+    references, now_us = deleter.references(), deleter.store_now_us()
+    for garbage in pending:
+        wait_s, paths = deleter.wait_s(garbage.path, now_us=now_us), deleter.objects(garbage, references)
+        yield _Begun(garbage, wait_s, tuple(paths))
 
 
 def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:

@@ -13,6 +13,7 @@ from wal3_core.cli.cursors import cursor
 from wal3_core.cli.destroying import destroy
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
 from wal3_core.cli.git import ingest_git
+from wal3_core.cli.identity import store_id
 from wal3_core.cli.inspecting import inspect
 from wal3_core.cli.listing import ls
 from wal3_core.cli.output import drop_output
@@ -109,6 +110,7 @@ for _command in (
     destroy,
     ingest_git,
     doctor,
+    store_id,
 ):
     cli.add_command(_command)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional
 from wal3_core.errors import OutdatedPlanError, UnavailableError
-from wal3_core.log.collector import Collector, Overtaken, Plan, Pruned
+from wal3_core.log.collector import Collector, Overtaken, Pruned
 from wal3_core.log.deleter import Deleted, Deleter
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import CollectorOptions
@@ -17,6 +17,7 @@ from wal3_core.storage.object_store import a_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.planner import Plan
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -53,24 +54,32 @@ def collect(
 ) -> Collection:
     """Collect a log's garbage, all but the waiting: what is pruned now is deleted by a collection an interval later.
 
-    Looking for orphans lists every object the log has; with ``orphans_max`` 0 the cost is that of what goes.
+    Looking for orphans lists every object the log has; with ``orphans_max`` 0 the cost is that of what goes, and
+    does not depend on what waits.
     CollectionRefusedError when that would not be safe; what earlier collections decided is finished first.
     """
     options, runtime = options or CollectorOptions(), runtime or shared_runtime()
     collector = Collector(store, log, options=options, runtime=runtime)
     deleter = Deleter(store, log, options=options, runtime=runtime)
-    pruned = {each.path: each for each in collector.settle()}
-    deleted = {path: deleter.delete(path, progress=progress) for path in pruned}
-    waiting = (each.garbage for each in pruned.values() if not deleted[each.path].finished)
-    found = deleter.orphans(waiting)
+    # The oldest first: those that are due, and those that an old object is looked for in.
+    documents = sorted(collector.settle_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
+    now_us = deleter.store_now_us() if documents or options.orphans_max else 0
+    deleted = {each.path: each for each in deleter.delete_due(deleter.look(documents, now_us), progress=progress)}
+    waiting = (meta for meta in documents if not deleted[meta.path].finished)
+    found = deleter.orphans(deleter.load(waiting), now_us=now_us)
+    marked = []
     if found:
         condemned = collector.condemn(found, f"{len(found)} objects that nothing refers to")
-        if isinstance(condemned, Pruned):
-            deleted[condemned.path] = deleter.delete(condemned.path, progress=progress)
+        marked += [condemned.path] if isinstance(condemned, Pruned) else []
     plan, path = _prune(collector, limit_offset, options.rounds_max)
-    if path is not None:
-        deleted[path] = deleter.delete(path, progress=progress)
+    marked += [] if path is None else [path]
+    deleted |= {path: _delete_marked(deleter, path, options.interval_s, progress) for path in marked}
     return Collection(plan=plan, num_orphans=len(found), deleted=tuple(deleted.values()))
+
+
+def _delete_marked(deleter: Deleter, path: str, interval_s: float, progress: Callable[[int], None]) -> Deleted:
+    """Delete what a document names that was marked just now, where nothing has to wait."""
+    return Deleted(path=path, wait_s=interval_s) if interval_s > 0 else deleter.delete(path, progress=progress)
 
 
 def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> tuple[Plan, str | None]:

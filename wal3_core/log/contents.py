@@ -21,12 +21,14 @@ from wal3_core.model.paths import (
     PIN_FOLDER,
     POLICY,
     SNAPSHOT_FOLDER,
+    STORE_IDENTITY,
     check_garbage_path,
     check_object_path,
     cursor_name,
     is_name_part,
     life_folder,
     life_of,
+    marked_path,
     pin_name,
 )
 
@@ -57,7 +59,7 @@ class Found:
 
 
 def _check_garbage(path: str) -> None:
-    if path != CLOCK:
+    if path != CLOCK and marked_path(path) is None:
         check_garbage_path(path)
 
 
@@ -99,7 +101,8 @@ def own_objects(store: ObjectStore) -> Iterator[Found]:
         for meta in store.list_objects(folder):
             yield Found(kind_of(meta.path), meta)
     for meta in _root_objects(store):
-        yield Found(kind_of(meta.path), meta)
+        if meta.path != STORE_IDENTITY:
+            yield Found(kind_of(meta.path), meta)
 
 
 def strangers(store: ObjectStore) -> Iterator[Found]:
@@ -107,7 +110,9 @@ def strangers(store: ObjectStore) -> Iterator[Found]:
     for folder in store.list_folders(""):
         if folder != MANIFEST_FOLDER and life_of(folder) is None and not _holds_log(store, folder):
             for meta in store.list_objects(folder):
-                yield Found(None, meta)
+                # Somebody has opened a store there.
+                if not meta.path.endswith(f"/{STORE_IDENTITY}"):
+                    yield Found(None, meta)
 
 
 def _root_objects(store: ObjectStore) -> Iterator[ObjectMeta]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
 from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError
-from wal3_core.log.references import References, every_path, hold_any
+from wal3_core.log.references import Leaving, References, every_path, hold_any
 from wal3_core.log.store_time import store_now_us
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
@@ -147,22 +147,57 @@ class Deleter:
 
     # ------------------------------------------------------------------ delete
 
-    @checked(path=given_garbage_path)
-    def wait_s(self, path: str) -> float:
-        """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may."""
-        found = self._store.head(path)
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def wait_s(self, path: str, *, now_us: int | None = None) -> float:
+        """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may.
+
+        ``now_us`` is the store's time, if it was asked for before.
+        """
+        found = self._documents.describe(path)
         if found is None:
             # Gone: another has deleted what it named, or wrongly forgotten it and is about to write it again.
             return self._options.interval_s
-        return max(0.0, self._options.interval_s - (self.store_now_us() - found.last_modified_us) / US_PER_S)
+        return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
+
+    def _wait_s(self, found: ObjectMeta, now_us: int) -> float:
+        if self._options.interval_s == 0:
+            # Some stores list other fractions of a second than they tell of one object.
+            return 0.0
+        return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
 
     @checked(path=given_garbage_path, progress=function)
     def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
         """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
-        found = self.due(path)
-        if isinstance(found, Deleted):
-            return found
-        return self.finish(path, [self.delete_part(path, Part.whole(found), progress=progress)])
+        [deleted] = self.delete_due([self.due(path)], progress=progress)
+        return deleted
+
+    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[Garbage | Deleted]:
+        """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
+
+        What has to wait is not read: how long is said instead.
+        """
+        for meta in documents:
+            wait_s = self._wait_s(meta, now_us)
+            # What was listed may be older than what is there.
+            yield Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self.due(meta.path, now_us=now_us)
+
+    def delete_due(
+        self, found: Iterable[Garbage | Deleted], *, progress: Callable[[int], None] = lambda _: None
+    ) -> list[Deleted]:
+        """Delete what documents that are due name; one look at manifest, cursors and pins serves for all of them.
+
+        All of them were marked before that look: what they name is in no later manifest, and so in no later pin.
+        """
+        references: list[References] | None = None
+        done = []
+        for each in found:
+            if isinstance(each, Deleted):
+                done.append(each)
+                continue
+            references = self.references() if references is None else references
+            part = self._delete_part(each.path, Part.whole(each), _Pass(references, progress))
+            done.append(self.finish(each.path, [part]))
+        return done
 
     @checked(paths=several)
     def without_pinned(self, paths: Iterable[str]) -> Iterator[str]:
@@ -170,30 +205,34 @@ class Deleter:
         pinned = self._pinned()
         return (path for path in paths if not hold_any(pinned, path))
 
-    @checked(garbage=instance_of(Garbage))
-    def objects(self, garbage: Garbage) -> Iterator[str]:
+    @checked(garbage=instance_of(Garbage), references=optional(several))
+    def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
         """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
-        references, part = self._references(), Part.whole(garbage)
+        references, part = self.references() if references is None else references, Part.whole(garbage)
         for path in chain(every_path(part.dropped, self._snapshots.load), part.replaced, part.orphans):
             if not hold_any(references, path):
                 yield path
 
-    @checked(path=given_garbage_path)
-    def due(self, path: str) -> Garbage | Deleted:
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def due(self, path: str, *, now_us: int | None = None) -> Garbage | Deleted:
         """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait."""
         seen = self._documents.load(path)
         if seen is None:
             return Deleted(path=path)
         if not seen.document.pruned:
+            # A mark that it may have is wrong: without, the next collection reads the document and finishes it.
+            self._documents.unmark(path)
             message = f"log {self._manifests.url}: expected {path} to be pruned before it is deleted, found it was not"
             raise InvalidRequestError(message)
-        wait_s = self.wait_s(path)
+        wait_s = self.wait_s(path, now_us=now_us)
         return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
 
     @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
     def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
         """Delete a part of what a garbage document that is due names; the document stays."""
-        going = _Pass(self._references(), progress)
+        return self._delete_part(path, part, _Pass(self.references(), progress))
+
+    def _delete_part(self, path: str, part: Part, going: _Pass) -> Deleted:
         self._delete_pointers(part.dropped, going)
         self._delete_paths(part.replaced, going)
         held = going.num_held
@@ -211,7 +250,7 @@ class Deleter:
             problems=tuple(problem for part in parts for problem in part.problems),
         )
         if deleted.finished:
-            self._documents.delete(path)
+            self._documents.forget(path)
         return deleted
 
     def documents(self) -> Iterator[ObjectMeta]:
@@ -220,10 +259,17 @@ class Deleter:
 
     def pending(self) -> list[Garbage]:
         """Load the garbage documents that are there."""
-        seen = (self._documents.load(meta.path) for meta in self.documents())
-        return [each.document for each in seen if each is not None]
+        return list(self.load(self.documents()))
 
-    def _references(self) -> list[References]:
+    def load(self, documents: Iterable[ObjectMeta]) -> Iterator[Garbage]:
+        """Load documents that were listed, each when it is asked for; those that are gone are left out."""
+        for meta in documents:
+            seen = self._documents.load(meta.path)
+            if seen is not None:
+                yield seen.document
+
+    def references(self) -> list[References]:
+        """Read what is referred to: CollectionRefusedError when a cursor or pin can not be read, or dangles."""
         manifest = self._manifests.load().manifest
         try:
             self._refuse_dangling(manifest)
@@ -297,36 +343,28 @@ class Deleter:
 
     # ------------------------------------------------------------------ orphans
 
-    @checked(pending=several)
-    def orphans(self, pending: Iterable[Garbage] = ()) -> list[str]:
+    @checked(pending=several, now_us=optional(integer))
+    def orphans(self, pending: Iterable[Garbage] = (), *, now_us: int | None = None) -> list[str]:
         """Name the oldest objects that nothing refers to and that are older than the interval.
 
-        What is ``pending`` will be deleted anyway, and is left out.
+        What is ``pending`` will be deleted anyway, and is left out; it is gone through no further than needed.
         """
         if self._options.orphans_max == 0:
             return []
-        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)]
+        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
 
     @checked(folders=several, pending=several, now_us=optional(integer))
     def orphans_below(
         self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
     ) -> list[ObjectMeta]:
         """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
-        pending = list(pending)
-        leaving = References(
-            # What was replaced may lie one in another, and is no run.
-            [run for garbage in pending for run in (garbage.dropped, *((pointer,) for pointer in garbage.replaced))],
-            self._snapshots.load,
-            partly_deleted=True,
-        )
-        known = [*self._references(), leaving]
-        condemned = {path for garbage in pending for path in garbage.orphans}
+        leaving, known = Leaving(pending, self._snapshots.load), self.references()
         now_us = self.store_now_us() if now_us is None else now_us
         limit_us = now_us - int(self._options.interval_s * US_PER_S)
         found = (
             meta
             for meta in self._data_objects(folders)
-            if meta.last_modified_us <= limit_us and meta.path not in condemned and not hold_any(known, meta.path)
+            if meta.last_modified_us <= limit_us and not hold_any(known, meta.path) and not leaving.hold(meta.path)
         )
         return oldest(found, self._options.orphans_max)
 

@@ -14,6 +14,7 @@ from wal3_core.model.snapshot import SnapshotPointer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wal3_core.model.garbage import Garbage
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.snapshot import Pointer, Snapshot
 
@@ -49,6 +50,8 @@ class References:
         self._runs = [run for run in runs if run]
         self._load = load
         self._partly_deleted = partly_deleted
+        # Of those that may be partly deleted: what was found gone, or past reading, is asked for once.
+        self._gone: set[str] = set()
         self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
 
     def hold(self, path: str) -> bool:
@@ -59,12 +62,15 @@ class References:
         return any(self._leads_to(run, seq_no, path) for run in self._runs)
 
     def _below(self, pointer: SnapshotPointer) -> Sequence[Pointer]:
+        if pointer.path in self._gone:
+            return ()
         try:
             return self._load(pointer).pointers
         except CorruptError:
-            if self._partly_deleted:
-                return ()
-            raise
+            if not self._partly_deleted:
+                raise
+            self._gone.add(pointer.path)
+            return ()
 
     def _every_snapshot(self, pointers: Sequence[Pointer]) -> Iterator[SnapshotPointer]:
         for pointer in pointers:
@@ -81,6 +87,29 @@ class References:
         if isinstance(pointer, FragmentPointer):
             return pointer.path == path
         return self._leads_to(self._below(pointer), seq_no, path)
+
+
+class Leaving:
+    """The objects that garbage documents name; ``pending`` is gone through no further than something asks for."""
+
+    def __init__(self, pending: Iterable[Garbage], load: Callable[[SnapshotPointer], Snapshot]) -> None:
+        self._pending = iter(pending)
+        self._load = load
+        self._condemned: set[str] = set()
+        self._references: list[References] = []
+
+    def hold(self, path: str) -> bool:
+        """Tell whether a document names the object, or leads to it."""
+        if path in self._condemned or hold_any(self._references, path):
+            return True
+        for garbage in self._pending:
+            self._condemned.update(garbage.orphans)
+            # What was replaced may lie one in another, and is no run.
+            runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
+            self._references.append(References(runs, self._load, partly_deleted=True))
+            if path in self._condemned or self._references[-1].hold(path):
+                return True
+        return False
 
 
 def hold_any(every: Iterable[References], path: str) -> bool:

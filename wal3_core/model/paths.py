@@ -5,7 +5,7 @@ Life=<log_id>/
     log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
     snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
     cursor/<name>.json      pin/<name>.json      policy.json
-    gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/CLOCK
+    gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/MARKED.<the same>      gc/CLOCK
 
 Paths in documents are relative to the folder of the log's life. No two lives share an object but the manifest.
 """
@@ -38,6 +38,8 @@ PIN_FOLDER = "pin/"
 # Written again and again, only to learn the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
+# At the root of a store, and no log's: no part of a log's name has a dot.
+STORE_IDENTITY = "wal3-store.json"
 FRAGMENTS_PER_BUCKET = 4096
 # With what a path adds to it, less than a file's name may have.
 NAME_LENGTH_MAX = 200
@@ -56,6 +58,7 @@ _FRAGMENT = re.compile(
     r"log/Bucket=(?P<bucket>[0-9a-f]{16})/Writer=(?P<token>[0-9a-f]{16})/FragmentSeqNo=(?P<seq_no>[0-9a-f]{16})\.parquet",
     re.ASCII,
 )
+_MARK = "gc/MARKED."
 _GARBAGE = re.compile(r"gc/GARBAGE\.(?P<setsum>[0-9a-f]{64})\.(?P<token>[0-9a-f]{16})", re.ASCII)
 _SNAPSHOT = re.compile(r"snapshot/SNAPSHOT\.(?P<setsum>[0-9a-f]{64})\.(?P<hash>[0-9a-f]{16})", re.ASCII)
 
@@ -215,6 +218,17 @@ def given_garbage_path(path: object, argument: str) -> str:
     if not _GARBAGE.fullmatch(path):
         raise wrong(argument, f"{GARBAGE_FOLDER}GARBAGE.<setsum>.<token>", path)
     return path
+
+
+def mark_path(path: str) -> str:
+    """Path of the mark beside a collection's document, which says that the document is marked as pruned."""
+    return _MARK + path.removeprefix(f"{GARBAGE_FOLDER}GARBAGE.")
+
+
+def marked_path(path: str) -> str | None:
+    """Path of the document that a mark lies beside; None when the path is no mark's."""
+    marked = f"{GARBAGE_FOLDER}GARBAGE.{path.removeprefix(_MARK)}"
+    return marked if path.startswith(_MARK) and _GARBAGE.fullmatch(marked) else None
 
 
 def pin_path(name: str) -> str:

@@ -42,7 +42,7 @@ from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import Row, SparkSession
 
@@ -158,25 +158,40 @@ def delete_objects(
     store = open_store(check_shared(store_url))
     due: dict[tuple[str, str], Garbage] = {}
     done: dict[tuple[str, str], Deletion] = {}
-    named = list(dict.fromkeys(documents))
-    for key, found in zip(
-        named, ahead(shared_runtime(), partial(_due, store, options), named, count=_LOGS_AT_ONCE), strict=True
+    named: dict[str, dict[str, None]] = {}
+    for log, path in documents:
+        named.setdefault(log, {})[path] = None
+    for log, looked in zip(
+        named, ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE), strict=True
     ):
-        if isinstance(found, Deletion):
-            done[key] = found
-        else:
-            due[key] = found
+        for path, found in looked.items():
+            if isinstance(found, Deletion):
+                done[log, path] = found
+            else:
+                due[log, path] = found
     done |= _delete(spark, store_url, due, options)
     return [done[key] for key in documents]
 
 
-def _due(store: ObjectStore, options: CollectorOptions, document: tuple[str, str]) -> Garbage | Deletion:
-    log, path = document
+def _look(
+    store: ObjectStore, options: CollectorOptions, documents: tuple[str, Iterable[str]]
+) -> dict[str, Garbage | Deletion]:
+    """Load those of a log's documents that are due; the store's time is asked for once."""
+    log, paths = documents
+    deleter = Deleter(store, log, options=options)
     try:
-        found = Deleter(store, log, options=options).due(path)
+        now_us = deleter.store_now_us()
     except LogError as error:
-        return Deletion(log=log, deleted=Deleted(path=path), refusal=Refusal.of(error))
-    return Deletion(log=log, deleted=found) if isinstance(found, Deleted) else found
+        return {path: Deletion(log=log, deleted=Deleted(path=path), refusal=Refusal.of(error)) for path in paths}
+    return {path: _due(deleter, path, now_us) for path in paths}
+
+
+def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | Deletion:
+    try:
+        found = deleter.due(path, now_us=now_us)
+    except LogError as error:
+        return Deletion(log=deleter.log, deleted=Deleted(path=path), refusal=Refusal.of(error))
+    return Deletion(log=deleter.log, deleted=found) if isinstance(found, Deleted) else found
 
 
 def _delete(

@@ -6,6 +6,7 @@ its result, and ends nothing.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +20,6 @@ from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.runtime import ahead, shared_runtime
 from wal3_core.spark.collect_survey import Refusal, survey_log
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
@@ -41,7 +41,7 @@ _ARROW_RESULTS = pa.schema(
         pa.field("result", pa.string(), nullable=False),
     ]
 )
-_LOGS_AHEAD = 8
+_LOGS_AT_ONCE = 8
 _TEXT_BYTES_MAX = 4 * 2**20
 _PROBLEMS_MAX = 100_000
 
@@ -75,7 +75,7 @@ class OrphanWork:
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """List them, the oldest first."""
         deleter = Deleter(store, log, options=self.options)
-        for meta in deleter.orphans_below(texts, deleter.pending(), now_us=self.now_us):
+        for meta in deleter.orphans_below(texts, deleter.load(deleter.documents()), now_us=self.now_us):
             yield to_text({"path": meta.path, "size": meta.size, "last_modified_us": meta.last_modified_us})
 
 
@@ -108,11 +108,13 @@ def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Wor
         except LogError as error:
             return [(log, True, to_text(Refusal.of(error).to_json()))]
 
-    for found in ahead(shared_runtime(), do, logs, count=_LOGS_AHEAD):
-        columns = zip(*found, strict=True)
-        arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_RESULTS, strict=False)]
-        if arrays:
-            yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_RESULTS)
+    # Threads of its own: the work on a log waits for the shared workers.
+    with ThreadPoolExecutor(_LOGS_AT_ONCE, thread_name_prefix="collect") as threads:
+        for found in threads.map(do, logs):
+            columns = zip(*found, strict=True)
+            arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_RESULTS, strict=False)]
+            if arrays:
+                yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_RESULTS)
 
 
 def to_text(document: JsonObject) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from wal3_core.log.scrub import Problem, ScrubReport, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import shared_runtime
 from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import count_tasks
@@ -69,7 +70,9 @@ def verify_logs(
     reports: dict[str, ScrubReport] = {}
     left = [check_log_name(log) for log in dict.fromkeys(logs)]
     for _ in range(_ROUNDS_MAX):
-        plans = list(ahead(shared_runtime(), partial(plan_log, store), left, count=_LOGS_PLANNED_AT_ONCE))
+        # Threads of its own: what plans a log waits for the shared workers.
+        with ThreadPoolExecutor(_LOGS_PLANNED_AT_ONCE, thread_name_prefix="plan") as threads:
+            plans = list(threads.map(partial(plan_log, store), left))
         totals = _run(spark, store_url, plans, partition_bytes)
         found = {plan.log: _report(store, plan, totals.get(plan.log, _Totals())) for plan in plans}
         reports |= {log: report for log, report in found.items() if report is not None}

@@ -24,8 +24,8 @@ from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
-from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.options import CURSORS_AHEAD, RetryOptions
+from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store
@@ -155,20 +155,23 @@ class CursorStore:
         return found
 
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
-        """Go through the cursors by path; one that can not be read is an error in its place."""
+        """Go through the cursors by path, some loaded ahead; one that can not be read is an error in its place."""
         yield from self._survey()
         # None of them may be there any more because the log is gone.
         self._manifest()
 
     def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
-        for meta in self._store.list_objects(CURSOR_FOLDER):
-            try:
-                seen = self._documents.load(cursor_path(cursor_name(meta.path)))
-            except CorruptError as error:
-                yield meta.path, error
-                continue
-            if seen is not None:
-                yield meta.path, Witness(seen.document, seen.etag)
+        paths = (meta.path for meta in self._store.list_objects(CURSOR_FOLDER))
+        for path, witness in ahead(self._runtime, self._look, paths, count=CURSORS_AHEAD):
+            if witness is not None:
+                yield path, witness
+
+    def _look(self, path: str) -> tuple[str, Witness | CorruptError | None]:
+        try:
+            seen = self._documents.load(cursor_path(cursor_name(path)))
+        except CorruptError as error:
+            return path, error
+        return path, None if seen is None else Witness(seen.document, seen.etag)
 
     @checked(name=check_cursor_name)
     def delete(self, name: str) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dagster import DefaultSensorStatus, RunRequest, SensorEvaluationContext, SensorResult, sensor
 
 from wal3_core import list_logs
+from wal3_core.fleet.identity import store_identity
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.manifests import manifest_job
 from wal3_orchestration.log_state import look_at_all
 from wal3_orchestration.partitions import LOGS, LOGS_NAME, cover, run_request
 from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.store_guard import remember, remembered, require_few_lost
 
 RUNS_PER_TICK_MAX = 4
 _FINGERPRINT_CHARS = 16
@@ -19,10 +21,17 @@ _FINGERPRINT_CHARS = 16
 
 @sensor(job=manifest_job, minimum_interval_seconds=30, default_status=DefaultSensorStatus.RUNNING)
 def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
-    """Add partitions for new logs, remove those of vanished ones, and ask for a look at each log that changed."""
-    found = _fingerprints(store.open())
+    """Add partitions for new logs, remove those of vanished ones, and ask for a look at each log that changed.
+
+    Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
+    """
+    opened = store.open_known(context.instance)
+    found = _fingerprints(opened)
     known = context.instance.get_dynamic_partitions(LOGS_NAME)
     new, vanished = sorted(found.keys() - set(known)), [log for log in known if log not in found]
+    require_few_lost(opened, known, vanished, lost_max=store.logs_lost_max, fraction_max=store.logs_lost_fraction_max)
+    if found and remembered(context.instance) is None:
+        remember(context.instance, _identity(opened))
     before = json.loads(context.cursor or "{}")
     requests = _requests([log for log in known if log in found] + new, before, found)
     return SensorResult(
@@ -31,6 +40,12 @@ def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorR
         cursor=json.dumps(found),
         dynamic_partitions_requests=[LOGS.build_add_request(new), LOGS.build_delete_request(vanished)],
     )
+
+
+def _identity(store: ObjectStore) -> str:
+    identity = store_identity(store, create=True)
+    assert identity is not None
+    return identity
 
 
 def _fingerprints(store: ObjectStore) -> dict[str, str]:

@@ -32,7 +32,7 @@ from dagster import (
 )
 from dagster_pyspark import LazyPySparkResource
 
-from wal3_core.log.collector import Plan
+from wal3_core.log.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
@@ -91,6 +91,7 @@ def garbage_plan(
     """Say what may go of a log, up to which cursor, and why; nothing is changed. The checks say whether all is well."""
     logs = context.partition_keys
     with retried_only_when_unavailable(context):
+        store.open_known(context.instance)
         surveys = _surveys(logs, store, spark, collection)
         lost = {each.log: each.refusal.message for each in surveys if each.refusal and each.refusal.transient}
         ages_s = {each.log: _unpruned_s(context.instance, each.log, collection) for each in surveys}
@@ -168,7 +169,7 @@ def pruned_manifest(
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
     """Announce what was planned, and let the manifest begin later; what other runs left half done is finished first."""
     with retried_only_when_unavailable(context):
-        opened, options = store.open(), collection.options()
+        opened, options = store.open_known(context.instance), collection.options()
         found = [prune_log(opened, log, _plan(context, log), options) for log in context.partition_keys]
         yield from record(context, outcomes(found))
         fail_for(found)
@@ -196,7 +197,7 @@ def deleted_garbage(
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
     """Delete what was pruned an interval ago and what nobody refers to; what is younger waits, and is counted."""
     with retried_only_when_unavailable(context):
-        opened, options, logs = store.open(), collection.options(), context.partition_keys
+        opened, options, logs = store.open_known(context.instance), collection.options(), context.partition_keys
         due = [delete_log(opened, log, options, objects_max=collection.spark_objects_min) for log in logs]
         large = [each for each in due if each.on_spark]
         done = delete_logs(spark_session(spark), store.url, large, options) if large else {}

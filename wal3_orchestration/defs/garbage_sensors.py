@@ -62,7 +62,7 @@ def _collections(instance: DagsterInstance, plans: Sequence[EventLogRecord]) -> 
 def deletion(context: SensorEvaluationContext, store: StoreResource, collection: CollectionResource) -> SensorResult:
     """Ask for a run for each log that has garbage whose interval is over by the store's clock; nobody waits asleep."""
     logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    due, unreadable = find_due(store.open(), logs, collection.options())
+    due, unreadable = find_due(store.open_known(context.instance), logs, collection.options())
     for log, message in unreadable.items():
         context.log.warning("%s: %s", log, message)
     requests = [run_request(each.log, each.log, run_key=_run_key(each)) for each in due]

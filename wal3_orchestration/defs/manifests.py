@@ -37,7 +37,7 @@ def manifest(
     Plots by partition compare the logs; plots by event follow each log over time.
     """
     with retried_only_when_unavailable(context):
-        seen = look_at_all(store.open(), context.partition_keys)
+        seen = look_at_all(store.open_known(context.instance), context.partition_keys)
     states = [state for state in seen if isinstance(state, LogState)]
     for state in states:
         yield _over_time(context.asset_key, state)

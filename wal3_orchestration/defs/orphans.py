@@ -54,7 +54,7 @@ def condemned_orphans(
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
     """List what nothing refers to and is older than the interval, and write it down: deleted_garbage deletes it."""
     with retried_only_when_unavailable(context):
-        opened, options = store.open(), collection.options()
+        opened, options = store.open_known(context.instance), collection.options()
         found = [condemn(opened, each, options) for each in _orphans(context.partition_keys, store, spark, collection)]
         before = {each.log: _counts(context.instance, each.log) for each in found}
         yield from record(context, outcomes(found))

@@ -51,7 +51,7 @@ def compacted_snapshots(
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
     """Pack a log's tree anew where it is lopsided: its shape, and what was written to mend it."""
     with retried_only_when_unavailable(context):
-        opened = store.open()
+        opened = store.open_known(context.instance)
         found = [_compact(opened, log) for log in context.partition_keys]
         yield from record(context, outcomes(found))
         fail_for(found)
@@ -103,7 +103,7 @@ snapshot_compaction_job = define_asset_job(
 def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
     """Ask for a run for each log whose tree is worth packing anew. Off until turned on."""
     logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    states = [state for state in look_at_all(store.open(), logs) if isinstance(state, LogState)]
+    states = [state for state in look_at_all(store.open_known(context.instance), logs) if isinstance(state, LogState)]
     ripe = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).ripe]
     requests = [run_request(each.log, each.log, run_key=_run_key(each)) for each in ripe[:RUNS_PER_TICK_MAX]]
     return SensorResult(

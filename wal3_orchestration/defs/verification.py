@@ -60,6 +60,7 @@ def verification(
 ) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
     """Read a log back whole: it is materialized when sound; when damaged, the check fails and names the bad objects."""
     with retried_only_when_unavailable(context):
+        store.open_known(context.instance)
         reports = verify_logs(spark_session(spark), store.url, context.partition_keys)
     if all(report.sound for report in reports):
         for report in reports:

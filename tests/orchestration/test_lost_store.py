@@ -1,0 +1,176 @@
+"""A store that is another one, or gone, changes nothing: the tick turns red and says what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from dagster import DagsterInstance, Failure
+
+from wal3_core import UnavailableError, open_store
+from wal3_core.fleet.identity import store_identity
+from wal3_core.model.paths import STORE_IDENTITY
+from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.verification import verification_job
+from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.store_guard import ACCEPT_JOB
+
+if TYPE_CHECKING:
+    from conftest import Run, Tick, Write
+
+    from wal3_core.storage.object_store import ObjectStore
+
+LOGS = [f"log-{number:02}" for number in range(24)]
+
+
+def _root(store: ObjectStore) -> Path:
+    return Path(urlsplit(store.url).path)
+
+
+def _logs(instance: DagsterInstance) -> list[str]:
+    return list(instance.get_dynamic_partitions(LOGS_NAME))
+
+
+def _accept(instance: DagsterInstance, **said: str | int | None) -> bool:
+    config = {"ops": {"accepted_store": {"config": said}}}
+    job = defs.resolve_job_def(ACCEPT_JOB)
+    return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success
+
+
+def test_store_whose_folder_was_renamed_empties_nothing(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    """As when the volume is not mounted: the folder is there, or is not, and there is nothing in it."""
+    write("alpha")
+    write("beta")
+    before = tick()
+    _root(fleet).rename(_root(fleet).with_name("elsewhere"))
+
+    for _ in range(3):
+        with pytest.raises(Failure, match="looks after, found no identity: look whether WAL3_STORE is right") as failed:
+            tick(before)
+    assert ACCEPT_JOB in str(failed.value.description)
+    assert _logs(instance) == ["alpha", "beta"]
+
+    _root(fleet).with_name("elsewhere").rename(_root(fleet))
+    assert tick(before).skip_reason is not None
+    assert _logs(instance) == ["alpha", "beta"]
+
+
+def test_mistyped_address_of_a_store_that_is_there_empties_nothing(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs of the same names do not help: it is another store."""
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+    other = _root(fleet).with_name("other")
+    shutil.copytree(_root(fleet) / "alpha", other / "alpha")
+    there = store_identity(open_store(other.as_uri()), create=True)
+    monkeypatch.setenv("WAL3_STORE", other.as_uri())
+
+    with pytest.raises(Failure, match=f"found store {there}"):
+        tick(before)
+
+    assert _logs(instance) == ["alpha", "beta"]
+
+
+@pytest.mark.spark
+def test_red_verification_stays_red_while_the_store_is_gone(
+    tick: Tick, write: Write, run: Run, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    write("alpha")
+    before = tick()
+    next(_root(fleet).glob("alpha/**/FragmentSeqNo*")).unlink()
+    assert not run(verification_job.name, run_request("alpha", "alpha")).success
+    _root(fleet).rename(_root(fleet).with_name("elsewhere"))
+
+    with pytest.raises(Failure):
+        tick(before)
+    again = run(verification_job.name, run_request("alpha", "alpha"))
+
+    assert not again.success
+    assert _logs(instance) == ["alpha"]
+    assert "looks after, found no identity" in str(again.failure_data_for_node("verification"))
+
+
+@pytest.mark.parametrize("gone", [11, 13, 24])
+def test_many_logs_gone_at_once_are_kept_until_somebody_says_that_it_is_meant(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, gone: int
+) -> None:
+    """More than half and more than ten, or all."""
+    for log in LOGS:
+        write(log)
+    before = tick()
+    for log in LOGS[:gone]:
+        shutil.rmtree(_root(fleet) / log)
+    if gone <= len(LOGS) / 2:
+        tick(before)
+        assert _logs(instance) == LOGS[gone:]
+        return
+
+    with pytest.raises(Failure, match=f"of the 24 known logs, found {gone} of them gone: log-00, .*vanished: {gone}"):
+        tick(before)
+    assert _logs(instance) == LOGS
+
+    store_id = store_identity(fleet)
+    assert not _accept(instance, store_id=store_id, vanished=gone - 1)
+    assert not _accept(instance, store_id="0" * 32, vanished=gone)
+    assert _logs(instance) == LOGS
+    assert _accept(instance, store_id=store_id, vanished=gone)
+    assert _logs(instance) == LOGS[gone:]
+    tick(before)
+    assert _logs(instance) == LOGS[gone:]
+
+
+def test_another_store_is_looked_after_once_it_is_accepted(
+    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    """The store lost its identity: the logs are there, and it gets a new one."""
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+    fleet.delete(STORE_IDENTITY)
+    with pytest.raises(Failure, match="wal3 store-id --create"):
+        tick(before)
+
+    assert _accept(instance, store_id=store_identity(fleet, create=True))
+
+    assert tick(before).skip_reason is not None
+    assert _logs(instance) == ["alpha", "beta"]
+
+
+def test_store_that_can_not_be_reached_for_some_ticks_is_taken_up_where_it_was(
+    tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for log in ("alpha", "beta"):
+        write(log)
+    before = tick()
+
+    with monkeypatch.context() as away:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            away.setenv(name, "test")
+        away.setenv("WAL3_STORE", "s3://bucket/fleet?endpoint=http://127.0.0.1:9&region=us-east-1")
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                tick(before)
+    write("beta")
+    after = tick(before)
+
+    assert _logs(instance) == ["alpha", "beta"]
+    assert [request.partition_key for request in after.run_requests or ()] == ["beta"]
+
+
+def test_store_without_logs_is_not_taken_for_the_one_to_look_after(
+    tick: Tick, write: Write, fleet: ObjectStore
+) -> None:
+    tick()
+    assert store_identity(fleet) is None
+
+    write("alpha")
+    tick()
+
+    assert store_identity(fleet) is not None

@@ -1,0 +1,131 @@
+"""Consumers that save their cursors as fast as they can keep no plan from being carried out."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import LOG, NOW, append, gather, manifest_of, offsets, place, plant
+from tests.stores import FaultyStore
+from wal3_core.model.position import LogPosition
+from wal3_core.options import CURSORS_AHEAD
+from wal3_core.storage.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.object_store import ObjectStore
+
+CONSUMERS, RECORDS, ROUNDS = 200, 400, 5
+HANDS = 8
+DEADLINE_S = 60.0
+
+
+@contextmanager
+def busy(store: ObjectStore) -> Iterator[threading.Event]:
+    """Consumers that move on, record by record, without a pause; yields what is set after each has moved so far."""
+    stop, everyone = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+
+    def consume(hand: int) -> None:
+        cursors = CursorStore(store, LOG)
+        names = [f"consumer{number}" for number in range(hand, CONSUMERS, HANDS)]
+        witnesses = {name: cursors.init(name, LogPosition(1, 0)) for name in names}
+        try:
+            for offset in range(2, RECORDS):
+                for name in names:
+                    if stop.is_set():
+                        return
+                    witnesses[name] = cursors.save(name, LogPosition(offset, 0), witnesses[name])
+                everyone.set()
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=consume, args=(hand,), daemon=True) for hand in range(HANDS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield everyone
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not failed
+
+
+def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_they_can(store: ObjectStore) -> None:
+    append(store, RECORDS)
+    place(store, 1, "slowest")
+
+    with busy(store) as everyone:
+        assert everyone.wait(DEADLINE_S)
+        for number in range(ROUNDS):
+            place(store, 2 + number, "slowest")
+            # One try, and nothing of it is made again.
+            done = gather(store, replace(NOW, rounds_max=1, orphans_max=0))
+            assert not done.plan.empty
+            assert manifest_of(store).first == done.plan.first
+
+    assert offsets(store)[0] == 1 + ROUNDS
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
+    append(memory_store, 3)
+    names = [f"c{number:02}" for number in range(count)]
+    for name in names:
+        place(memory_store, 2, name)
+    faulty = FaultyStore(memory_store)
+    # Each GET waits for as many as there may be at a time.
+    together = threading.Barrier(min(count, CURSORS_AHEAD), timeout=DEADLINE_S)
+    left = threading.Semaphore(count // CURSORS_AHEAD * CURSORS_AHEAD or count)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "get" and "/cursor/" in path and left.acquire(blocking=False):
+            together.wait()
+
+    faulty.before = before
+
+    assert list(CursorStore(faulty, LOG).offsets()) == names
+
+
+def test_cursor_that_moves_on_at_every_look_starves_no_plan(store: ObjectStore) -> None:
+    """Forward moves are no reason to look again: the plan takes what lay below when it looked."""
+    plant(store, cursor=2)
+    faulty = FaultyStore(store)
+    seen = [2]
+
+    def before(kind: str, path: str) -> None:
+        if (kind == "get" and path.endswith("MANIFEST.json")) or (kind == "list" and path.endswith("/cursor/")):
+            seen[0] = min(seen[0] + 1, 20)
+            place(store, seen[0])
+
+    faulty.before = before
+    taken = gather(faulty, replace(NOW, rounds_max=1, orphans_max=0)).plan
+
+    assert taken.first.seq_no > 2
+    assert offsets(store) == list(range(taken.first.position.offset, 21))
+
+
+def test_cursor_that_follows_the_end_of_a_growing_log_is_not_taken_for_another_log_s(store: ObjectStore) -> None:
+    """It moves beyond the end of a manifest that was read a moment ago, at every look that there is."""
+    plant(store, cursor=12)
+    faulty = FaultyStore(store)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "list" and path.endswith("/cursor/"):
+            append(store, 1)
+            place(store, manifest_of(store).next.position.offset)
+
+    faulty.before = before
+    done = gather(faulty, replace(NOW, rounds_max=1, orphans_max=0))
+
+    assert done.plan.first.seq_no > 12
+    assert manifest_of(store).first.seq_no == done.plan.first.seq_no
+    assert manifest_of(store).collecting is None

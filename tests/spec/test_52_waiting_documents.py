@@ -1,0 +1,261 @@
+"""What waits for its interval costs a collection nothing: it is listed, and read when it is due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import (
+    DAY_S,
+    LATER,
+    LOG,
+    NOW,
+    ClockStore,
+    announce,
+    append,
+    documents,
+    gather,
+    held,
+    manifest_of,
+    offsets,
+    place,
+    plant,
+    prune,
+    reachable,
+)
+from tests.stores import CountingStore, life_store
+from wal3_core import InvalidRequestError, PinStore
+from wal3_core.log.collector import Collector
+from wal3_core.log.deleter import Deleter
+from wal3_core.model.paths import CLOCK, fragment_path, mark_path
+from wal3_core.model.pin import Pin
+from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.storage.object_store import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+
+PROMPT = replace(LATER, orphans_max=0)
+
+
+def pile_up(store: ObjectStore, count: int) -> None:
+    """Leave so many documents that wait, of a fragment each, and another fragment to go."""
+    append(store, count + 2)
+    for offset in range(2, count + 2):
+        place(store, offset)
+        gather(store, PROMPT)
+    place(store, count + 2)
+
+
+def requests(store: ObjectStore) -> Counter[str]:
+    counting = CountingStore(store)
+    gather(counting, LATER)
+    return counting.requests
+
+
+def left_in(store: ObjectStore) -> set[str]:
+    """Whatever lies below gc/ but the clock."""
+    return {meta.path for meta in life_store(store, LOG).list_objects("gc/")} - {CLOCK}
+
+
+def test_collection_costs_the_same_whatever_waits(store: ObjectStore) -> None:
+    pile_up(store, 1)
+    few = requests(store)
+    for offset in range(4, 34):
+        append(store, 1)
+        place(store, offset - 1)
+        gather(store, PROMPT)
+    append(store, 1)
+    place(store, 33)
+
+    many = requests(store)
+
+    assert len(documents(store)) == 32
+    # The clock is there by now: it is replaced, not created.
+    assert many.total() == few.total()
+    assert many["list"] == few["list"]
+
+
+def test_many_documents_that_are_due_are_deleted_after_one_look_at_what_is_referred_to(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    pile_up(clock, 12)
+    clock.pass_s(DAY_S)
+    asked, life = Counter[tuple[str, str]](), f"Life={manifest_of(clock).log_id}"
+    clock.before = lambda kind, path: asked.update([(kind, path.rpartition(f"{life}/")[2])])
+
+    done = gather(clock, PROMPT)
+
+    assert sum(deleted.num_deleted for deleted in done.deleted) == 12
+    # To delete; to plan, to verify, and for what was announced.
+    assert asked["list", "cursor/"] == 4
+    assert asked["list", "pin/"] == 1
+    assert (asked["list", "gc/"], asked["head", "gc/CLOCK"]) == (1, 1)
+    clock.pass_s(DAY_S)
+    gather(clock, LATER)
+    assert left_in(store) == set()
+    assert held(store) == reachable(store)
+
+
+def test_document_without_its_mark_is_read_and_gets_one(store: ObjectStore) -> None:
+    """Who marked the document died before it could put the mark beside it."""
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = prune(clock, LATER)
+    life_store(clock, LOG).delete(mark_path(path))
+
+    done = gather(clock, PROMPT)
+
+    assert [(deleted.path, deleted.wait_s) for deleted in done.deleted] == [(path, DAY_S)]
+    assert left_in(store) == {path, mark_path(path)}
+    clock.pass_s(DAY_S)
+    gather(clock, LATER)
+    assert left_in(store) == set()
+    assert held(store) == reachable(store)
+
+
+def test_mark_that_its_document_left_behind_is_removed(store: ObjectStore) -> None:
+    """It arrived late, or whoever deleted the document died before it could delete the mark."""
+    plant(store, cursor=12)
+    path = prune(store)
+    Deleter(store, LOG, options=NOW).delete(path)
+    assert isinstance(life_store(store, LOG).create(mark_path(path), b""), Done)
+
+    gather(store)
+
+    assert left_in(store) == set()
+
+
+def test_mark_beside_a_document_that_is_not_marked_is_believed_once_and_deletes_nothing(store: ObjectStore) -> None:
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = announce(clock, LATER)
+    assert isinstance(life_store(clock, LOG).create(mark_path(path), b""), Done)
+    clock.pass_s(2 * DAY_S)
+    before = held(clock)
+
+    with pytest.raises(InvalidRequestError, match="to be pruned before it is deleted, found it was not"):
+        gather(clock, PROMPT)
+    assert held(clock) == before
+    assert offsets(clock) == list(range(1, 21))
+
+    for _ in range(3):
+        gather(clock, LATER)
+        clock.pass_s(DAY_S)
+    assert left_in(store) == set()
+    assert held(store) == reachable(store)
+
+
+def test_document_that_is_marked_behind_the_listing_waits_from_then(store: ObjectStore) -> None:
+    """Its collector died days ago, just after the prune; two others find it at once."""
+    clock = ClockStore(store)
+    plant(clock, cursor=12)
+    path = prune(clock, LATER)
+    [garbage] = Deleter(clock, LOG).pending()
+    life_store(clock, LOG).delete(path)
+    life_store(clock, LOG).delete(mark_path(path))
+    clock.changed_us.clear()
+    assert isinstance(life_store(clock, LOG).create(path, replace(garbage, pruned=False).to_bytes()), Done)
+    clock.pass_s(3 * DAY_S)
+    before, listed = held(store), list[str]()
+
+    def other(kind: str, _path: str) -> None:
+        if kind == "get" and _path.endswith(path) and not listed:
+            listed.append(path)
+            Collector(clock, LOG, options=LATER).settle()
+
+    clock.before = other
+    done = gather(clock, PROMPT)
+
+    assert listed == [path]
+    assert [(deleted.num_deleted, deleted.wait_s) for deleted in done.deleted] == [(0, DAY_S)]
+    assert held(store) == before
+
+
+class StaleListings(ClockStore):
+    """A store whose listings say that every garbage document is days older than it is."""
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        for meta in super().list_objects(folder, start_after=start_after):
+            changed_us = meta.last_modified_us - 3 * int(DAY_S) * 10**6 if "GARBAGE" in meta.path else None
+            yield meta if changed_us is None else replace(meta, last_modified_us=changed_us)
+
+
+def test_age_that_only_the_listing_tells_deletes_nothing(store: ObjectStore) -> None:
+    """A document may have been marked between two pages of a listing: its own age is asked for before anything goes."""
+    clock = StaleListings(store)
+    plant(clock, cursor=12)
+    prune(clock, LATER)
+    before = held(store)
+
+    done = gather(clock, PROMPT)
+
+    assert held(store) == before
+    assert [deleted.wait_s for deleted in done.deleted] == [DAY_S]
+
+
+def test_what_waits_is_read_no_further_than_an_old_object_asks_for(store: ObjectStore) -> None:
+    """The oldest document names the oldest objects; one that no document names has them all read, once."""
+    clock = ClockStore(store)
+    append(clock, 4)
+    clock.pass_s(0.75 * DAY_S)
+    for offset in (3, 5, 6, 7):
+        if offset == 6:
+            append(clock, 4)
+        place(clock, offset)
+        gather(clock, PROMPT)
+        clock.pass_s(1)
+    clock.pass_s(0.5 * DAY_S)
+    read = Counter[str]()
+    clock.before = lambda kind, path: read.update([path]) if kind == "get" and "GARBAGE" in path else None
+
+    assert gather(clock, LATER).num_orphans == 0
+    assert read.total() == 2
+    abandoned = fragment_path(FragmentSeqNo(1), "a" * 16)
+    assert isinstance(life_store(store, LOG).create(abandoned, b"never committed"), Done)
+    clock.changed_us[f"{LOG}/Life={manifest_of(clock).log_id}/{abandoned}"] = 0
+    assert gather(clock, LATER).num_orphans == 1
+    # All of them now; and those that a collection of orphans writes and marks.
+    assert read.total() > 2 + 4
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_missing_snapshot_below_what_waits_is_asked_for_once(store: ObjectStore, *, damaged: bool) -> None:
+    """And not once for each object that is listed: a document and an unfinished pin both lead to it."""
+    clock = ClockStore(store)
+    plant(clock, cursor=18)
+    top = manifest_of(clock).pointers[0]
+    assert isinstance(top, SnapshotPointer)
+    manifest = manifest_of(clock)
+    prune(clock, LATER)
+    PinStore(clock, LOG).create("dead", reason="its maker dies")
+    _unfinished(clock, manifest)
+    inside = life_store(store, LOG)
+    inside.delete(top.path)
+    if damaged:
+        inside.create(top.path, b"not what it was")
+    clock.pass_s(0.9 * DAY_S)
+    asked = Counter[bool]()
+    clock.before = lambda kind, path: asked.update([kind == "read" and path.endswith(top.path)])
+
+    deleter = Deleter(clock, LOG, options=replace(LATER, interval_s=0.5 * DAY_S))
+    deleter.orphans(deleter.pending())
+
+    # Once for the document and once for the pin; damage is read once more before it is believed.
+    assert asked[True] == (4 if damaged else 2)
+
+
+def _unfinished(store: ObjectStore, manifest: Manifest) -> None:
+    """Leave the pin as its maker would have, had it died before it could finish it."""
+    inside, path = life_store(store, LOG), "pin/dead.json"
+    data = inside.read(path)
+    assert data is not None
+    pin = replace(Pin.from_bytes(data, what=path), complete=False, manifest=manifest)
+    inside.delete(path)
+    assert isinstance(inside.create(path, pin.to_bytes()), Done)

@@ -1,0 +1,62 @@
+"""Which store this is: a random identity in one small object at the store's root, written once and never again.
+
+A store's address may be mistyped, lead to another bucket, or to a folder that is not mounted; its
+identity tells. It is no log's object: nothing that looks after logs sees it. A store that is moved
+or copied whole keeps it. Source: docs/protocol.md, "Store identity".
+"""
+
+from __future__ import annotations
+
+import re
+
+from wal3_core.errors import CorruptError, UnavailableError
+from wal3_core.model import strict_json
+from wal3_core.model.paths import STORE_IDENTITY
+from wal3_core.model.snapshot import check_format_version
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.object_store import Done, ObjectStore
+from wal3_core.storage.retry import attempts, reread_if_damaged
+
+_FORMAT_VERSION = 1
+_BYTES_MAX = 1024
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def store_identity(store: ObjectStore, *, create: bool = False, runtime: Runtime | None = None) -> str | None:
+    """Return a store's identity, 32 hex digits; None when it has none and ``create`` does not ask for one.
+
+    However many create one at once, all of them return the one that was first. CorruptError when it
+    can not be read, UnavailableError when it could not be written.
+    """
+    found = reread_if_damaged(lambda: _read(store))
+    return _create(store, runtime or shared_runtime()) if found is None and create else found
+
+
+def _read(store: ObjectStore) -> str | None:
+    # One byte more than there may be: a larger object is refused without being read.
+    data = store.read(STORE_IDENTITY, length=_BYTES_MAX + 1)
+    if data is None:
+        return None
+    what = f"{store.url}/{STORE_IDENTITY}"
+    fields = strict_json.load_checksummed(data, what=what, bytes_max=_BYTES_MAX)
+    check_format_version(fields, _FORMAT_VERSION)
+    store_id = fields.string("store_id")
+    fields.finish()
+    if not _ID.fullmatch(store_id):
+        message = f"{what}: expected 32 hex digits, found {store_id[:40]!r}"
+        raise CorruptError(message)
+    return store_id
+
+
+def _create(store: ObjectStore, runtime: Runtime) -> str:
+    store_id, retry = runtime.token() + runtime.token(), RetryOptions()
+    data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
+    for _ in attempts(retry, runtime):
+        if isinstance(store.create(STORE_IDENTITY, data), Done):
+            return store_id
+        found = reread_if_damaged(lambda: _read(store))
+        if found is not None:
+            return found
+    message = f"{store.url}/{STORE_IDENTITY}: could not be written in {retry.attempts_max} tries"
+    raise UnavailableError(message)

@@ -1,0 +1,72 @@
+"""Whether the store is the one that this Dagster instance looks after.
+
+The partitions are the instance's own, so it is the instance that remembers which store they are of.
+A store that is another one, or has lost many logs at once, is most likely a wrong address or a volume
+that is not mounted: then nothing is changed until an operator says so (defs/acceptance.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster import Failure
+
+from wal3_core.fleet.identity import store_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster import DagsterInstance
+
+    from wal3_core.storage.object_store import ObjectStore
+
+ACCEPT_JOB = "accept_store_job"
+_KEY = "wal3/store_id"
+_NAMED_MAX = 10
+
+
+def remembered(instance: DagsterInstance) -> str | None:
+    """Return the identity of the store that the instance looks after; None until it has seen a log."""
+    return instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY)
+
+
+def remember(instance: DagsterInstance, store_id: str) -> None:
+    """Write down which store the instance looks after."""
+    instance.daemon_cursor_storage.set_cursor_values({_KEY: store_id})
+
+
+def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
+    """Refuse a store that is not the one that the instance remembers, and one that has no identity any more."""
+    expected = remembered(instance)
+    if expected is None:
+        return
+    found = store_identity(store)
+    if found == expected:
+        return
+    told = (
+        "no identity: look whether WAL3_STORE is right and the store is mounted; one that lost nothing but its"
+        " identity gets a new one by wal3 store-id --create"
+        if found is None
+        else f"store {found}: look whether WAL3_STORE is right"
+    )
+    message = (
+        f"store {store.url}: expected store {expected}, which this instance looks after, found {told}. Nothing was"
+        f" changed. If it is meant, launch {ACCEPT_JOB} with what wal3 store-id prints (docs/operations.md)"
+    )
+    raise Failure(message, allow_retries=False)
+
+
+def require_few_lost(
+    store: ObjectStore, known: Sequence[str], vanished: Sequence[str], *, lost_max: int, fraction_max: float
+) -> None:
+    """Refuse the loss of all known logs, or of more than ``lost_max`` that are more than that part of them."""
+    many = len(vanished) > lost_max and len(vanished) > fraction_max * len(known)
+    if not vanished or not (many or len(vanished) == len(known)):
+        return
+    more = " and more" if len(vanished) > _NAMED_MAX else ""
+    message = (
+        f"store {store.url}: expected most of the {len(known)} known logs, found {len(vanished)} of them gone:"
+        f" {', '.join(vanished[:_NAMED_MAX])}{more}. Nothing was changed. If they were destroyed, launch {ACCEPT_JOB}"
+        f" with vanished: {len(vanished)} (docs/operations.md)"
+    )
+    raise Failure(message, allow_retries=False)
