@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.mutations import Mutation, StaleMutationError, applied
 from wal3_core.storage.local import LocalStore, _etag
-from wal3_core.storage.object_store import check_path
+from wal3_core.storage.object_store import FolderStore, check_path
 
 ETAG = Mutation("etag of nothing", "wal3_core.storage.local:_etag", "sha256(data)", "sha256(b'')")
 
@@ -23,12 +25,15 @@ def test_mutation_reaches_whoever_imported_the_function_and_is_gone_afterwards()
 
 
 def test_mutation_reaches_methods_properties_and_context_managers() -> None:
-    url = Mutation("no URL", "wal3_core.storage.local:LocalStore.url", "self._root.as_uri()", "'nowhere'")
+    split = 'address, *options = self._store.url.split("?", 1)'
+    url = Mutation(
+        "no URL", "wal3_core.storage.object_store:FolderStore.url", split, "address, options = 'nowhere', []"
+    )
     locked = Mutation("no lock", "wal3_core.storage.local:LocalStore._locked", "fcntl.LOCK_EX", "fcntl.LOCK_NB")
     path = Mutation("any path", "wal3_core.storage.object_store:check_path", "return path", "return path + '?'")
 
     with applied(url), applied(locked), applied(path):
-        assert object.__new__(LocalStore).url == "nowhere"
+        assert FolderStore(LocalStore(Path("/")), "a/").url == "nowhere/a"
         assert check_path("a") == "a?"
 
     assert check_path("a") == "a"

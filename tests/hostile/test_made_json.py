@@ -135,6 +135,7 @@ def test_text_that_no_encoding_has_is_an_error() -> None:
 # names of other objects. The checksum alone keeps it, or in a snapshot its name.
 UNCHECKED = {
     "manifest": {
+        ("log_id",),
         ("generation",),
         ("fence",),
         ("writer",),
@@ -154,9 +155,16 @@ UNCHECKED = {
         ("seal", "timestamp_us"),
         ("seal", "successor"),
     },
-    "cursor": {("generation",), ("position", "offset"), ("position", "timestamp_us"), ("epoch_us",), ("writer",)},
-    "snapshot": {("fence",), ("pointers", 1, "start", "timestamp_us")},
-    "snapshot_of_snapshots": {("fence",), ("pointers", 0, "path"), ("pointers", 0, "num_pointers")},
+    "cursor": {
+        ("log_id",),
+        ("generation",),
+        ("position", "offset"),
+        ("position", "timestamp_us"),
+        ("epoch_us",),
+        ("writer",),
+    },
+    "snapshot": {("log_id",), ("fence",), ("pointers", 1, "start", "timestamp_us")},
+    "snapshot_of_snapshots": {("log_id",), ("fence",), ("pointers", 0, "path"), ("pointers", 0, "num_pointers")},
 }
 
 

@@ -324,7 +324,8 @@ def forged(garbage: Garbage, **changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format_version": 2}, "format_version 1, found 2: a newer wal3"),
+        ({"format_version": 3}, "format_version 2, found 3: a newer wal3"),
+        ({"log_id": "0" * 31}, "32 hex digits"),
         ({"more": 1}, "no further fields, found more"),
         ({"token": "0123456789ABCDEF"}, "16 hex digits"),
         ({"token": "../../../../../"}, "16 hex digits"),

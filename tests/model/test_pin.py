@@ -70,7 +70,8 @@ def test_document_that_nobody_wrote_is_an_error(held: Manifest) -> None:
     unbalanced["num_records"] += 1
 
     for changes, complaint in (
-        ({"format_version": 2}, "format_version 1, found 2: a newer wal3"),
+        ({"format_version": 3}, "format_version 2, found 3: a newer wal3"),
+        ({"log_id": "0" * 32}, "expected the manifest of log 0000"),
         ({"more": 1}, "no further fields, found more"),
         ({"epoch_us": -1}, "u64"),
         ({"complete": 1}, "true or false"),

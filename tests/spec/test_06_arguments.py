@@ -63,7 +63,20 @@ if TYPE_CHECKING:
 
 LOG = "a"
 # The library makes these and hands them out, or opens them by class methods: nobody else makes one.
-MADE_INSIDE = {"Collection", "Copied", "DestroyPlan", "LogReader", "LogWriter", "Pin", "Record", "ScrubReport", "Seal"}
+MADE_INSIDE = {
+    "Bootstrapped",
+    "Collection",
+    "Copied",
+    "DestroyPlan",
+    "LogReader",
+    "LogWriter",
+    "Pin",
+    "Record",
+    "Resumed",
+    "ScrubReport",
+    "Seal",
+    "WriterStats",
+}
 # A sum is made at every step, so by its class methods alone from what comes from outside.
 MADE_INSIDE |= {"Setsum"}
 # Between values and their stored form; what they read is bytes from outside, and has tests of its own.

@@ -88,7 +88,7 @@ def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: 
 
     def before(kind: str, path: str) -> None:
         if kind == "get" and "/cursor/" in path and left.acquire(blocking=False):
-            together.wait()
+            together.wait(timeout=DEADLINE_S)
 
     faulty.before = before
 

@@ -43,7 +43,9 @@ def objects_of(store: ObjectStore) -> dict[str, bytes | None]:
 
 def documents(store: ObjectStore, read: Callable[[bytes, str], object]) -> DocumentStore:  # type: ignore[type-arg]
     manifests = ManifestStore(log_store(store, LOG), shared_runtime())
-    return DocumentStore(manifests.objects, shared_runtime(), RetryOptions(), read, log_id=manifests.log_id)  # type: ignore[type-var]
+    return DocumentStore(
+        manifests.objects, shared_runtime(), RetryOptions(), read, log_id=manifests.log_id, bytes_max=2**20
+    )  # type: ignore[type-var]
 
 
 def save_cursor(store: ObjectStore, **wrong: object) -> None:

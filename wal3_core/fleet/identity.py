@@ -52,11 +52,11 @@ def _read(store: ObjectStore) -> str | None:
 def _create(store: ObjectStore, runtime: Runtime) -> str:
     store_id, retry = runtime.token() + runtime.token(), RetryOptions()
     data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
-    for _ in attempts(retry, runtime):
+    for tries in attempts(retry, runtime):
         if isinstance(store.create(STORE_IDENTITY, data), Done):
             return store_id
         found = reread_if_damaged(lambda: _read(store))
         if found is not None:
             return found
-    message = f"{store.url}/{STORE_IDENTITY}: could not be written in {retry.attempts_max} tries"
+    message = f"{store.url}/{STORE_IDENTITY}: could not be written in {tries} tries"
     raise UnavailableError(message)

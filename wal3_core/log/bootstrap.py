@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, optional, several
+from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.copy_target import CopyTarget
 from wal3_core.model import parquet
@@ -55,9 +55,11 @@ class Origin:
 
     def __post_init__(self) -> None:
         """Refuse what is no place in a log."""
+        make_plain(self, first_offset=integer, timestamp_us=integer)
+        make_plain(self, pruned=instance_of(Setsum), setsum=optional(instance_of(Setsum)))
         for name, least in (("first_offset", FIRST_OFFSET), ("timestamp_us", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < U64_MAX:
+            if not least <= value < U64_MAX:
                 message = f"bootstrap {name}: expected an integer from {least} to {U64_MAX - 1}, found {value!r}"
                 raise InvalidRequestError(message)
 

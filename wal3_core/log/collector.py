@@ -96,6 +96,7 @@ class Collector:
         """Name every object that would go with a plan, in log order; each snapshot behind what it holds."""
         return self._planner.objects(plan)
 
+    @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
         """Refuse a plan that takes too much, or whose sums do not add up; CollectionRefusedError says which.
 

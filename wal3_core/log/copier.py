@@ -60,7 +60,7 @@ class LogAt:
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
-        make_plain(self, store=a_store, log=check_log_name)
+        make_plain(self, store=a_store, log=check_log_name, reading=instance_of(ReaderOptions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

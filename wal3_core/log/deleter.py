@@ -171,6 +171,7 @@ class Deleter:
         [deleted] = self.delete_due([self.due(path)], progress=progress)
         return deleted
 
+    @checked(documents=several, now_us=integer)
     def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[Garbage | Deleted]:
         """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
 
@@ -181,6 +182,7 @@ class Deleter:
             # What was listed may be older than what is there.
             yield Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self.due(meta.path, now_us=now_us)
 
+    @checked(found=several, progress=function)
     def delete_due(
         self, found: Iterable[Garbage | Deleted], *, progress: Callable[[int], None] = lambda _: None
     ) -> list[Deleted]:
@@ -261,6 +263,7 @@ class Deleter:
         """Load the garbage documents that are there."""
         return list(self.load(self.documents()))
 
+    @checked(documents=several)
     def load(self, documents: Iterable[ObjectMeta]) -> Iterator[Garbage]:
         """Load documents that were listed, each when it is asked for; those that are gone are left out."""
         for meta in documents:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.arguments import checked, function, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.following import Following, Waiting
 from wal3_core.log.scan import check_start, trim, within
@@ -217,6 +217,7 @@ class LogReader:
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
         return Following(self, self._runtime, waiting, topic=self._manifests.url, start=start)
 
+    @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
     def walk(
         self,
         manifest: Manifest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, instance_of, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several
 from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.batch import Entry, check_expected, check_records
 from wal3_core.log.pipeline import Pipeline
@@ -34,8 +34,10 @@ _OPENING: Mapping[str, Check] = {
     "store": a_store,
     "log": check_log_name,
     "options": optional(instance_of(WriterOptions)),
+    "ordered": flag,
     "runtime": optional(a_runtime),
 }
+_APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
 
 
 class LogWriter:
@@ -117,6 +119,7 @@ class LogWriter:
         """
         return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
 
+    @checked(records=several, expect_next=optional(integer))
     def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
         """Append records at adjacent offsets, all or none; return the first one's position.
 
@@ -124,6 +127,7 @@ class LogWriter:
         """
         return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
 
+    @checked(**_APPENDING)
     def submit(
         self,
         body: bytes | None,
@@ -140,6 +144,7 @@ class LogWriter:
         """
         return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
+    @checked(records=several, **_APPENDING)
     def submit_many(
         self,
         records: Iterable[bytes | Message],

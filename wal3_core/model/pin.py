@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id
@@ -60,4 +61,7 @@ class Pin:
             manifest=Manifest.from_bytes(fields.string("manifest").encode(), what=f"{what}.manifest"),
         )
         fields.finish()
+        if pin.manifest.log_id != pin.log_id:
+            message = f"{what}: expected the manifest of log {pin.log_id}, found that of log {pin.manifest.log_id}"
+            raise CorruptError(message)
         return pin
