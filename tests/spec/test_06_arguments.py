@@ -45,6 +45,7 @@ from wal3_core.arguments import checked, integer, seconds
 from wal3_core.log.deleter import Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.setsum import EMPTY
 from wal3_core.options import (
     CollectorOptions,
     ReaderOptions,
@@ -123,7 +124,8 @@ def kinds() -> dict[str, Kind]:
     for value in (
         *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, Part()),
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
-        *(SnapshotCompactorOptions(), Collector(store, LOG).plan()),
+        *(SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
+        LogReader.open(store, LOG).manifest(),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
     return found

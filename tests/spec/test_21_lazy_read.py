@@ -165,7 +165,10 @@ def test_snapshots_are_loaded_side_by_side_once_the_read_is_under_way(memory_sto
 
 
 def test_memory_of_a_read_does_not_grow_with_the_log(memory_store: MemoryStore) -> None:
-    grower, peaks = Grower(memory_store, tree=replace(TREE, snapshots_per_roll=4), real=False), []
+    grower, peaks = (
+        Grower(memory_store, tree=replace(TREE, snapshots_per_roll=4, snapshot_pointers_max=8), real=False),
+        [],
+    )
 
     for size in (500, 4000):
         grower.grow(size - (peaks != []) * 500)

@@ -192,12 +192,16 @@ def test_reports_that_do_not_adjoin_are_refused(filled: MemoryStore) -> None:
         ScrubReport.from_bytes(b'{"log":"a"}')
 
 
-def test_range_that_failed_for_want_of_an_answer_is_scrubbed_again(filled: MemoryStore) -> None:
+def test_range_that_failed_for_want_of_an_answer_is_scrubbed_again(
+    filled: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
     part = scrub(filled, "a", None, Limits(fragments=10))
     store = FaultyStore(filled)
-    store.fail("read", "log/", "unavailable", times=1)
+    store.fail("read", "log/", "unavailable", times=999)
 
     with pytest.raises(UnavailableError):
         scrub(store, "a", part.next_offset)
+    store.heal()
 
     assert (part + scrub(store, "a", part.next_offset)).balanced

@@ -136,7 +136,7 @@ def wrong(at: int, **changes: object) -> list[Record]:
         (wrong(7, timestamp_us=30.0), "found one at 1007 of 30.0"),
         (wrong(7, timestamp_us=2**64), "found one at 1007 of"),
         (wrong(0, offset=True), "found one at True"),
-        (wrong(6, body="text"), "record at offset 1006: record body: expected bytes, found str"),
+        (wrong(6, body="text"), "record at offset 1006: body: expected bytes, found str"),
         (wrong(4, body=None, key=None), "record at offset 1004: record: expected a body, a key, or both"),
         ([*foreign(6), b"bytes"], "expected a Record at offset 1006, found bytes"),
     ],

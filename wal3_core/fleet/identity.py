@@ -52,7 +52,8 @@ def _read(store: ObjectStore) -> str | None:
 def _create(store: ObjectStore, runtime: Runtime) -> str:
     store_id, retry = runtime.token() + runtime.token(), RetryOptions()
     data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
-    for tries in attempts(retry, runtime):
+    tries = 0
+    for tries in attempts(retry, runtime):  # noqa: B007 - told in the end
         if isinstance(store.create(STORE_IDENTITY, data), Done):
             return store_id
         found = reread_if_damaged(lambda: _read(store))

@@ -98,7 +98,7 @@ class _Tally:
     start=read_start,
     limits=instance_of(Limits),
     runtime=optional(a_runtime),
-    progress=optional(function),
+    progress=function,
 )
 def scrub(
     store: ObjectStore,
