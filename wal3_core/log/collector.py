@@ -224,6 +224,7 @@ class Collector:
             if saved is None or not saved.document.pruned:
                 # Changed once more by one that has not seen the prune: whoever reads it next marks it.
                 return Pruned(path, garbage)
+            garbage = saved.document
         # After the document: what has a mark is taken for pruned unread.
         self._documents.mark(path)
         return Pruned(path, garbage)
