@@ -96,7 +96,7 @@ bench: setup ## The figures, each beside its peer or limit
 bench-maintenance: setup ## Append latency while another process changes the manifest
 	PYTHONPATH=. $(BIN)/python benchmarks/maintenance.py
 
-bench-snapshots: setup ## The manifest's tree up to a million fragments: what opening, appending and scanning cost
+bench-snapshots: setup ## The manifest's tree up to 10^8 fragments: what opening, appending and scanning cost
 	PYTHONPATH=. $(BIN)/python benchmarks/snapshots.py
 
 bench-collection: setup ## A log of 200,000 fragments is collected while it grows; objects compared with what is reachable
