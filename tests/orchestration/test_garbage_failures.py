@@ -48,6 +48,8 @@ def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_s
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    # What is not answered once fails its step: nothing below the step asks again.
+    monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
     faulty, places = FaultyStore(fleet), random.Random(seed)
     monkeypatch.setattr("wal3_orchestration.resources.open_store", lambda _url, session: faulty)  # noqa: ARG005 - as it is called
 

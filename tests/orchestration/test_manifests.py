@@ -68,7 +68,8 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     version = instance.get_latest_data_version_record(KEY, partition_key="team/events")
     assert version is not None
     tags = version.asset_materialization.tags if version.asset_materialization else {}
-    assert (tags or {})["dagster/data_version"] == f"{manifest.generation}-{manifest.setsum.hexdigest()}"
+    held = f"{manifest.log_id}-{manifest.generation}-{manifest.setsum.hexdigest()}"
+    assert (tags or {})["dagster/data_version"] == held
 
 
 def test_many_logs_are_recorded_apart_by_one_run(known: list[str], run: Run, instance: DagsterInstance) -> None:

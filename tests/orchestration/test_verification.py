@@ -20,6 +20,7 @@ from dagster import (
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionResolvedStatus
 
+from tests.stores import life_store
 from wal3_core.log.scrub import Problem, ScrubReport
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.defs.verification import (
@@ -48,7 +49,7 @@ def downstream() -> None:
 
 def _damage(store: ObjectStore, log: str) -> str:
     """Flip a bit at the end of a log's first fragment; return its name."""
-    fragment = min((Path(urlsplit(store.url).path) / log).glob("log/**/*.parquet"))
+    fragment = min((Path(urlsplit(life_store(store, log).url).path) / "log").rglob("*.parquet"))
     data = bytearray(fragment.read_bytes())
     data[-1] ^= 1
     fragment.chmod(0o644)

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
 SIZE = 700
+LEVELS = 3
 
 
 @pytest.fixture(scope="module")
 def long_log() -> MemoryStore:
-    """Seven hundred fragments of a second each, below two levels of snapshots."""
+    """Seven hundred fragments of a second each, below three levels of snapshots."""
     store = MemoryStore(shared_runtime())
     Grower(store, tree=TREE, real=False).grow(SIZE)
+    assert max(pointer.depth for pointer in LogReader.open(store, "a").manifest().snapshots) == LEVELS
     return store
 
 
@@ -80,8 +82,8 @@ def test_plan_opens_the_snapshots_that_a_task_begins_in_and_holds_no_pointer_for
     assert len(pieces) < 40
     cuts = list(cut(store, pieces, count=count))
 
-    assert store.requests["read"] <= 2 * (count - 1)
-    fan_outs = TREE.snapshot_pointers_max + TREE.fragments_per_snapshot
+    assert store.requests["read"] <= LEVELS * (count - 1)
+    fan_outs = (LEVELS - 1) * TREE.snapshot_pointers_max + TREE.fragments_per_snapshot
     assert len(cuts) <= len(pieces) + (count - 1) * fan_outs
 
 

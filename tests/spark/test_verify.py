@@ -11,6 +11,7 @@ from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, scrub
 from wal3_core.model.paths import MANIFEST
+from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.spark import verify_logs
 from wal3_core.spark.verify import _report, _run
 from wal3_core.spark.verify_plan import plan_log
@@ -91,15 +92,19 @@ def test_lost_and_damaged_snapshots_are_named_once_and_the_rest_is_read(
 ) -> None:
     fill(local_store, "deep", fragments=45, snapshots=TREE)
     reader = LogReader.open(local_store, "deep")
-    first, *_ = deep = [pointer for pointer in reader.manifest().snapshots if pointer.depth == 2]
+    top, other = reader.manifest().snapshots
+    assert (top.depth, other.depth) == (3, 2)
+    first, second = reader.load_snapshot(top).pointers
+    assert isinstance(first, SnapshotPointer)
     below = reader.load_snapshot(first).pointers[1]
     life_store(local_store, "deep").delete(below.path)
-    damage(life_store(local_store, "deep"), deep[1].path)
+    for pointer in (second, other):
+        damage(life_store(local_store, "deep"), pointer.path)
 
     (report,) = verify_logs(spark, local_url, ["deep"])
 
-    assert sorted(paths(report)) == sorted([below.path, deep[1].path])
-    assert report.num_records == 450 - below.num_records - deep[1].num_records
+    assert sorted(paths(report)) == sorted([below.path, second.path, other.path])
+    assert report.num_records == 450 - below.num_records - second.num_records - other.num_records
     assert unordered(report) == unordered(scrub(local_store, "deep"))
 
 
