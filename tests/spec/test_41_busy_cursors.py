@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,46 +26,41 @@ HANDS = 8
 DEADLINE_S = 60.0
 
 
+def consume(store: ObjectStore, hand: int, stop: threading.Event, passed: threading.Semaphore) -> None:
+    """Move some of the consumers on, record by record, without a pause."""
+    cursors = CursorStore(store, LOG)
+    names = [f"consumer{number}" for number in range(hand, CONSUMERS, HANDS)]
+    witnesses = {name: cursors.init(name, LogPosition(1, 0)) for name in names}
+    for offset in range(2, RECORDS):
+        for name in names:
+            if stop.is_set():
+                return
+            witnesses[name] = cursors.save(name, LogPosition(offset, 0), witnesses[name])
+        # Beyond the slowest one's last place: what that one lets go, none of these keeps.
+        if offset == ROUNDS + 2:
+            passed.release()
+
+
 @contextmanager
-def busy(store: ObjectStore) -> Iterator[threading.Event]:
-    """Consumers that move on, record by record, without a pause; yields what is set after each has moved so far."""
-    stop, everyone = threading.Event(), threading.Event()
-    failed: list[BaseException] = []
-
-    def consume(hand: int) -> None:
-        cursors = CursorStore(store, LOG)
-        names = [f"consumer{number}" for number in range(hand, CONSUMERS, HANDS)]
-        witnesses = {name: cursors.init(name, LogPosition(1, 0)) for name in names}
+def busy(store: ObjectStore) -> Iterator[None]:
+    """Consumers that move on without a pause, each of them beyond where the slowest one will come to."""
+    stop, passed = threading.Event(), threading.Semaphore(0)
+    with concurrent.futures.ThreadPoolExecutor(HANDS) as pool:
+        moving = [pool.submit(consume, store, hand, stop, passed) for hand in range(HANDS)]
         try:
-            for offset in range(2, RECORDS):
-                for name in names:
-                    if stop.is_set():
-                        return
-                    witnesses[name] = cursors.save(name, LogPosition(offset, 0), witnesses[name])
-                everyone.set()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    threads = [threading.Thread(target=consume, args=(hand,), daemon=True) for hand in range(HANDS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield everyone
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-        assert not any(thread.is_alive() for thread in threads)
-        assert not failed
+            assert all(passed.acquire(timeout=DEADLINE_S) for _ in range(HANDS))
+            yield
+        finally:
+            stop.set()
+            for each in moving:
+                each.result(DEADLINE_S)
 
 
 def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_they_can(store: ObjectStore) -> None:
     append(store, RECORDS)
     place(store, 1, "slowest")
 
-    with busy(store) as everyone:
-        assert everyone.wait(DEADLINE_S)
+    with busy(store):
         for number in range(ROUNDS):
             place(store, 2 + number, "slowest")
             # One try, and nothing of it is made again.
@@ -82,9 +78,9 @@ def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: 
     for name in names:
         place(memory_store, 2, name)
     faulty = FaultyStore(memory_store)
-    # Each GET waits for as many as there may be at a time.
+    # The first GETs wait until there are as many as there may be at a time.
     together = threading.Barrier(min(count, CURSORS_AHEAD), timeout=DEADLINE_S)
-    left = threading.Semaphore(count // CURSORS_AHEAD * CURSORS_AHEAD or count)
+    left = threading.Semaphore(min(count, CURSORS_AHEAD))
 
     def before(kind: str, path: str) -> None:
         if kind == "get" and "/cursor/" in path and left.acquire(blocking=False):

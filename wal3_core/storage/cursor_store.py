@@ -28,7 +28,7 @@ from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
 
@@ -162,7 +162,7 @@ class CursorStore:
 
     def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
         paths = (meta.path for meta in self._store.list_objects(CURSOR_FOLDER))
-        for path, witness in ahead(self._runtime, self._look, paths, count=CURSORS_AHEAD):
+        for path, witness in ahead(self._runtime, self._look, paths, count=CURSORS_AHEAD, share=share_of(self._store)):
             if witness is not None:
                 yield path, witness
 
