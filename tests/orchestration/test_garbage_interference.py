@@ -62,7 +62,7 @@ FRAGMENTS = 12
 # The log begins there when it is collected: six of its fragments are not needed.
 FIRST = 19
 KEPT = ["a record", "another", "a third"] * (FRAGMENTS - 6)
-# Snapshots of two where the default is 32: there is something to pack.
+# Snapshots of two where the default is 16: there is something to pack.
 LOPSIDED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))
 FORKS = multiprocessing.get_context("forkserver")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-# Snapshots of two where the default is 32.
+# Snapshots of two where the default is 16.
 SMALL = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))
 
 
