@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tests.faults.history import Append, History, Read, check_follower
+from tests.faults.history import PENDING_S, Append, History, Read, check_follower
 from tests.faults.store import LOG, SimStore, World
 from wal3_core import (
+    AppendReplacedError,
     ClosedError,
     ConditionNotMetError,
     ContentionError,
@@ -18,6 +19,7 @@ from wal3_core import (
     LogError,
     LogNotFoundError,
     LogReader,
+    LogReplacedError,
     LogWriter,
     Message,
     NotDurableError,
@@ -49,14 +51,20 @@ class Stage:
     simulation: Simulation
     world: World
     history: History = field(default_factory=History)
+    # Whether the name is used again.
+    lives: bool = False
     processes: dict[str, SimProcess] = field(default_factory=dict)
 
     def unexpected(self, error: LogError) -> bool:
         """Tell whether nothing that happens in this world explains an error."""
+        if isinstance(error, LogReplacedError):
+            return not self.lives
         if isinstance(error, MissingError):
-            return True
+            # Whoever maintains a log that is destroyed meanwhile may miss something before it misses the log.
+            return not self.world.names[LOG].turns
         if isinstance(error, GarbageCollectedError):
-            return not self.world.oracle.seen["announced"]
+            begins = max((life.begins for life in self.world.names.lives.values()), default=1)
+            return not self.world.oracle.seen["announced"] and begins == 1
         if isinstance(error, CorruptError):
             return not self.world.plan.may_spoil
         return isinstance(error, UnavailableError) and self.world.plan.quiet
@@ -64,8 +72,12 @@ class Stage:
     def excuse(self, error: LogError) -> None:
         """Go on after an error that this world explains; fail the story for one it does not."""
         if self.unexpected(error):
-            self.simulation.failure = AssertionError(f"unexplained: {type(error).__name__}: {error}")
-            raise self.simulation.failure
+            self.fail(f"unexplained: {type(error).__name__}: {error}")
+
+    def fail(self, how: str) -> None:
+        """End the story: a promise was broken."""
+        self.simulation.failure = AssertionError(how)
+        raise self.simulation.failure
 
 
 class Actor(Protocol):
@@ -102,30 +114,50 @@ class Writer:
     options: WriterOptions
     callers: int
     appends_max: int
+    rounds: int = 1
+    # Or else a log that is not there is waited for.
+    initializes: bool = True
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store = SimStore(stage.world, process)
+        for number in range(self.rounds):
+            self._play(stage, SimStore(stage.world, process), f"{process.name}/{number}")
+
+    def _play(self, stage: Stage, store: SimStore, name: str) -> None:
+        open_writer = LogWriter.open_or_initialize if self.initializes else LogWriter.open
         try:
-            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+            writer = open_writer(store, LOG, options=self.options, runtime=store.process)
         except LogError as error:
             stage.excuse(error)
+            stage.simulation.pause(store.process.random.random() * 5 if self.rounds > 1 else 0.0)
             return
+        opened = Opened(stage, store, writer, stage.simulation.now_s)
         tasks = [
-            stage.simulation.spawn(process, f"{process.name}:{n}", lambda n=n: self._call(stage, store, writer, n))
+            stage.simulation.spawn(store.process, f"{name}/{n}", lambda n=n: self._call(opened, f"{name}/{n}"))
             for n in range(self.callers)
         ]
         await_all(stage.simulation, tasks)
         writer.close()
 
-    def _call(self, stage: Stage, store: SimStore, writer: LogWriter, caller: int) -> None:
-        dice = stage.simulation.dice(f"{store.process.name}/{caller}")
+    def _call(self, opened: Opened, name: str) -> None:
+        stage = opened.stage
+        dice = stage.simulation.dice(name)
         for index in range(dice.randrange(1, self.appends_max + 1)):
             if dice.random() < 0.3:
                 stage.simulation.pause(dice.choice((0.01, 1.0, 20.0)))
-            name = f"{store.process.name}/{caller}/{index}"
-            records = tuple(_message(dice, f"{name}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
-            timeout_s = stage.simulation.dice(name).choice((None, None, 0.0, 0.05))
-            append_once(stage, store, writer, records, timeout_s=timeout_s)
+            told = f"{name}/{index}"
+            records = tuple(_message(dice, f"{told}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
+            timeout_s = stage.simulation.dice(told).choice((None, None, 0.0, 0.05))
+            append_once(stage, opened.store, opened.writer, records, opened_s=opened.at_s, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A writer, and when it was opened."""
+
+    stage: Stage
+    store: SimStore
+    writer: LogWriter
+    at_s: float
 
 
 def _message(dice: Random, name: str) -> Message:
@@ -140,6 +172,7 @@ OUTCOMES: dict[type[LogError], str] = {
     ConditionNotMetError: "unmet",
     OverloadedError: "overloaded",
     HaltedError: "halted",
+    AppendReplacedError: "replaced",
     NotDurableError: "refused",
     UnknownDurabilityError: "unknown",
     ClosedError: "closed",
@@ -152,10 +185,11 @@ def append_once(
     writer: LogWriter,
     records: tuple[Message, ...],
     *,
+    opened_s: float = PENDING_S,
     timeout_s: float | None = None,
 ) -> Append:
-    """Append, and write down what was said of it."""
-    append = Append(records, stage.simulation.now_s)
+    """Append, and write down what was said of it; ``opened_s`` is when the writer was, if others may come after."""
+    append = Append(records, stage.simulation.now_s, opened_s=opened_s)
     stage.history.appends.append(append)
     with judged(stage, store, append):
         append.offset = store.process.wait(writer.submit_many(records, timeout_s=timeout_s)).offset
@@ -169,7 +203,7 @@ def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
         yield
         append.outcome = "acked" if append.offset is not None else "pending"
     except tuple(OUTCOMES) as error:
-        append.outcome = next(outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind))
+        append.outcome = _outcome(stage, error)
         append.found = error.next_offset if isinstance(error, ConditionNotMetError) else None
     if append.outcome == "pending":
         return
@@ -179,18 +213,30 @@ def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
     stage.simulation.note(f"{append.records[0]} {append.outcome} {append.offset}")
 
 
+def _outcome(stage: Stage, error: LogError) -> str:
+    if isinstance(error, AppendReplacedError):
+        stage.excuse(error)
+    elif isinstance(error, NotDurableError) and isinstance(error.__cause__, LogNotFoundError):
+        return "replaced" if stage.world.names[LOG].turns > 0 else "refused"
+    return next(outcome for kind, outcome in OUTCOMES.items() if isinstance(error, kind))
+
+
 @dataclass(frozen=True, slots=True)
 class TailReader:
-    """Follows the log from its first record on."""
+    """Follows the log from its first record on, and the one that takes its place."""
 
     options: ReaderOptions
+    rounds: int = 4
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, seen = SimStore(stage.world, process), Read(0.0, 1)
-        stage.history.reads.append(seen)
-        for _ in range(4):
+        for _ in range(self.rounds):
             try:
                 reader = LogReader.open(store, LOG, options=self.options, runtime=process)
+                log_id = reader.manifest().log_id
+                if log_id != seen.log_id:
+                    seen = Read(0.0, stage.world.names.lives[log_id].begins, log_id)
+                    stage.history.reads.append(seen)
                 found = []
                 for record in reader.follow(seen.start + len(seen.records), idle_s=5.0):
                     found.append(record)
@@ -198,10 +244,13 @@ class TailReader:
                     check_follower(found[-2:])
             except LogNotFoundError:
                 stage.simulation.pause(1.0)
+            except MissingError as error:
+                stage.fail(f"a reader missed something: {error}")
             except GarbageCollectedError as error:
                 stage.excuse(error)
-                assert stage.world.oracle.manifest is not None
-                seen = Read(0.0, stage.world.oracle.manifest.first.position.offset)
+                life = stage.world.names.lives[seen.log_id].manifest
+                assert life is not None
+                seen = Read(0.0, life.first.position.offset, seen.log_id)
                 stage.history.reads.append(seen)
             except LogError as error:
                 stage.excuse(error)
@@ -222,8 +271,14 @@ class HistoryReader:
             try:
                 reader = reader or LogReader.open(store, LOG, options=self.options, runtime=process)
                 self._read(stage, reader, dice)
+            except MissingError as error:
+                stage.fail(f"a reader missed something: {error}")
             except LogNotFoundError:
-                continue
+                reader = None
+            except LogReplacedError as error:
+                stage.excuse(error)
+                # Or else it asks once more.
+                reader = reader if dice.random() < 0.3 else None
             except LogError as error:
                 stage.excuse(error)
 
@@ -231,7 +286,7 @@ class HistoryReader:
         count = dice.choice((None, None, 3))
         first = reader.manifest().first.position.offset
         start = dice.choice((first, dice.randrange(first, reader.manifest().next.position.offset + 1)))
-        read = Read(stage.simulation.now_s, start)
+        read = Read(stage.simulation.now_s, start, reader.manifest().log_id)
         stage.history.reads.append(read)
         pause_s = dice.choice((0.0, 0.1, 0.3, 3.0))
         for record in reader.records(start, Limits(records=count)):
@@ -251,6 +306,7 @@ class Scrubber:
     def play(self, stage: Stage, process: SimProcess) -> None:
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * 10)
+            held = len(stage.world.names[LOG].held)
             try:
                 report = scrub(SimStore(stage.world, process), LOG, runtime=process)
             except LogNotFoundError:
@@ -261,7 +317,8 @@ class Scrubber:
             # A cursor that came too late is named until it is taken back.
             late = stage.world.oracle.seen["pruned"] > 0
             problems = [found for found in report.problems if not (late and found.path.startswith(CURSOR_FOLDER))]
-            if problems and not stage.world.plan.may_spoil:
+            ended = stage.lives and (len(stage.world.names[LOG].held) > held or stage.world.names[LOG].copying)
+            if problems and not ended and not stage.world.plan.may_spoil:
                 stage.simulation.failure = AssertionError(f"scrub: {problems}")
 
 

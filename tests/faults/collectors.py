@@ -17,11 +17,14 @@ from wal3_core.log.pinned import pinned_records
 from wal3_core.log.sealer import initialize_successor, migrate, seal
 from wal3_core.log.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.succession import records_across
+from wal3_core.model.paths import MANIFEST
+from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
     from tests.faults.actors import Stage
+    from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotCompactorOptions, WriterOptions
@@ -49,7 +52,7 @@ class Collecting:
     pause_s_max: float
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        options = collector_options(stage.world.oracle.interval_s)
+        options = collector_options(stage.world.shared.interval_s)
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * self.pause_s_max)
             try:
@@ -79,19 +82,21 @@ class Pinning:
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store = SimStore(stage.world, process)
-        pins = PinStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
         for number in range(self.rounds):
             stage.simulation.pause(self.after_s)
+            pins = PinStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
             name = f"{process.name}-{number}"
             manifest = self._pin(stage, pins, name)
             if manifest is None:
                 continue
-            stage.world.oracle.pinned(name, manifest)
+            life = stage.world.names.lives[manifest.log_id]
+            if life.over_s > stage.simulation.now_s:
+                life.pinned(name, manifest)
             stage.world.fired["pinned"] += 1
             stage.simulation.pause(self.for_s)
             try:
-                self._read(stage, store, name, manifest)
-                stage.world.oracle.pins.pop(name)
+                self._read(life, store, name, manifest)
+                life.pins.pop(name, None)
                 pins.delete(name)
             except LogError as error:
                 stage.excuse(error)
@@ -105,10 +110,10 @@ class Pinning:
                 stage.excuse(error)
         return None
 
-    def _read(self, stage: Stage, store: SimStore, name: str, manifest: Manifest) -> None:
+    def _read(self, life: Oracle, store: SimStore, name: str, manifest: Manifest) -> None:
         found = [Message(r.body, r.key) for r in pinned_records(store, LOG, name, runtime=store.process)]
         first, following = manifest.first.position.offset, manifest.next.position.offset
-        assert found == stage.world.oracle.records[first - 1 : following - 1], f"pin {name}: read otherwise"
+        assert found == life.records[first - 1 : following - 1], f"pin {name}: read otherwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +220,15 @@ def _append_on(writer: LogWriter, destroyed: list[str]) -> None:
 
 
 def check_destroyed(stage: Stage, operator: SimProcess, log: str) -> None:
-    """Destroying what is left of a log leaves nothing of it."""
+    """Destroying what is left of a log, and of all that had its name, leaves nothing but the word that it is gone."""
     with contextlib.suppress(LogNotFoundError):
-        destroy(SimStore(stage.world, operator), log, runtime=operator)
-    assert not list(stage.world.objects.list_objects(f"{log}/")), "destroyed, and not gone"
+        destroy(SimStore(stage.world, operator), log, also_pinned=True, runtime=operator)
+    left = [meta.path for meta in stage.world.objects.list_objects(f"{log}/")]
+    assert left in ([], [f"{log}/{MANIFEST}"]), f"destroyed, and not gone: {left}"
+    entry = stage.world.names[log].entry
+    assert entry is None or (isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED), (
+        f"still there: {entry}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +254,10 @@ class Copying:
 
 
 def check_copy(stage: Stage) -> None:
-    """A copy holds a run of what the log held, and ends where it did at some time."""
+    """A copy is read as what it was when it became a log, which was compared with its source then."""
     reader = LogReader.open(stage.world.objects, COPY, runtime=stage.world.network)
     manifest = reader.manifest()
     first, following = manifest.first.position.offset, manifest.next.position.offset
     found = [Message(record.body, record.key) for record in reader.records()]
-    assert found == stage.world.oracle.records[first - 1 : following - 1], "the copy holds something else"
+    held = stage.world.names[COPY].life.records[first - 1 : following - 1]
+    assert found == held, "the copy holds something else"

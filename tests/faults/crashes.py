@@ -33,6 +33,7 @@ from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
 from tests.faults.plans import CRASHES, FAULTS, Script
+from tests.faults.second_lives import Reusing, Step
 from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
 from tests.faults.story import Story
@@ -100,10 +101,12 @@ class Scenario:
     prelude: Actor | None
     cast: Mapping[str, Actor]
     end: Callable[[Stage, SimProcess], None] = lambda _stage, _operator: None
+    # Whether the log's name is used again.
+    lives: bool = False
 
     def story(self, seed: int, faults: Mapping[int, str]) -> Story:
         plan, cast = Script(faults), dict(self.cast)
-        return Story(seed, plan=plan, cast=cast, prelude=self.prelude, end=self.end, interval_s=0.0)
+        return Story(seed, plan=plan, cast=cast, prelude=self.prelude, end=self.end, interval_s=0.0, lives=self.lives)
 
 
 def _records(name: str, count: int) -> tuple[Message, ...]:
@@ -165,9 +168,10 @@ def _append_around(other: Actor) -> Part:
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
         with LogWriter.open(store, LOG, options=OPTIONS, runtime=process) as writer:
-            append_once(stage, store, writer, _records("before", 1))
+            opened_s = stage.simulation.now_s
+            append_once(stage, store, writer, _records("before", 1), opened_s=opened_s)
             other.play(stage, process)
-            append_once(stage, store, writer, _records("after", 1))
+            append_once(stage, store, writer, _records("after", 1), opened_s=opened_s)
 
     return Part(run)
 
@@ -185,10 +189,9 @@ def _append_beside_many(stage: Stage, store: SimStore, process: SimProcess) -> N
     writer.close()
 
 
-def _move_cursor(stage: Stage, store: SimStore, process: SimProcess) -> None:
-    cursors = CursorStore(store, LOG, runtime=process, retry=OPTIONS.retry)
-    hand = Hand(stage, store, cursors, "c")
-    for offset in (1, 3, 2):
+def _move_cursor(stage: Stage, store: SimStore, _: SimProcess) -> None:
+    hand = Hand.reaching(stage, store, "c")
+    for offset in (1, 3, 2) if hand else ():
         if hand.witness is None:
             hand.load()
         hand.move(LogPosition(offset, 0))
@@ -196,7 +199,7 @@ def _move_cursor(stage: Stage, store: SimStore, process: SimProcess) -> None:
 
 def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
     reader = LogReader.open(store, LOG, runtime=process)
-    read = Read(stage.simulation.now_s, 1)
+    read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
     stage.history.reads.append(read)
     for record in reader.records():
         read.records.append(Message(record.body, record.key))
@@ -206,9 +209,10 @@ def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
 def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
     """Read so slowly, and with so little loaded ahead, that snapshots are replaced and deleted under the read."""
     options = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=0)
-    read = Read(stage.simulation.now_s, 1)
+    reader = LogReader.open(store, LOG, options=options, runtime=process)
+    read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
     stage.history.reads.append(read)
-    for record in LogReader.open(store, LOG, options=options, runtime=process).records():
+    for record in reader.records():
         read.records.append(Message(record.body, record.key))
         stage.simulation.pause(1.0)
     read.finished = True
@@ -244,6 +248,63 @@ def _check_copy_destroyed(stage: Stage, operator: SimProcess) -> None:
     check_destroyed(stage, operator, COPY)
 
 
+def _take(*steps: Step) -> Reusing:
+    return Reusing(tuple((0.0, step) for step in steps), with_cursors=True)
+
+
+def _both(one: Step, other: Step) -> dict[str, Actor]:
+    return {"victim": _take(one), "other": _take(other)}
+
+
+def _let(stage: Stage, other: Actor, name: str) -> None:
+    """Let somebody else do its part, or die of it, and wait for that."""
+    process = SimProcess(stage.simulation, name)
+    task = stage.simulation.spawn(process, name, lambda: other.play(stage, process))
+    stage.simulation.block(lambda: task.over, None)
+
+
+def _move_cursor_around(other: Actor) -> Part:
+    """Create a cursor, let somebody else end its log, then move what one holds."""
+
+    def run(stage: Stage, store: SimStore, _: SimProcess) -> None:
+        hand = Hand.reaching(stage, store, "c")
+        for offset in (3, 2, 4) if hand else ():
+            if hand.witness is None:
+                hand.load()
+            hand.move(LogPosition(offset, 0))
+            _let(stage, other, f"around-{offset}")
+
+    return Part(run)
+
+
+def _read_around(other: Actor) -> Part:
+    """Open, let somebody else end the log, then read: of the log that was opened, or nothing."""
+
+    def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
+        reader = LogReader.open(store, LOG, runtime=process)
+        read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
+        stage.history.reads.append(read)
+        for record in reader.records():
+            read.records.append(Message(record.body, record.key))
+            if record.offset == 1:
+                other.play(stage, process)
+
+    return Part(run)
+
+
+def _backed_up(*steps: Step) -> Part:
+    """Leave a log with a cursor, a copy of it, and what became of the log since."""
+
+    def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
+        MANY.run(stage, store, process)
+        hand = Hand.reaching(stage, store, "c")
+        assert hand is not None
+        hand.move(LogPosition(2, 0))
+        _take(*steps).play(stage, process)
+
+    return Part(run)
+
+
 ONE = _append("first")
 MANY = _append(*(f"first{n}" for n in range(5)))
 CONSUMED = Part(_consume)
@@ -255,7 +316,7 @@ PACKING = SnapshotCompactorOptions(snapshots=replace(OPTIONS.snapshots, fragment
 # So much larger that every leaf of the writers' is packed anew.
 REPACKING = replace(PACKING, snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=16))
 
-SCENARIOS = (
+ONE_LIFE = (
     Scenario("initialize", None, {"victim": Part(_initialize)}),
     Scenario("open", ONE, {"victim": _append()}),
     Scenario("append, 1 fragment in flight", ONE, {"victim": _append_at_once(1)}),
@@ -297,6 +358,54 @@ SCENARIOS = (
     Scenario("copy while collecting", CONSUMED, {"victim": Copying(0.0), "collector": Collecting(2, 0.1)}),
     Scenario("destroy", COPIED, {"victim": Part(_destroy)}, end=_check_copy_destroyed),
 )
+
+
+BACKED_UP, DESTROYED = _backed_up("back up"), _backed_up("back up", "destroy")
+# What is started twice at once, and what is there before.
+TWICE: tuple[tuple[Step, Actor | None], ...] = (
+    ("initialize", None),
+    ("initialize", DESTROYED),
+    ("back up", _backed_up()),
+    ("restore", DESTROYED),
+    ("follow", DESTROYED),
+    ("seal", MANY),
+    ("destroy", BACKED_UP),
+    ("drop backup", BACKED_UP),
+    ("pin", MANY),
+)
+# Two different ones at once, on the same name.
+BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
+    ("destroy", "initialize", BACKED_UP),
+    ("destroy", "restore", BACKED_UP),
+    ("destroy", "back up", _backed_up()),
+    ("destroy with pins", "back up", _backed_up()),
+    ("drop backup", "back up", _backed_up()),
+    ("drop backup", "restore", DESTROYED),
+    ("initialize", "restore", DESTROYED),
+    ("initialize", "follow", DESTROYED),
+    ("restore", "follow", DESTROYED),
+    ("seal", "destroy", MANY),
+)
+AGAIN, RESTORED = _take("destroy", "initialize"), _take("destroy", "restore")
+SECOND_LIVES = (
+    *(
+        Scenario(
+            f"{step} twice at once{'' if before in (None, MANY) else ', again'}", before, _both(step, step), lives=True
+        )
+        for step, before in TWICE
+    ),
+    *(Scenario(f"{one} beside {other}", before, _both(one, other), lives=True) for one, other, before in BESIDE),
+    Scenario("append across destroy and initialize", BACKED_UP, {"victim": _append_around(AGAIN)}, lives=True),
+    Scenario("append across destroy and restore", BACKED_UP, {"victim": _append_around(RESTORED)}, lives=True),
+    Scenario("append beside destroy and initialize", BACKED_UP, {"victim": _append("a", "b"), "o": AGAIN}, lives=True),
+    Scenario("append beside destroy and restore", BACKED_UP, {"victim": _append("a", "b"), "o": RESTORED}, lives=True),
+    Scenario("cursor moved across a restore", BACKED_UP, {"victim": _move_cursor_around(RESTORED)}, lives=True),
+    Scenario("read across a restore", BACKED_UP, {"victim": _read_around(RESTORED)}, lives=True),
+    Scenario("collect beside a restore", BACKED_UP, {"victim": Collecting(2, 0.05), "o": RESTORED}, lives=True),
+    Scenario("pack beside a restore", BACKED_UP, {"victim": Packing(2, 0.05, PACKING), "o": RESTORED}, lives=True),
+    Scenario("destroy beside a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
+)
+SCENARIOS = (*ONE_LIFE, *SECOND_LIVES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,20 @@ from wal3_core import (
     LogError,
     LogNotFoundError,
     LogPosition,
+    LogReplacedError,
     Witness,
 )
-from wal3_core.model.paths import cursor_path
+from wal3_core.model.paths import cursor_path, life_folder
 from wal3_core.options import RetryOptions
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from random import Random
 
     from tests.faults.actors import Stage
     from tests.faults.cursor_history import CursorHistory, Outcome
+    from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
 
 
@@ -37,13 +41,18 @@ class CursorMover:
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
-        cursors = CursorStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
-        hand = Hand(stage, store, cursors, self.name)
+        hand: Hand | None = None
         for _ in range(self.moves):
             stage.simulation.pause(dice.random() * self.pause_s_max)
+            hand = hand or Hand.reaching(stage, store, self.name)
+            if hand is None:
+                continue
             if hand.witness is None or dice.random() < 0.5:
                 hand.load()
             hand.move(LogPosition(_place(stage, dice), 0))
+            if hand.is_lost and dice.random() < 0.5:
+                # Or else it goes on with what it holds of a log that is gone.
+                hand = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +65,19 @@ class Consumer:
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
-        cursors = CursorStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
-        hand = Hand(stage, store, cursors, self.name)
+        hand: Hand | None = None
         for _ in range(self.moves):
             stage.simulation.pause(dice.random() * self.pause_s_max)
-            manifest = stage.world.oracle.manifest
-            if manifest is None:
+            hand = hand or Hand.reaching(stage, store, self.name)
+            if hand is None:
                 continue
             if hand.witness is None:
                 hand.load()
+            manifest = hand.life.manifest
+            assert manifest is not None
             before = manifest.first_kept if hand.witness is None else hand.witness.cursor
             hand.move(LogPosition(min(before.position.offset + 1, manifest.next.position.offset), 0))
+            hand = None if hand.is_lost else hand
 
 
 def _place(stage: Stage, dice: Random) -> int:
@@ -79,17 +90,34 @@ def _place(stage: Stage, dice: Random) -> int:
 
 @dataclass
 class Hand:
-    """One mover's operations on a cursor, and what it is told."""
+    """One mover's operations on a cursor of one life of the log, and what it is told."""
 
     stage: Stage
     store: SimStore
     cursors: CursorStore
     name: str
+    life: Oracle
+    folder: str
     witness: Witness | None = None
+    is_lost: bool = False
+
+    @classmethod
+    def reaching(cls, stage: Stage, store: SimStore, name: str) -> Hand | None:
+        """Find out which log has the name, and reach for a cursor of that one."""
+        try:
+            log_id = ManifestStore(log_store(store, LOG), store.process).load().manifest.log_id
+        except LogNotFoundError:
+            return None
+        except LogError as error:
+            stage.excuse(error)
+            return None
+        retry = RetryOptions(attempts_max=3, pause_s_max=0.5)
+        cursors = CursorStore(store, LOG, runtime=store.process, retry=retry, log_id=log_id)
+        return cls(stage, store, cursors, name, stage.world.names.lives[log_id], f"{LOG}/{life_folder(log_id)}")
 
     @property
     def _history(self) -> CursorHistory:
-        return self.stage.world.oracle.cursors[self.name]
+        return self.life.cursors[self.name]
 
     def load(self) -> None:
         history, since = self._history, self._history.now
@@ -102,7 +130,7 @@ class Hand:
         history.loads.append(Load(seen, history.landed[since:]))
 
     def move(self, position: LogPosition) -> None:
-        history, ambiguous, path = self._history, self.store.ambiguous, f"{LOG}/{cursor_path(self.name)}"
+        history, ambiguous, path = self._history, self.store.ambiguous, f"{self.folder}{cursor_path(self.name)}"
         self.store.sent[path] = sent = []
         move = Move(None if self.witness is None else self.witness.cursor, sent, since=history.now)
         # Written down before it begins: a process that is killed does not come back to it.
@@ -111,7 +139,13 @@ class Hand:
         move.until, move.ambiguous = history.now, self.store.ambiguous > ambiguous
         self.stage.world.fired[f"cursor {move.outcome}"] += 1
 
+    def _lose(self, error: LogError) -> None:
+        self.is_lost = True
+        if self.life.over_s > self.stage.simulation.now_s:
+            self.stage.fail(f"told that it is gone, and it is not: {error}")
+
     def _try(self, position: LogPosition) -> Outcome:
+        before, began_s = self.witness, self.stage.simulation.now_s
         try:
             if self.witness is None:
                 self.witness = self.cursors.init(self.name, position)
@@ -124,10 +158,15 @@ class Hand:
             self.stage.excuse(error)
             self.witness = None
             return "collected"
-        except LogNotFoundError:
+        except (LogNotFoundError, LogReplacedError) as error:
+            self._lose(error)
             return "unknown"
         except LogError as error:
             self.stage.excuse(error)
             return "unknown"
-        self.stage.world.oracle.relies_on(self.name, self.witness.cursor)
+        # Who creates a cursor, or moves one back, looks at the log afterwards.
+        looked = before is None or position.offset < before.cursor.position.offset
+        assert not looked or self.life.over_s >= began_s, f"told to hold in a log that was gone: {self.witness.cursor}"
+        if self.life.over_s > self.stage.simulation.now_s:
+            self.life.relies_on(self.name, self.witness.cursor)
         return "done"

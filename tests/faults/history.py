@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from wal3_core.model.paths import NO_LOG
 
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from tests.faults.oracle import Oracle
     from wal3_core import Message, Record, Resumed
+    from wal3_core.model.paths import LogId
 
 PENDING_S = float("inf")
 
@@ -23,9 +27,11 @@ class Append:
     records: tuple[Message, ...]
     began_s: float
     ended_s: float = PENDING_S
+    # When the writer was opened, of whichever log had the name by then.
+    opened_s: float = PENDING_S
     offset: int | None = None
-    # acked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; pending: its process was killed
-    # before it heard.
+    # acked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; replaced: the log was gone by then;
+    # pending: its process was killed before it heard.
     outcome: str = "pending"
     # The only offset it may have, and where the log was said to end instead.
     expected: int | None = None
@@ -34,10 +40,11 @@ class Append:
 
 @dataclass(slots=True)
 class Read:
-    """One pass over the log: where it began and what it found."""
+    """One pass over a log, of the life ``log_id``: where it began and what it found."""
 
     began_s: float
     start: int
+    log_id: LogId = NO_LOG
     records: list[Message] = field(default_factory=list)
     finished: bool = False
 
@@ -49,7 +56,7 @@ class Stretch:
     appends: list[Append] = field(default_factory=list)
     resumed: Resumed | None = None
 
-    def check(self, held: set[Message]) -> None:
+    def check(self, held: Collection[Message]) -> None:
         """What is in the log is the beginning of what was submitted, as long as the writer was told."""
         present = [append.records[0] in held for append in self.appends]
         durable = present.index(False) if False in present else len(present)
@@ -62,50 +69,57 @@ class Stretch:
             assert told == (durable, records), f"told {told} when resumed, found {durable} appends: {self.appends}"
 
 
-REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed"})
+REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed", "replaced"})
 
 
 @dataclass
 class History:
-    """Everything that callers saw of one log."""
+    """Everything that callers saw of one log, whichever life of its name they met."""
 
     appends: list[Append] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     sealed_between_s: tuple[float, float] | None = None
 
-    def check(self, held: Sequence[Message]) -> None:
-        """Compare with all that the log ever held; AssertionError where a promise was broken."""
-        places = self._check_appends(held)
+    def check(self, lives: Mapping[LogId, Oracle]) -> None:
+        """Compare with all that the log's lives ever held; AssertionError where a promise was broken."""
+        homes = self._check_homes(lives)
         for stretch in self.stretches:
-            stretch.check(set(held))
-        self._check_order(places)
-        self._check_reads(held)
+            stretch.check(homes)
+        for log_id, life in lives.items():
+            mine = [append for append in self.appends if homes.get(append.records[0]) is life]
+            places = [self._check_append(append, life) for append in mine]
+            self._check_order(places)
+            self._check_reads([read for read in self.reads if read.log_id == log_id], life, places)
+        assert all(read.log_id in lives or not read.records for read in self.reads), "read from a log that never was"
         self._check_seal()
 
-    def _check_appends(self, held: Sequence[Message]) -> list[tuple[Append, int]]:
-        """Give each append that is in the log with its offset."""
-        counts = Counter(held)
-        doubled = [message for message, count in counts.items() if count > 1]
+    def _check_homes(self, lives: Mapping[LogId, Oracle]) -> dict[Message, Oracle]:
+        """Tell which life each record was appended to: one at most, since none was linked twice."""
+        native = [(message, life) for life in lives.values() for message in life.records[life.num_inherited :]]
+        doubled = [message for message, count in Counter(message for message, _ in native).items() if count > 1]
         assert not doubled, f"doubled: {doubled}"
-        offsets = {message: offset for offset, message in enumerate(held, start=1)}
-        places = []
+        homes = dict(native)
+        known = {message for append in self.appends for message in append.records}
+        assert homes.keys() <= known, "the log holds what nobody appended"
         for append in self.appends:
-            present = [message in offsets for message in append.records]
+            present = [message in homes for message in append.records]
             assert all(present) or not any(present), f"torn: {append}"
             if append.outcome == "acked":
-                assert append.offset is not None
                 assert all(present), f"lost: {append}"
             if append.outcome in REFUSED:
                 assert not any(present), f"it was refused, and is in the log: {append}"
-            if any(present):
-                offset = offsets[append.records[0]]
-                assert append.offset in {None, offset}, f"found at {offset}: {append}"
-                assert tuple(held[offset - 1 : offset - 1 + len(append.records)]) == append.records, f"torn: {append}"
-                places.append((append, offset))
-        known = {message for append in self.appends for message in append.records}
-        assert set(held) <= known, "the log holds what nobody appended"
-        return places
+        return homes
+
+    def _check_append(self, append: Append, life: Oracle) -> tuple[Append, int]:
+        """Give an append that is in a log with its offset."""
+        offset = life.records.index(append.records[0]) + 1
+        assert append.offset in {None, offset}, f"found at {offset}: {append}"
+        found = tuple(life.records[offset - 1 : offset - 1 + len(append.records)])
+        assert found == append.records, f"torn: {append}"
+        assert life.began_s <= append.opened_s, f"in a log that began after its writer had been opened: {append}"
+        assert append.began_s <= life.over_s, f"in a log that was gone when it began: {append}"
+        return append, offset
 
     def _check_order(self, places: Sequence[tuple[Append, int]]) -> None:
         """Positions fix the order: what was acknowledged before another began lies before it."""
@@ -118,13 +132,14 @@ class History:
             before = highest[bisect.bisect_left(ends, append.began_s)]
             assert before < offset, f"offset {before} was acknowledged before this one at {offset} began: {append}"
 
-    def _check_reads(self, held: Sequence[Message]) -> None:
-        acked = [append for append in self.appends if append.outcome == "acked"]
-        for read in self.reads:
+    def _check_reads(self, reads: Sequence[Read], life: Oracle, places: Sequence[tuple[Append, int]]) -> None:
+        acked = [(append, offset) for append, offset in places if append.outcome == "acked"]
+        for read in reads:
             start = read.start - 1
-            assert read.records == list(held[start : start + len(read.records)]), f"read from {read.start}: otherwise"
+            found = life.records[start : start + len(read.records)]
+            assert read.records == found, f"read from {read.start}: otherwise"
             if read.finished:
-                due = [a.offset + len(a.records) for a in acked if a.offset and a.ended_s < read.began_s]
+                due = [offset + len(a.records) for a, offset in acked if a.ended_s < read.began_s]
                 end = read.start + len(read.records)
                 assert end >= max(due, default=0), (
                     f"acknowledged up to {max(due)} before the read, which ended at {end}"

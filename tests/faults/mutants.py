@@ -15,6 +15,9 @@ COLLECTOR = "wal3_core.log.collector:Collector."
 DELETER = "wal3_core.log.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
 COPYING = "wal3_core.log.copier:_Copying."
+CLAIM = "wal3_core.log.copy_target:"
+DESTROYING = "wal3_core.log.destroyer:_Destroying."
+MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
 
 # Where a campaign that began at 0 found it last, if that took long: the tests begin there, and `make mutants` at 0.
 FOUND_AT = {
@@ -378,11 +381,10 @@ MUTANTS = (
     Mutation(
         "the copy's manifest is written first",
         COPYING + "run",
-        "        num_fragments = self._copy_objects(manifest, begun=begun)\n        self._copy_cursors(cursors)\n"
-        "        # Manifest last: until then there is no log, and nothing that could be read too early.\n"
-        "        self._manifests.initialize(manifest, over_fragments=True)",
-        "        self._manifests.initialize(manifest, over_fragments=True)\n"
-        "        num_fragments = self._copy_objects(manifest, begun=begun)",
+        "        num_fragments = self._copy_fragments(source, claim)\n"
+        "        copied = self._rewritten(source, claim)\n",
+        "        copied = self._rewritten(source, claim)\n        claim.finish(copied)\n"
+        "        num_fragments = self._copy_fragments(source, claim)\n",
     ),
     Mutation(
         "what is copied is not read",
@@ -403,10 +405,10 @@ MUTANTS = (
         "pointers += self._load(sibling).pointers[1:]",
     ),
     Mutation(
-        "the manifest outlives the destroyed log",
-        "wal3_core.log.destroyer:_Destroying.run",
-        "            self._delete([MANIFEST])",
-        "            pass",
+        "the destroyed log keeps its name",
+        DESTROYING + "run",
+        "        deleted = int(self._vacate(lives, also_pinned=also_pinned))\n",
+        "        deleted = 1\n",
     ),
     Mutation(
         "a reader trusts the manifest it knows",
@@ -419,6 +421,66 @@ MUTANTS = (
         "wal3_core.log.walk:Walk._loaded",
         "self._loading.pop(pointer.path, None)",
         "self._loading.popitem()[1] if self._loading else None",
+    ),
+    Mutation(
+        "the log's id is not compared on load",
+        MANIFESTS + "_checked",
+        "if found.manifest.log_id != log_id:",
+        "if not log_id:",
+    ),
+    Mutation(
+        "a log is begun over what was destroyed by creating it",
+        MANIFESTS + "initialize",
+        "self.swap(initial, seen)",
+        "self.swap(initial, None)",
+    ),
+    Mutation(
+        "a writer recovers onto another log",
+        PIPELINE + "_recover",
+        "until_answered(self._manifests.load,",
+        "until_answered(type(self._manifests)(self._manifests._store, self._runtime).load,",
+    ),
+    Mutation(
+        "a cursor store goes on in another log",
+        "wal3_core.storage.cursor_store:CursorStore._manifest",
+        "known = self._manifests.load(self._known)",
+        "known = type(self._manifests)(self._manifests._store, self._runtime).load()",
+    ),
+    Mutation(
+        "a copy writes cursors without looking at its claim",
+        CLAIM + "Claim._write",
+        "        self._check_ours()\n        if documents",
+        "        if documents",
+    ),
+    Mutation(
+        "a copy is finished on whatever claim there is",
+        CLAIM + "Claim.finish",
+        "self._manifests.swap(manifest, self._claimed)",
+        "self._manifests.swap(manifest, self._manifests.look())",
+    ),
+    Mutation(
+        "a copy lists lives after it claimed the name",
+        CLAIM + "CopyTarget.claim",
+        "[life for life in lives if life != log_id]",
+        "[life for life in self._names.lives() if life != log_id]",
+    ),
+    Mutation(
+        "a log is deleted before its name is vacant",
+        DESTROYING + "run",
+        "        deleted = int(self._vacate",
+        "        delete_remains(self._root, lives, self._runtime, self._retry)\n        deleted = int(self._vacate",
+    ),
+    Mutation(
+        "lives are listed after the name was made vacant",
+        DESTROYING + "run",
+        "        for _ in range(_ROUNDS_MAX):\n",
+        "        lives = self._manifests.lives()\n        for _ in range(_ROUNDS_MAX):\n",
+    ),
+    Mutation(
+        "the destroyed log's manifest is deleted",
+        DESTROYING + "_vacate",
+        "            if self._manifests.swap(vacancy, seen) is not None:\n",
+        '            if self._root.delete("manifest/MANIFEST.json") is None and vacancy:\n',
     ),
     Mutation(
         "fragments are read in the order they arrive",
@@ -473,6 +535,15 @@ CRASH_MUTANTS = (
             "wal3_core.log.reader:LogReader._settled",
             "missing, manifest = error.path, self.manifest()",
             "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
+        ),
+    ),
+    (
+        "destroy beside a pin",
+        Mutation(
+            "a pin made while the log is being destroyed is not looked for",
+            DESTROYING + "_vacate",
+            "                    self._refuse_pinned()\n",
+            "                    pass\n",
         ),
     ),
 )

@@ -8,16 +8,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.faults.cursor_history import CursorHistory
-from tests.faults.simulator import START_US
+from tests.faults.simulator import NEVER_S, START_US
 from wal3_core import Message
 from wal3_core.model import parquet
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import (
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
-    MANIFEST,
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
@@ -28,25 +26,42 @@ from wal3_core.options import CLOCK_AHEAD_S_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectStore
 
 
+# What stands for records that a copy, or a successor, begins after.
+BEFORE = Message(b"before this log began")
+
+
+@dataclass
+class Shared:
+    """What all lives have together: what happened and how often, how long garbage waits, who makes copies."""
+
+    interval_s: float = 0.0
+    seen: Counter[str] = field(default_factory=Counter)
+    copiers: set[str] = field(default_factory=set)
+
+
 @dataclass
 class Oracle:
-    """Looks at the objects of one log directly, with no fault in between."""
+    """Looks at the objects of one life of a log directly, with no fault in between."""
 
     objects: ObjectStore
-    interval_s: float = 0.0
+    shared: Shared = field(default_factory=Shared)
+    log: str = ""
+    began_s: float = 0.0
+    over_s: float = NEVER_S
     manifest: Manifest | None = None
     held: list[FragmentPointer] = field(default_factory=list)
-    # Every record the log ever held, by offset from 1.
+    # Every record the log ever held, by offset from 1; so many it had from the first moment on.
     records: list[Message] = field(default_factory=list)
+    num_inherited: int = 0
+    begins: int = 1
     versions: int = 0
     # When the log came to end where.
     ends: list[tuple[float, int]] = field(default_factory=list)
-    # What happened to the log, and how often.
-    seen: Counter[str] = field(default_factory=Counter)
     cursors: defaultdict[str, CursorHistory] = field(default_factory=lambda: defaultdict(CursorHistory))
     # Who wrote the cursors that are relied on, and what the pins that are lead to.
     relied_on: set[str] = field(default_factory=set)
@@ -55,16 +70,33 @@ class Oracle:
     _let_go_s: dict[str, float] = field(default_factory=dict)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
 
-    def landed(self, path: str, data: bytes, now_s: float) -> None:
-        """Look at an object as it is written."""
-        if path == MANIFEST:
-            self._installed(data, now_s)
-        elif path.startswith(CURSOR_FOLDER):
-            self.cursors[cursor_name(path)].landed.append(Cursor.from_bytes(data, what=path))
+    @property
+    def seen(self) -> Counter[str]:
+        """What happened, and how often."""
+        return self.shared.seen
 
-    def _installed(self, data: bytes, now_s: float) -> None:
+    def begin(self, manifest: Manifest) -> None:
+        """Take what lies there already from the life that was copied or followed."""
+        self.begins = manifest.first.position.offset
+        self.records = [BEFORE] * (self.begins - 1)
+        for meta in self.objects.list_objects(CURSOR_FOLDER):
+            data = self.objects.read(meta.path)
+            assert data is not None
+            self.cursors[cursor_name(meta.path)].landed[:] = [Cursor.from_bytes(data, what=meta.path)]
+
+    def landed(self, path: str, data: bytes) -> None:
+        """Look at an object as it is written."""
+        if path.startswith(CURSOR_FOLDER):
+            cursor = Cursor.from_bytes(data, what=path)
+            assert self.manifest is None or cursor.log_id == self.manifest.log_id, f"{path} is of another log: {cursor}"
+            mover = cursor.writer.partition(" ")[0]
+            copied = mover in self.shared.copiers and self.over_s == NEVER_S
+            assert not copied, f"{path} of a log was moved by a copy to it: {cursor}"
+            self.cursors[cursor_name(path)].landed.append(cursor)
+
+    def installed(self, after: Manifest, now_s: float) -> None:
         """Check a version of the manifest against the one before it."""
-        before, after = self.manifest, Manifest.from_bytes(data)
+        before = self.manifest
         held = list(self._fragments(after.pointers))
         for pointer in held[-8:]:
             assert self.objects.head(pointer.path) is not None, f"{pointer.path} was linked before it was durable"
@@ -120,7 +152,7 @@ class Oracle:
 
     def pinned(self, name: str, manifest: Manifest) -> None:
         """Take note of a pin whose maker was told that it holds: all of it must be there."""
-        self.pins[name] = set(self._paths(manifest.pointers))
+        self.pins[name] = self.paths(manifest)
         for path in self.pins[name]:
             assert self.objects.head(path) is not None, f"pin {name} was told to hold, and {path} is gone"
 
@@ -147,7 +179,6 @@ class Oracle:
 
     def deleted(self, path: str, now_s: float) -> None:
         """Check that a delete takes nothing that the log or a pin needs, nor what somebody may still read."""
-        assert path != MANIFEST, "the manifest was deleted"
         assert path not in self._referenced, f"{path} was deleted, and the log refers to it"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
@@ -155,14 +186,18 @@ class Oracle:
             return
         self.seen["objects deleted"] += 1
         # A drifting clock may measure the interval a little short.
-        let_go_s = self._let_go_s.get(path, -self.interval_s)
-        assert now_s - let_go_s >= self.interval_s * 0.98, (
+        let_go_s = self._let_go_s.get(path, -self.shared.interval_s)
+        assert now_s - let_go_s >= self.shared.interval_s * 0.98, (
             f"{path} was deleted {now_s - let_go_s:.1f} s after it was let go"
         )
 
     def referenced(self) -> set[str]:
         """Name every object the newest manifest leads to."""
         return self._referenced
+
+    def paths(self, manifest: Manifest) -> set[str]:
+        """Name every object that a manifest leads to."""
+        return set(self._paths(manifest.pointers))
 
     def _paths(self, pointers: Sequence[Pointer]) -> Iterator[str]:
         for pointer in pointers:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.faults.oracle import Oracle
+from tests.faults.lives import Names
 from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
@@ -21,23 +22,22 @@ from wal3_core.storage.object_store import (
     Refused,
     Unknown,
     Versioned,
-    log_store,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
+    from tests.faults.oracle import Oracle, Shared
     from tests.faults.plans import Kind, Plan
     from tests.faults.simulator import Simulation
 
 LOG = "a"
-ROOT = f"{LOG}/"
 LATE_S_MAX = 30.0
 OUTAGE_S_MAX = 15.0
 STALE_S_MAX = 20.0
 # A list is as fresh as the store promises where safety rests on it; data folders are tried with old ones.
-STALE_FOLDERS = (f"{ROOT}log/", f"{ROOT}snapshot/")
+STALE_FOLDERS = re.compile(r".*/Life=[0-9a-f]{32}/(log|snapshot)/", re.ASCII)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class World:
     kinds: list[Kind] = field(default_factory=list)
     outages: dict[str, float] = field(default_factory=dict)
     objects: MemoryStore = field(default=None)  # type: ignore[assignment]
-    oracle: Oracle = field(init=False)
+    names: Names = field(init=False)
     network: SimProcess = field(init=False)
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
@@ -59,7 +59,17 @@ class World:
         # Garbage waits by the store's clock, so that one goes on as it should.
         self.network = SimProcess(self.simulation, "network", steady=True)
         self.objects = self.objects or MemoryStore(self.network)
-        self.oracle = Oracle(log_store(self.objects, LOG))
+        self.names = Names(self.objects)
+
+    @property
+    def oracle(self) -> Oracle:
+        """What watches the log that the story is about: the newest life of its name."""
+        return self.names[LOG].life
+
+    @property
+    def shared(self) -> Shared:
+        """What is the same for all logs."""
+        return self.names.shared
 
     @property
     def calls(self) -> int:
@@ -90,19 +100,15 @@ class World:
     def lasts(self, outage: str) -> bool:
         return self.outages.get(outage, -1.0) >= self.simulation.now_s
 
-    def landed(self, path: str, data: bytes | None) -> None:
-        """Look at a change of the objects as it is made; ``data`` is None for a delete."""
+    def landed(self, path: str, data: bytes | None, who: str) -> None:
+        """Look at a change of the objects as it is made, and by whom; ``data`` is None for a delete."""
         self.simulation.note(f"landed {path} {None if data is None else len(data)}")
-        if path.startswith(ROOT):
-            self._show(path.removeprefix(ROOT), data)
+        self._show(path, data, who)
         self._changes.append((self.simulation.now_s, path, self.objects.head(path)))
 
-    def _show(self, path: str, data: bytes | None) -> None:
+    def _show(self, path: str, data: bytes | None, who: str) -> None:
         try:
-            if data is None:
-                self.oracle.deleted(path, self.simulation.now_s)
-            else:
-                self.oracle.landed(path, data, self.simulation.now_s)
+            self.names.landed(path, data, self.simulation.now_s, who)
         except (AssertionError, LogError) as error:
             self.simulation.failure = error
             raise
@@ -151,7 +157,7 @@ class SimStore:
         def land() -> PutOutcome:
             outcome = apply()
             if isinstance(outcome, Done):
-                self.world.landed(path, data)
+                self.world.landed(path, data, self.process.name)
             return outcome
 
         outcome = self._send(self._draw("put", path), land)
@@ -246,7 +252,7 @@ class SimStore:
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         call = self._ask("list", folder)
-        if call.fault == "list-stale" and folder.startswith(STALE_FOLDERS):
+        if call.fault == "list-stale" and STALE_FOLDERS.match(folder):
             found = self.world.listed(folder, call.dice.random() * STALE_S_MAX)
         else:
             found = list(self.world.objects.list_objects(folder, start_after=start_after))
@@ -269,7 +275,7 @@ class SimStore:
         def land() -> None:
             if self.world.objects.head(path) is not None:
                 self.world.objects.delete(path)
-                self.world.landed(path, None)
+                self.world.landed(path, None, self.process.name)
 
         if call.fault in {"delete-late", "crash-late"}:
             self._later(call, land)

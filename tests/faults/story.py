@@ -36,6 +36,7 @@ from tests.faults.collectors import (
 from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.plans import Plan, Swarm
+from tests.faults.second_lives import Reusing, check_all_destroyed, drawn_steps, settle
 from tests.faults.short_writers import ShortWriter, check_small
 from tests.faults.simulator import YEAR_US, SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
@@ -52,9 +53,8 @@ from wal3_core import (
 from wal3_core.log.collection import collect
 from wal3_core.log.copier import LogAt, copy
 from wal3_core.log.destroyer import destroy
-from wal3_core.model.paths import CLOCK, MANIFEST
+from wal3_core.model.paths import CLOCK
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
-from wal3_core.storage.object_store import log_store
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ PROGRESS_S_MAX = 120.0
 STORY_S_MAX = 3600.0
 # The part of the stories that are all maintenance, crowded into a few seconds.
 BRIEF = 0.4
+# The part of the stories in which the log's name is used again.
+REUSED = 0.4
 # So that little is loaded by the time that maintenance replaces it.
 FRUGAL = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=1)
 # The part of those in which a consumer saves its cursor without a pause.
@@ -142,9 +144,36 @@ def drawn_maintainers(dice: Random) -> dict[str, Actor]:
     return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
 
 
-def drawn_cast(dice: Random, *, brief: bool) -> dict[str, Actor]:
+def drawn_reusers(dice: Random, *, brief: bool) -> dict[str, Actor]:
+    """Those who end the log and begin another under its name, each maybe twice, and those who had the old one open."""
+    pace_s = 0.5 if brief else 12.0
+    first = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)), rounds=4)
+    second = Writer(drawn_options(dice), 1, 7, rounds=4, initializes=False)
+    cast: dict[str, Actor] = {"writer0": first, "writer1": second}
+    for number in range(dice.choice((1, 1, 2, 3))):
+        reuser = Reusing(drawn_steps(dice, pace_s), with_cursors=dice.random() < 0.6)
+        cast[f"reuser{number}"] = reuser
+        if dice.random() < 0.6:
+            cast[f"again{number}"] = reuser
+    chances: dict[str, tuple[float, Actor]] = {
+        "tail": (0.5, TailReader(ReaderOptions(prefetch_fragments=dice.choice((1, 3))), rounds=8)),
+        "history": (0.5, HistoryReader(ReaderOptions(), 6)),
+        "mover0": (0.6, CursorMover("c", 10, pace_s / 4)),
+        "mover1": (0.3, CursorMover("c", 10, pace_s / 4)),
+        "scrubber": (0.2, Scrubber(2)),
+        "maintainer": (0.2, Maintainer(20)),
+        "collector0": (0.5, Collecting(8, pace_s / 4)),
+        "collector1": (0.3, Collecting(8, pace_s / 4)),
+        "pinner": (0.3, Pinning(dice.random() * pace_s, dice.random() * pace_s, rounds=3)),
+        "packer": (0.3, Packing(4, pace_s / 2, drawn_packing(dice))),
+    }
+    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+
+
+def drawn_cast(dice: Random, *, brief: bool, lives: bool = False) -> dict[str, Actor]:
     """Choose who takes part in a seed's story, and who of them is killed or suspended."""
-    cast = drawn_maintainers(dice) if brief else drawn_actors(dice)
+    alone = drawn_maintainers if brief else drawn_actors
+    cast = drawn_reusers(dice, brief=brief) if lives else alone(dice)
     victims = [*cast, "writer0", "writer0", "writer0"]
     if dice.random() < 0.5:
         after_s = dice.random() * dice.choice((0.2, 1.0, 5.0))
@@ -168,22 +197,26 @@ class Story:
     prelude: Actor | None = None
     end: Callable[[Stage, SimProcess], None] = lambda _stage, _operator: None
     interval_s: float | None = None
+    lives: bool = False
     kinds: list[Kind] = field(default_factory=list)
     stage: Stage = field(init=False)
 
     def __post_init__(self) -> None:
         simulation = Simulation(self.seed)
-        self.stage = Stage(simulation, World(simulation))
+        self.stage = Stage(simulation, World(simulation), lives=self.lives)
         drawn_s = simulation.dice("interval").choice((0.0, 0.0, 2.0, 20.0))
-        self.stage.world.oracle.interval_s = drawn_s if self.interval_s is None else self.interval_s
+        self.stage.world.shared.interval_s = drawn_s if self.interval_s is None else self.interval_s
 
     def tell(self) -> None:
         """Run it and check it; raises AssertionError where a promise was broken."""
         simulation = self.stage.simulation
         brief = simulation.dice("brief").random() < BRIEF
-        cast = self.cast if self.cast is not None else drawn_cast(simulation.dice("cast"), brief=brief)
-        if self.cast is None and brief and simulation.dice("consumer").random() < BUSY:
-            cast["consumer"] = Consumer("e", 100, 0.02)
+        self.stage.lives = self.stage.lives or (self.cast is None and simulation.dice("lives").random() < REUSED)
+        cast = self.cast
+        if cast is None:
+            cast = drawn_cast(simulation.dice("cast"), brief=brief, lives=self.stage.lives)
+            if brief and simulation.dice("consumer").random() < BUSY:
+                cast["consumer"] = Consumer("e", 100, 0.02)
         plan = self.plan if self.plan is not None else Swarm.drawn(simulation.dice("plan"), brief=brief)
         operator = SimProcess(simulation, "operator")
         simulation.run(simulation.spawn(operator, "main", lambda: self._direct(cast, plan, operator)))
@@ -219,22 +252,28 @@ def _process(simulation: Simulation, name: str) -> SimProcess:
 
 def _end(stage: Stage, operator: SimProcess) -> None:
     """With every fault healed there is progress, nothing is damaged, and everything adds up."""
+    if stage.lives:
+        settle(stage, operator)
     _check_progress(stage, operator)
     check_small(stage, operator)
     _drop_unfinished_cursors(stage, operator)
     store = SimStore(stage.world, operator)
     report = scrub(store, LOG, runtime=operator)
     assert report.sound, report.problems
-    stage.history.check(stage.world.oracle.records)
+    lives = {log_id: life for log_id, life in stage.world.names.lives.items() if life.log == LOG}
+    stage.history.check(lives)
     check_conditions(stage)
-    for cursor in stage.world.oracle.cursors.values():
-        if cursor.moves:
-            cursor.check()
+    for life in lives.values():
+        for cursor in life.cursors.values():
+            if cursor.moves:
+                cursor.check()
     _check_contents(stage, operator)
     check_successor(stage, operator)
     check_destroyed(stage, operator, DOOMED)
     _finish_copy(stage, operator)
     _check_nothing_left(stage, operator)
+    if stage.lives:
+        check_all_destroyed(stage, operator)
 
 
 def _check_progress(stage: Stage, operator: SimProcess) -> None:
@@ -270,7 +309,7 @@ def _check_contents(stage: Stage, operator: SimProcess) -> None:
 def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     """With cursors and pins out of the way, collecting leaves what the log refers to, and nothing else."""
     store, oracle = SimStore(stage.world, operator), stage.world.oracle
-    inside = log_store(stage.world.objects, LOG)
+    inside = oracle.objects
     cursors, pins = CursorStore(store, LOG, runtime=operator), PinStore(store, LOG, runtime=operator)
     for name in pins.list():
         oracle.pins.pop(name, None)
@@ -281,7 +320,7 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     # A collection that was announced stands until the next collector carries it out.
     middle = (manifest.first_kept.position.offset + manifest.next.position.offset) // 2
     cursors.init("middle", LogPosition(middle, 0))
-    oracle.interval_s = 0.0
+    stage.world.shared.interval_s = 0.0
     for _ in range(40):
         # A few orphans at a time.
         collect(store, LOG, options=collector_options(0.0), runtime=operator)
@@ -301,10 +340,13 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
 def _finish_copy(stage: Stage, operator: SimProcess) -> None:
     """A copy that was cut short is no log; the next call finishes it, or begins anew what was collected since."""
     store = SimStore(stage.world, operator)
-    inside = log_store(stage.world.objects, COPY)
-    if not list(inside.list_objects("")):
+    name = stage.world.names[COPY]
+    if not name.lives and name.copying is None:
         return
-    if inside.head(MANIFEST) is None:
+    if name.life.over_s <= stage.simulation.now_s:
+        check_destroyed(stage, operator, COPY)
+        return
+    if name.copying is not None:
         try:
             copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
         except InvalidRequestError:

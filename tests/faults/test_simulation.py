@@ -45,6 +45,14 @@ HAPPENED = {
     "resumed",
     "condition met",
     "condition not met",
+    "second lives",
+    "copied",
+    "initialize",
+    "back up",
+    "restore",
+    "follow",
+    "destroy",
+    "dead lives left something",
 }
 
 
@@ -57,7 +65,7 @@ def test_no_promise_is_broken_under_faults_crashes_and_contention() -> None:
     assert tally.seeds == SEEDS
     # A campaign in which something never happens says nothing of it.
     assert {*SWARM, *HAPPENED} <= {name for name, count in tally.fired.items() if count}
-    assert {"acked", "refused", "contended", "sealed", "unknown", "pending"} <= set(tally.appends)
+    assert {"acked", "refused", "contended", "sealed", "unknown", "pending", "replaced"} <= set(tally.appends)
 
 
 def test_one_seed_is_one_story_whatever_the_hash_seed() -> None:

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.stores import LOG_ID
-from wal3_core import CursorStore, GarbageCollectedError, LogPosition, LogWriter, WriterOptions
+from tests.stores import FaultyStore, life_store
+from wal3_core import (
+    CursorStore,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogAt,
+    LogNotFoundError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    PinStore,
+    UnavailableError,
+    WriterOptions,
+    copy,
+    destroy,
+)
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.model.cursor import Cursor
@@ -37,8 +51,9 @@ def test_cursor_is_not_moved_on_from_a_place_to_which_it_was_moved_too_late() ->
     witness = cursors.init("c", LogPosition(6, 0))
     collecting = collector(store)
     collecting.prune(collecting.announce(collecting.plan()))
-    late = Cursor(position=LogPosition(2, 0), epoch_us=0, writer="another hand", generation=2, log_id=LOG_ID)
-    assert isinstance(store.replace(f"a/{cursor_path('c')}", late.to_bytes(), witness.etag), Done)
+    log_id = witness.cursor.log_id
+    late = Cursor(position=LogPosition(2, 0), epoch_us=0, writer="another hand", generation=2, log_id=log_id)
+    assert isinstance(life_store(store, "a").replace(cursor_path("c"), late.to_bytes(), witness.etag), Done)
 
     hand = CursorStore(store, "a")
     found = hand.load("c")
@@ -102,3 +117,46 @@ def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -
 
     assert isinstance(condemned, Pruned)
     assert condemned.garbage.orphans == ()
+
+
+def test_copy_that_is_finished_while_it_is_destroyed_is_asked_for_its_pins_like_any_log() -> None:
+    """One that was taken for cut short: its name is the same life's when it is made vacant, by now a log's."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    slow = FaultyStore(store)
+    slow.fail("replace", "b/manifest/MANIFEST.json", "denied", times=9)
+    with pytest.raises(UnavailableError):
+        copy(LogAt(store, "a"), LogAt(slow, "b"))
+
+    def finish(kind: str, path: str) -> None:
+        if (kind, path) == ("replace", "b/manifest/MANIFEST.json"):
+            slow.before = lambda _kind, _path: None
+            copy(LogAt(store, "a"), LogAt(store, "b"))
+            PinStore(store, "b").create("mine", reason="a long read")
+
+    slow.heal()
+    slow.before = finish
+
+    with pytest.raises(InvalidRequestError, match="expected no pins, found mine"):
+        destroy(slow, "b")
+    assert len(list(LogReader.open(store, "b").records())) == 3
+
+
+def test_collector_of_a_log_that_was_destroyed_is_told_that_and_nothing_of_clocks() -> None:
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    collecting = collector(store)
+    path = collecting.announce(collecting.plan())
+    assert isinstance(collecting.prune(path), Pruned)
+    watched = FaultyStore(store)
+    deleter = Deleter(watched, "a", options=CollectorOptions(interval_s=3600))
+
+    def end(kind: str, path: str) -> None:
+        if kind == "head" and path.endswith("gc/CLOCK"):
+            destroy(store, "a")
+
+    watched.before = end
+
+    with pytest.raises(LogNotFoundError):
+        deleter.delete(path)

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
-from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError
+from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.references import Leaving, References, every_path, hold_any
 from wal3_core.log.store_time import store_now_us
 from wal3_core.model.garbage import Garbage
@@ -389,4 +389,9 @@ class Deleter:
         One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
         clock does not run back.
         """
-        return store_now_us(self._store, self._runtime)
+        try:
+            return store_now_us(self._store, self._runtime)
+        except UnavailableError:
+            # Gone with its log, perhaps, which is another thing to be told.
+            self._manifests.load()
+            raise

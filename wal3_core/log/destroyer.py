@@ -171,14 +171,7 @@ class _Destroying:
         """Make the name vacant, and delete what is left."""
         # Listed before the name is vacant: all of them are over then.
         lives = self._manifests.lives()
-        seen = self._look()
-        there = seen is not None and isinstance(seen.document, Manifest)
-        if there:
-            self._announce()
-            if not also_pinned:
-                self._refuse_pinned()
-        self._vacate(lives)
-        deleted = int(there)
+        deleted = int(self._vacate(lives, also_pinned=also_pinned))
         self._progress(deleted)
         for _ in range(_ROUNDS_MAX):
             before = deleted
@@ -225,17 +218,25 @@ class _Destroying:
         if pins:
             raise _pinned(self._root.url, pins)
 
-    def _vacate(self, lives: Sequence[LogId]) -> None:
-        """Let the name be vacant; what is left lies in lives that are over."""
+    def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
+        """Let the name be vacant, and tell whether it was a log's; what is left lies in lives that are over."""
+        announced = False
         for _ in range(_REBASES_MAX):
             seen = self._look()
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
-                return
+                return announced
+            if isinstance(entry, Manifest) and not announced:
+                # Maybe only now: a copy that was taken for one that was cut short is finished.
+                self._announce()
+                if not also_pinned:
+                    self._refuse_pinned()
+                announced = True
+                continue
             log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
             vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
             if self._manifests.swap(vacancy, seen) is not None:
-                return
+                return announced
         raise self._unsettled()
 
     def _unsettled(self) -> UnavailableError:

@@ -1,0 +1,171 @@
+"""The lives that a log's name has, one after the other, and what must hold from one to the next."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.faults.oracle import Oracle, Shared
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST, PIN_FOLDER, LogId, cursor_name, life_folder, life_of
+from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
+from wal3_core.storage.object_store import FolderStore, log_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+_LIFE = re.compile(r"(?P<log>.*?)/(?P<folder>Life=[0-9a-f]{32}/)(?P<path>.*)", re.ASCII)
+_SOURCE = re.compile(r"log (?P<log_id>[0-9a-f]{32}),", re.ASCII)
+
+Entry = Manifest | Vacancy
+
+
+@dataclass
+class Names:
+    """All names in the store, and all lives that any of them ever had."""
+
+    objects: ObjectStore
+    shared: Shared = field(default_factory=Shared)
+    lives: dict[LogId, Oracle] = field(default_factory=dict)
+    of: dict[str, Name] = field(default_factory=dict)
+
+    def __getitem__(self, log: str) -> Name:
+        return self.of.setdefault(log, Name(self, log))
+
+    def landed(self, path: str, data: bytes | None, now_s: float, who: str) -> None:
+        """Look at a change of an object as it is made, and by whom; ``data`` is None for a delete."""
+        if path.endswith(f"/{MANIFEST}"):
+            self[path.removesuffix(f"/{MANIFEST}")].entered(data, now_s)
+        elif found := _LIFE.fullmatch(path):
+            log_id = life_of(found["folder"])
+            assert log_id is not None
+            reuses = who in self.shared.copiers
+            assert not (data is None and reuses) or self[found["log"]].may_clear(log_id, found["path"]), (
+                f"{path} was deleted by {who}, and the log is there"
+            )
+            self[found["log"]].changed(log_id, found["path"], data, now_s)
+
+
+@dataclass
+class Name:
+    """One name: what stands in its manifest, and its lives; ``pins_going`` calls may destroy what is pinned."""
+
+    names: Names
+    log: str
+    entry: Entry | None = None
+    turns: int = 0
+    pins_going: int = 0
+    pins_go_until_s: float = 0.0
+    lives: list[Oracle] = field(default_factory=list)
+    # What had the name, or was to have it, and since when.
+    held: list[tuple[float, LogId | None]] = field(default_factory=list)
+    _claims: set[LogId] = field(default_factory=set)
+    _versions: set[bytes] = field(default_factory=set)
+    _nobody: Oracle = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._nobody = Oracle(log_store(self.names.objects, self.log), self.names.shared)
+
+    @property
+    def life(self) -> Oracle:
+        """The newest life, over or not; an empty one before the first."""
+        return self.lives[-1] if self.lives else self._nobody
+
+    @property
+    def copying(self) -> Vacancy | None:
+        """What is being copied to the name."""
+        copying = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.COPYING
+        return self.entry if copying else None  # type: ignore[return-value]
+
+    def was_taken_since(self, since_s: float) -> bool:
+        """Tell whether the name was a log's, or a copy's to be, at some moment since then."""
+        before = [log_id for at_s, log_id in self.held if at_s < since_s][-1:]
+        return any([*before, *(log_id for at_s, log_id in self.held if at_s >= since_s)])
+
+    def entered(self, data: bytes | None, now_s: float) -> None:
+        """Check what comes to stand in the manifest against what stood there."""
+        assert data is not None, f"{self.log}: the manifest was deleted"
+        assert data not in self._versions, f"{self.log}: a version came back"
+        self._versions.add(data)
+        before, after = self.entry, manifest_or_vacancy(data, what=MANIFEST)
+        assert after.generation == (0 if before is None else before.generation) + 1, "INV-5"
+        self._check_turn(before, after)
+        if isinstance(before, Manifest) and isinstance(after, Vacancy):
+            self._end(now_s)
+        self.entry = after
+        if self.copying:
+            self._claims.add(after.log_id)
+        taken = isinstance(after, Manifest) or self.copying is not None
+        self.held.append((now_s, after.log_id if taken else None))
+        if isinstance(after, Manifest):
+            if not isinstance(before, Manifest):
+                self._begin(after, now_s)
+            self.life.installed(after, now_s)
+            if not isinstance(before, Manifest):
+                self._check_beginning(before, after)
+
+    def _check_turn(self, before: Entry | None, after: Entry) -> None:
+        match before, after:
+            case Manifest(), Manifest():
+                assert after.log_id == before.log_id, f"{self.log}: one life was written over by another"
+            case Manifest(), Vacancy():
+                assert after.kind is VacancyKind.DESTROYED, f"{self.log}: a copy claimed the name of a log"
+                assert after.log_id == before.log_id, f"{self.log}: another life was ended"
+                assert before.destroying, f"{self.log}: ended without an announcement"
+            case Vacancy(kind=VacancyKind.COPYING), Manifest():
+                assert after.log_id == before.log_id, f"{self.log}: a copy was finished on another's claim"
+            case _, Manifest():
+                assert after.log_id not in self._claims, f"{self.log}: a copy was finished that nobody claims"
+
+    def _begin(self, after: Manifest, now_s: float) -> None:
+        assert after.log_id not in self.names.lives, f"{self.log}: an id came back"
+        inside = FolderStore(log_store(self.names.objects, self.log), life_folder(after.log_id))
+        life = Oracle(inside, self.names.shared, began_s=now_s, log=self.log)
+        self.names.lives[after.log_id] = life
+        self.lives.append(life)
+        life.begin(after)
+        self.names.shared.seen["second lives"] += len(self.lives) > 1
+
+    def _check_beginning(self, before: Entry | None, after: Manifest) -> None:
+        """Whatever a life has from its first moment on it has from the one that it copies or follows."""
+        life, first, limit = self.life, after.first.position.offset, after.next.position.offset
+        life.num_inherited = len(life.records)
+        if isinstance(before, Vacancy) and before.kind is VacancyKind.COPYING:
+            named = _SOURCE.match(before.terms)
+            assert named is not None
+            source = self.names.lives[LogId(named["log_id"])]
+            assert life.records[first - 1 :] == source.records[first - 1 : limit - 1], "the copy holds something else"
+            self.names.shared.seen["copied"] += 1
+            return
+        assert first == limit, "a log that is no copy begins with records"
+        if after.follows:
+            sealed = self.names.lives[LogId(after.follows)].manifest
+            assert sealed is not None
+            assert sealed.seal is not None, "a log that is not sealed was followed"
+            assert after.first == sealed.next, "INV-19"
+
+    def _end(self, now_s: float) -> None:
+        pins_go = self.pins_going > 0 or self.pins_go_until_s >= now_s
+        assert pins_go or not self.life.pins, f"{self.log}: destroyed with pins: {[*self.life.pins]}"
+        self.life.over_s = now_s
+        self.turns += 1
+        self.names.shared.seen["lives ended"] += 1
+
+    def may_clear(self, log_id: LogId, path: str) -> bool:
+        """Tell whether one that ends logs, and begins others, may delete an object: not of the log that is there."""
+        return path.startswith(PIN_FOLDER) or not isinstance(self.entry, Manifest) or self.entry.log_id != log_id
+
+    def changed(self, log_id: LogId, path: str, data: bytes | None, now_s: float) -> None:
+        """Look at an object that is none of a name's manifest."""
+        life = self.names.lives.get(log_id)
+        if life is None:
+            assert log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"
+            ours = self.copying is not None and self.copying.log_id == log_id
+            assert data is not None or not ours, f"{path} was deleted from under the copy that is being made"
+        elif data is not None:
+            life.landed(path, data)
+        elif life.over_s > now_s:
+            life.deleted(path, now_s)
+        elif path.startswith(CURSOR_FOLDER):
+            life.cursors[cursor_name(path)].landed.append(None)

@@ -1,0 +1,187 @@
+"""A name that is used again: logs end, and others begin under their name, by several hands at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tests.faults.collectors import COPY, check_destroyed
+from tests.faults.store import LATE_S_MAX, LOG, SimStore
+from wal3_core import LogError, LogExistsError, LogWriter, SealedError
+from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.destroyer import destroy
+from wal3_core.log.sealer import migrate, seal
+from wal3_core.model.manifest import Manifest
+from wal3_core.storage.pin_store import PinStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from tests.faults.actors import Stage
+    from tests.faults.lives import Name
+    from tests.faults.simulator import SimProcess
+
+OTHER = "other"
+NAMES = (LOG, COPY, OTHER)
+
+Step = Literal[
+    "initialize", "destroy", "destroy with pins", "back up", "restore", "drop backup", "follow", "seal", "pin", "unpin"
+]
+# What people do, one thing after the other.
+HABITS: tuple[tuple[Step, ...], ...] = (
+    ("destroy", "initialize"),
+    ("destroy with pins", "initialize"),
+    ("back up", "destroy", "restore"),
+    ("back up", "destroy with pins", "restore"),
+    ("restore", "drop backup"),
+    ("destroy", "follow"),
+    ("seal", "destroy", "restore"),
+    ("pin", "destroy", "unpin", "destroy"),
+    ("back up", "drop backup"),
+    ("initialize",),
+    ("destroy",),
+    ("restore",),
+)
+
+
+def drawn_steps(dice: Random, pace_s: float) -> tuple[tuple[float, Step], ...]:
+    """Draw what one process does, and how long it waits before each step."""
+    habits = [habit for _ in range(dice.choice((1, 2, 3))) for habit in dice.choice(HABITS)]
+    return tuple((dice.random() * pace_s, step) for step in habits)
+
+
+@dataclass(frozen=True, slots=True)
+class Reusing:
+    """Takes its steps one after the other, whatever becomes of each; others may be at the same."""
+
+    steps: tuple[tuple[float, Step], ...]
+    with_cursors: bool
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        stage.world.shared.copiers.add(process.name)
+        hands = Hands(stage, SimStore(stage.world, process), with_cursors=self.with_cursors)
+        for pause_s, step in self.steps:
+            stage.simulation.pause(pause_s)
+            try:
+                hands.take(step)
+            except LogError as error:
+                stage.excuse(error)
+                stage.world.fired[f"{step}: {type(error).__name__}"] += 1
+            else:
+                stage.world.fired[step] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """One process's operations on names, and what it is told of them."""
+
+    stage: Stage
+    store: SimStore
+    with_cursors: bool = False
+
+    def take(self, step: Step) -> None:
+        """Take a step; AssertionError where what was told of it is not true."""
+        steps: dict[Step, Callable[[], None]] = {
+            "initialize": self._initialize,
+            "destroy": lambda: self._destroy(LOG),
+            "destroy with pins": lambda: self._destroy(LOG, also_pinned=True),
+            "back up": lambda: self._copy(LOG, COPY),
+            "restore": lambda: self._copy(COPY, LOG),
+            "drop backup": lambda: self._destroy(COPY, also_pinned=True),
+            "follow": self._follow,
+            "seal": self._seal,
+            "pin": self._pin,
+            "unpin": lambda: PinStore(self.store, LOG, runtime=self.store.process).delete("shared"),
+        }
+        steps[step]()
+
+    def _initialize(self) -> None:
+        name, since_s = self.stage.world.names[LOG], self.stage.simulation.now_s
+        try:
+            LogWriter.initialize(self.store, LOG, runtime=self.store.process)
+        except LogExistsError as error:
+            if not name.was_taken_since(since_s):
+                self.stage.fail(f"the name was free all the time: {error}")
+            raise
+        self._check_begun(LOG, since_s)
+
+    def _destroy(self, log: str, *, also_pinned: bool = False) -> None:
+        name = self.stage.world.names[log]
+        standing = name.entry
+        name.pins_going += also_pinned
+        try:
+            destroy(self.store, log, also_pinned=also_pinned, runtime=self.store.process)
+        except LogError:
+            self._let_pins_be(name, also_pinned=also_pinned)
+            raise
+        self._let_pins_be(name, also_pinned=also_pinned)
+        if standing is not None and name.entry is not None and name.held[-1][1] == standing.log_id:
+            self.stage.fail(f"{log}: told to be destroyed, and it is there: {standing.log_id}")
+
+    def _let_pins_be(self, name: Name, *, also_pinned: bool) -> None:
+        if also_pinned:
+            name.pins_going -= 1
+            # One of its requests may still be under way.
+            name.pins_go_until_s = self.stage.simulation.now_s + LATE_S_MAX
+
+    def _copy(self, source: str, target: str) -> None:
+        since_s = self.stage.simulation.now_s
+        copy(
+            LogAt(self.store, source),
+            LogAt(self.store, target),
+            with_cursors=self.with_cursors,
+            runtime=self.store.process,
+        )
+        self._check_begun(target, since_s)
+
+    def _check_begun(self, log: str, since_s: float) -> None:
+        if not any(life.began_s >= since_s for life in self.stage.world.names[log].lives):
+            self.stage.fail(f"{log}: told to have begun, and did not")
+
+    def _follow(self) -> None:
+        """Let the log go on from another one, which is begun anew when it has been followed before."""
+        try:
+            with LogWriter.open_or_initialize(self.store, OTHER, runtime=self.store.process) as writer:
+                writer.append(b"to be followed")
+        except SealedError:
+            self._destroy(OTHER)
+            return
+        migrate(self.store, OTHER, LOG, reason="it moves", runtime=self.store.process)
+
+    def _seal(self) -> None:
+        life = self.stage.world.oracle
+        found = seal(self.store, LOG, reason="the end", runtime=self.store.process)
+        sealed = [life.manifest for life in self.stage.world.names[LOG].lives if life.manifest]
+        if not any(manifest.seal == found for manifest in sealed):
+            self.stage.fail(f"told to be sealed, and is not: {life.manifest}")
+
+    def _pin(self) -> None:
+        pin = PinStore(self.store, LOG, runtime=self.store.process).create("shared", reason="a long read")
+        life = self.stage.world.names.lives[pin.log_id]
+        if life.over_s > self.stage.simulation.now_s:
+            for path in life.paths(pin.manifest):
+                if life.objects.head(path) is None:
+                    self.stage.fail(f"pin shared was told to hold, and {path} is gone")
+
+
+def settle(stage: Stage, operator: SimProcess) -> None:
+    """Give up what was cut short: copies that are no log yet, destructions that were announced."""
+    for log in NAMES:
+        name = stage.world.names[log]
+        if name.copying is not None or (isinstance(name.entry, Manifest) and name.entry.destroying):
+            name.pins_going += 1
+            destroy(SimStore(stage.world, operator), log, also_pinned=True, runtime=operator)
+            stage.world.fired["settled"] += 1
+
+
+def check_all_destroyed(stage: Stage, operator: SimProcess) -> None:
+    """Destroying the names clears what any of their lives has left."""
+    for log in NAMES:
+        name = stage.world.names[log]
+        name.pins_going += 1
+        newest = None if name.entry is None else name.entry.log_id
+        inside = stage.world.objects.list_objects(f"{log}/")
+        left = [meta.path for meta in inside if f"Life={newest}" not in meta.path]
+        stage.world.fired["dead lives left something"] += len(left) > 1
+        check_destroyed(stage, operator, log)
