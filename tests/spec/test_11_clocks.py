@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -302,3 +303,33 @@ def test_retention_asks_for_the_store_s_time_only_where_something_is_old(
     assert Collector(counting, LOG, runtime=runtime).plan().empty
 
     assert counting.requests["head"] == counting.requests["create"] == counting.requests["replace"] == 0
+
+
+def test_condition_is_not_failed_by_the_manifest_that_a_clock_sent_its_writer_back_to(
+    memory_store: MemoryStore, runtime: SetRuntime
+) -> None:
+    """The manifest is as old as it was before the commit that a clock ahead refused: it has to be loaded anew."""
+    runtime.ahead_s = CENTURY_S
+    faulty, submitted = FaultyStore(memory_store), threading.Event()
+    uploads: list[str] = []
+    one_by_one = replace(QUICK, batch_bytes_max=1, fragments_in_flight_max=1)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "create" and "/log/" in path:
+            uploads.append(path)
+            assert submitted.wait(30)
+            if len(uploads) == 2:
+                faulty.fail("create", path, "denied")
+
+    with (
+        LogWriter.open_or_initialize(faulty, LOG, options=one_by_one, runtime=runtime) as writer,
+        LogWriter.open(memory_store, LOG) as other,
+    ):
+        other.append(b"other")
+        faulty.before = before
+        old = writer.submit(b"old", expect_next=1)
+        new = writer.submit(b"new", expect_next=2)
+        submitted.set()
+        with pytest.raises(NotDurableError):
+            old.result(30)
+        assert new.result(30).offset == 2

@@ -190,7 +190,9 @@ class Settling:
                 kept.append(entry)
         self._meter.places_lost += displaced.contended
         self._queue.put_back(kept)
-        self._tail.reincarnate(displaced.base, began_s)
+        # What was not loaded since, when the clock is why, may be older than the commit.
+        seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
+        self._tail.reincarnate(displaced.base, seen_s)
         doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
         backoff_s = max(self._meter.commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
         self.not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
