@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 import pytest
 
+from tests.faults.mutants import NARROW_MUTANTS
+from tests.mutations import Mutation, applied
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
     CursorStore,
     GarbageCollectedError,
     InvalidRequestError,
     LogAt,
+    LogError,
+    LogExistsError,
     LogNotFoundError,
     LogPosition,
     LogReader,
+    LogReplacedError,
     LogWriter,
     PinStore,
     UnavailableError,
@@ -24,13 +32,17 @@ from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Place
-from wal3_core.model.paths import cursor_path
+from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, cursor_path
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import Done, ObjectMeta, log_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def grow(store: MemoryStore, count: int) -> None:
@@ -160,3 +172,82 @@ def test_collector_of_a_log_that_was_destroyed_is_told_that_and_nothing_of_clock
 
     with pytest.raises(LogNotFoundError):
         deleter.delete(path)
+
+
+def destroy_while_another_begins() -> None:
+    """Another begins a log as soon as the name is vacant; the call that ended the old one goes on."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    slow = FaultyStore(store)
+
+    def begin(_kind: str, _path: str) -> None:
+        if isinstance(_standing(store, "a"), Vacancy):
+            with LogWriter.open_or_initialize(store, "a") as writer:
+                writer.append(b"new")
+
+    slow.before = begin
+    with suppress(LogReplacedError):
+        destroy(slow, "a")
+    assert [record.body for record in LogReader.open(store, "a").records()] == [b"new"]
+
+
+def copy_while_another_takes_the_name() -> None:
+    """Another gives the copy up, and begins a log; the call that was copying finds out and goes."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    slow = FaultyStore(store)
+
+    def begin(_kind: str, path: str) -> None:
+        if path.startswith("b/") and isinstance(_standing(store, "b"), Vacancy):
+            slow.before = lambda _kind, _path: None
+            destroy(store, "b")
+            with LogWriter.open_or_initialize(store, "b") as writer:
+                writer.append(b"new")
+
+    slow.before = begin
+    with pytest.raises((LogReplacedError, LogExistsError)):
+        copy(LogAt(store, "a"), LogAt(slow, "b"))
+    assert [record.body for record in LogReader.open(store, "b").records()] == [b"new"]
+
+
+def copy_while_another_finishes_it() -> None:
+    """The same copy, started again, is quicker, and its cursor is moved; the slower call moves it no more."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    CursorStore(store, "a").init("c", LogPosition(2, 0))
+    slow, moved = FaultyStore(store), []
+
+    def finish(kind: str, path: str) -> None:
+        if kind == "create" and path.startswith("b/") and FRAGMENT_FOLDER in path:
+            slow.before = lambda _kind, _path: None
+            copy(LogAt(store, "a"), LogAt(store, "b"), with_cursors=True)
+            cursors = CursorStore(store, "b")
+            found = cursors.load("c")
+            assert found is not None
+            moved.append(cursors.save("c", LogPosition(3, 0), found))
+
+    slow.before = finish
+    with pytest.raises(LogExistsError):
+        copy(LogAt(store, "a"), LogAt(slow, "b"), with_cursors=True)
+    assert moved == [CursorStore(store, "b").load("c")]
+
+
+def _standing(store: MemoryStore, log: str) -> object:
+    data = store.read(f"{log}/{MANIFEST}")
+    return None if data is None else manifest_or_vacancy(data, what=MANIFEST)
+
+
+NARROW = (destroy_while_another_begins, copy_while_another_takes_the_name, copy_while_another_finishes_it)
+
+
+@pytest.mark.parametrize("symptom", NARROW, ids=lambda symptom: symptom.__name__)
+def test_second_life_is_left_alone_by_who_is_slow_with_the_first(symptom: Callable[[], None]) -> None:
+    symptom()
+
+
+@pytest.mark.parametrize(
+    ("symptom", "mutant"), zip(NARROW, NARROW_MUTANTS, strict=True), ids=lambda value: getattr(value, "name", "")
+)
+def test_a_defect_of_a_narrow_window_is_found(symptom: Callable[[], None], mutant: Mutation) -> None:
+    with applied(mutant), pytest.raises((AssertionError, LogError)):
+        symptom()
