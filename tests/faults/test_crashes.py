@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.crashes import SCENARIOS, Scenario, examine
-from tests.faults.mutants import CRASH_MUTANTS
+from tests.faults.narrow_mutants import CRASH_MUTANTS
 from tests.mutations import Mutation, applied
 
 # `make crashes` has them all, in several orders of the tasks.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.mutants import NARROW_MUTANTS
+from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.mutations import Mutation, applied
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
@@ -246,7 +246,8 @@ def test_second_life_is_left_alone_by_who_is_slow_with_the_first(symptom: Callab
 
 
 @pytest.mark.parametrize(
-    ("symptom", "mutant"), zip(NARROW, NARROW_MUTANTS, strict=True), ids=lambda value: getattr(value, "name", "")
+    ("symptom", "mutant"),
+    [pytest.param(symptom, mutant, id=mutant.name) for symptom, mutant in zip(NARROW, NARROW_MUTANTS, strict=True)],
 )
 def test_a_defect_of_a_narrow_window_is_found(symptom: Callable[[], None], mutant: Mutation) -> None:
     with applied(mutant), pytest.raises((AssertionError, LogError)):

@@ -1,0 +1,87 @@
+"""Defects of a narrow window, which a world of `mutants.py` seldom opens: each has a place that finds it at once."""
+
+from __future__ import annotations
+
+from tests.faults.mutants import CLAIM, COPYING, DESTROYING
+from tests.mutations import Mutation
+
+# Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
+CRASH_MUTANTS = (
+    (
+        "append in order",
+        Mutation(
+            "a commit under way is not shut out when its outcome is told",
+            "wal3_core.log.halt:Settler._ask",
+            "return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None",
+            "return verdict",
+        ),
+    ),
+    (
+        "collect beside a pin",
+        Mutation(
+            "a pin is not compared once it is written",
+            "wal3_core.storage.pin_store:_still_whole",
+            "return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers",
+            "return count >= 0 or now == pinned",
+        ),
+    ),
+    (
+        "copy while collecting",
+        Mutation(
+            "what is copied is not pinned",
+            COPYING + "pinned",
+            "        try:\n",
+            "        self._pins.delete(name)\n        try:\n",
+        ),
+    ),
+    (
+        "read while packing and collecting",
+        Mutation(
+            "a read begins again where a snapshot was replaced under it",
+            "wal3_core.log.reader:LogReader._settled",
+            "start, reloads = pointer.limit.offset, 0",
+            "reloads = 0",
+        ),
+    ),
+    (
+        "read while packing and collecting",
+        Mutation(
+            "a read leaves out a record where a snapshot was replaced under it",
+            "wal3_core.log.reader:LogReader._settled",
+            "missing, manifest = error.path, self.manifest()",
+            "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
+        ),
+    ),
+    (
+        "destroy beside a pin",
+        Mutation(
+            "a pin made while the log is being destroyed is not looked for",
+            DESTROYING + "_vacate",
+            "                    self._refuse_pinned()\n",
+            "                    pass\n",
+        ),
+    ),
+)
+
+# Each with the symptom of test_symptoms.py that finds it: two lives meet at one request, which takes a world hundreds
+# of seeds.
+NARROW_MUTANTS = (
+    Mutation(
+        "lives are listed after the name was made vacant",
+        DESTROYING + "run",
+        "        for _ in range(_ROUNDS_MAX):\n",
+        "        lives = self._manifests.lives()\n        for _ in range(_ROUNDS_MAX):\n",
+    ),
+    Mutation(
+        "a copy lists lives after it claimed the name",
+        CLAIM + "CopyTarget.claim",
+        "[life for life in lives if life != log_id]",
+        "[life for life in self._names.lives() if life != log_id]",
+    ),
+    Mutation(
+        "a copy writes cursors without looking at its claim",
+        CLAIM + "Claim._write",
+        "        self._check_ours()\n        if documents",
+        "        if documents",
+    ),
+)
