@@ -206,7 +206,8 @@ class Collector:
         if parts.keys() <= uploaded and garbage == seen.document:
             self._manifests.install(base.manifest.apply_garbage(intent, cut.pointers), base)
             return
-        for path in parts.keys() - uploaded:
+        # In their order, deepest first: none leads to what is not there yet.
+        for path in [path for path in parts if path not in uploaded]:
             self._snapshots.write(parts[path], self._options.retry)
             uploaded.add(path)
         if garbage != seen.document:
