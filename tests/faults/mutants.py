@@ -22,6 +22,7 @@ MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
 # Where a campaign that began at 0 found it last, if that took long: the tests begin there, and `make mutants` at 0.
 FOUND_AT = {
     "the fence is not compared before a commit": 300,
+    "the fence is not compared before a snapshot is used": 852,
     "the seal is not looked at": 21,
     "fragments are committed out of order": 125,
     "records of one append share an offset": 38,
