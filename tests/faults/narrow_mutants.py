@@ -8,15 +8,6 @@ from tests.mutations import Mutation
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
 CRASH_MUTANTS = (
     (
-        "append in order",
-        Mutation(
-            "a commit under way is not shut out when its outcome is told",
-            "wal3_core.log.halt:Settler._ask",
-            "return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None",
-            "return verdict",
-        ),
-    ),
-    (
         "collect beside a pin",
         Mutation(
             "a pin is not compared once it is written",
@@ -63,9 +54,14 @@ CRASH_MUTANTS = (
     ),
 )
 
-# Each with the symptom of test_symptoms.py that finds it: two lives meet at one request, which takes a world hundreds
-# of seeds.
+# Each with the symptom of test_symptoms.py that finds it: what meets at one request takes a world hundreds of seeds.
 NARROW_MUTANTS = (
+    Mutation(
+        "a commit under way is not shut out when its outcome is told",
+        "wal3_core.log.halt:Settler._ask",
+        "return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None",
+        "return verdict",
+    ),
     Mutation(
         "lives are listed after the name was made vacant",
         DESTROYING + "run",
