@@ -40,19 +40,14 @@ class CursorMover:
     pause_s_max: float
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
-        hand: Hand | None = None
-        for _ in range(self.moves):
-            stage.simulation.pause(dice.random() * self.pause_s_max)
-            hand = hand or Hand.reaching(stage, store, self.name)
-            if hand is None:
-                continue
-            if hand.witness is None or dice.random() < 0.5:
-                hand.load()
-            hand.move(LogPosition(_place(stage, dice), 0))
-            if hand.is_lost and dice.random() < 0.5:
-                # Or else it goes on with what it holds of a log that is gone.
-                hand = None
+        _keep_moving(self, stage, process)
+
+    def step(self, hand: Hand, dice: Random) -> bool:
+        if hand.witness is None or dice.random() < 0.5:
+            hand.load()
+        hand.move(LogPosition(_place(hand.stage, dice), 0))
+        # Or else it goes on with what it holds of a log that is gone.
+        return not (hand.is_lost and dice.random() < 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +59,27 @@ class Consumer:
     pause_s_max: float
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
-        hand: Hand | None = None
-        for _ in range(self.moves):
-            stage.simulation.pause(dice.random() * self.pause_s_max)
-            hand = hand or Hand.reaching(stage, store, self.name)
-            if hand is None:
-                continue
-            if hand.witness is None:
-                hand.load()
-            manifest = hand.life.manifest
-            assert manifest is not None
-            before = manifest.first_kept if hand.witness is None else hand.witness.cursor
-            hand.move(LogPosition(min(before.position.offset + 1, manifest.next.position.offset), 0))
-            hand = None if hand.is_lost else hand
+        _keep_moving(self, stage, process)
+
+    def step(self, hand: Hand, _dice: Random) -> bool:
+        if hand.witness is None:
+            hand.load()
+        manifest = hand.life.manifest
+        assert manifest is not None
+        before = manifest.first_kept if hand.witness is None else hand.witness.cursor
+        hand.move(LogPosition(min(before.position.offset + 1, manifest.next.position.offset), 0))
+        return not hand.is_lost
+
+
+def _keep_moving(mover: CursorMover | Consumer, stage: Stage, process: SimProcess) -> None:
+    """Step by step, with a new hand whenever a step gives the old one up."""
+    store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
+    hand: Hand | None = None
+    for _ in range(mover.moves):
+        stage.simulation.pause(dice.random() * mover.pause_s_max)
+        hand = hand or Hand.reaching(stage, store, mover.name)
+        if hand is not None and not mover.step(hand, dice):
+            hand = None
 
 
 def _place(stage: Stage, dice: Random) -> int:
