@@ -59,8 +59,8 @@ NARROW_MUTANTS = (
     Mutation(
         "a commit under way is not shut out when its outcome is told",
         "wal3_core.log.halt:Settler._ask",
-        "return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None",
-        "return verdict",
+        "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
+        "if verdict is None:",
     ),
     Mutation(
         "lives are listed after the name was made vacant",

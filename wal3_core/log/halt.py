@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import HaltedError, StoreDeniedError, UnavailableError, UnknownDurabilityError
+from wal3_core.errors import HaltedError, UnavailableError, UnknownDurabilityError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Durability
 from wal3_core.storage.manifest_store import Installed
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,20 +111,9 @@ class Settler:
 
         UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer tells.
         """
-        failure = UnavailableError(f"{self._manifests.what}: no telling yet what became of an unanswered commit")
-        for _ in attempts(retry, self._runtime):
-            try:
-                verdict = self._ask(unsettled)
-            except StoreDeniedError:
-                raise
-            except UnavailableError as error:
-                failure = error
-                continue
-            if verdict is not None:
-                return verdict
-        raise failure
+        return until_answered(lambda: self._ask(unsettled), retry, self._runtime)
 
-    def _ask(self, unsettled: Unsettled) -> Durability | None:
+    def _ask(self, unsettled: Unsettled) -> Durability:
         found = self._manifests.load()
         first = unsettled.flights[0]
         entry = first.incarnation.entry
@@ -134,7 +123,10 @@ class Settler:
         if verdict is Durability.DURABLE or found.manifest.seal is not None:
             return verdict
         # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
-        return verdict if isinstance(self._manifests.install(found.manifest, found), Installed) else None
+        if not isinstance(self._manifests.install(found.manifest, found), Installed):
+            message = f"{self._manifests.what}: no telling yet what became of an unanswered commit"
+            raise UnavailableError(message)
+        return verdict
 
     def _look_up(self, manifest: Manifest, flight: Flight) -> Durability:
         """Ask the log itself, where so many others came that its table of epochs does not tell."""
