@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-APPENDS = 20
+# Too few for a snapshot, which a writer may go on to upload when it is closed.
+APPENDS = 8
 RACES = 40
 RAISES = 50
 

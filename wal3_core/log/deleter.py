@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 class Deleted:
     """What became of one garbage document: how many objects went, how many a pin holds, what is yet to wait.
 
-    ``problems`` name snapshots that can not be read, and so do not say what to delete below them.
+    ``problems`` name snapshots that can not be read, and so do not say what to delete below them, and a document that
+    was taken for pruned and is not.
     """
 
     path: str
@@ -180,7 +181,7 @@ class Deleter:
         for meta in documents:
             wait_s = self._wait_s(meta, now_us)
             # What was listed may be older than what is there.
-            yield Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self.due(meta.path, now_us=now_us)
+            yield Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
 
     @checked(found=several, progress=function)
     def delete_due(
@@ -217,15 +218,26 @@ class Deleter:
 
     @checked(path=given_garbage_path, now_us=optional(integer))
     def due(self, path: str, *, now_us: int | None = None) -> Garbage | Deleted:
-        """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait."""
+        """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait.
+
+        InvalidRequestError when it was not pruned.
+        """
+        found = self._due(path, now_us)
+        if isinstance(found, Deleted) and found.problems:
+            raise InvalidRequestError(found.problems[0])
+        return found
+
+    def _due(self, path: str, now_us: int | None) -> Garbage | Deleted:
         seen = self._documents.load(path)
         if seen is None:
             return Deleted(path=path)
         if not seen.document.pruned:
-            # A mark that it may have is wrong: without, the next collection reads the document and finishes it.
+            # A mark that it may have is that of an earlier document of its name, and came late: without it, the next
+            # collection reads this one and finishes it.
             self._documents.unmark(path)
-            message = f"log {self._manifests.url}: expected {path} to be pruned before it is deleted, found it was not"
-            raise InvalidRequestError(message)
+            log = self._manifests.url
+            message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
+            return Deleted(path=path, problems=(message,))
         wait_s = self.wait_s(path, now_us=now_us)
         return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
 
