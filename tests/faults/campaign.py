@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,16 +166,24 @@ def _progress(seeds: int) -> Callable[[Tally], None]:
     return progress
 
 
-def sensitivity(seeds: range) -> int:
+def _seeds_to_find(name: str, seeds: range) -> tuple[str, int | None, str]:
+    """Tell how many seeds it takes to find a mutant, None where these do not, and how it shows."""
+    with applied(_mutant(name)):
+        tally = run(seeds, processes=1, progress=lambda _: None)
+    if tally.failed is None:
+        return name, None, "NOT FOUND"
+    seed, how = tally.failed
+    return name, seed - seeds.start + 1, how.strip().splitlines()[-1][:100].replace("|", "")
+
+
+def sensitivity(seeds: range, processes: int) -> int:
     """Tell, of every mutant, how many seeds it took to find it; the number of those not found."""
     missed = 0
-    for mutant in MUTANTS:
-        with applied(mutant):
-            tally = run(seeds, processes=1, progress=lambda _: None)
-        missed += tally.failed is None
-        how = "NOT FOUND" if tally.failed is None else tally.failed[1].strip().splitlines()[-1][:100]
-        count = len(seeds) if tally.failed is None else tally.failed[0] - seeds.start + 1
-        print(f"| {mutant.name} | {count} | {how.replace('|', '')} |", flush=True)
+    names = [mutant.name for mutant in MUTANTS]
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+        for name, count, how in pool.imap(partial(_seeds_to_find, seeds=seeds), names):
+            missed += count is None
+            print(f"| {name} | {count or len(seeds)} | {how} |", flush=True)
     return missed
 
 
@@ -206,7 +215,7 @@ def main() -> None:
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     if given.sensitivity:
-        sys.exit(sensitivity(seeds))
+        sys.exit(sensitivity(seeds, given.processes))
     with ExitStack() as stack:
         if given.mutant:
             stack.enter_context(applied(_mutant(given.mutant)))

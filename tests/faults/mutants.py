@@ -21,8 +21,6 @@ MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
 
 # Where a campaign that began at 0 found it last, if that took long: the tests begin there, and `make mutants` at 0.
 FOUND_AT = {
-    "the fence is not compared before a commit": 300,
-    "the fence is not compared before a snapshot is used": 852,
     "the seal is not looked at": 21,
     "fragments are committed out of order": 125,
     "records of one append share an offset": 38,
@@ -76,18 +74,6 @@ MUTANTS = (
         MANIFEST + "durability",
         "entry.first_seq_no <= seq_no < limit",
         "entry.first_seq_no <= seq_no <= limit",
-    ),
-    Mutation(
-        "the fence is not compared before a commit",
-        COMMIT + "judge",
-        "if manifest.fence != incarnation.fence:",
-        "if manifest.fence < incarnation.fence:",
-    ),
-    Mutation(
-        "the fence is not compared before a snapshot is used",
-        SNAPSHOTTER + "applied",
-        "if ready.fence != manifest.fence:",
-        "if ready.fence > manifest.fence:",
     ),
     Mutation(
         "the snapshot's name does not cover the fence",
@@ -292,12 +278,6 @@ MUTANTS = (
         COLLECTOR + "settle_unmarked",
         "if meta.path not in listed.marked and self._settle(meta.path):",
         "if meta.path in listed.marked and self._settle(meta.path):",
-    ),
-    Mutation(
-        "a document has its mark before it is marked",
-        COLLECTOR + "announce",
-        "        path = garbage.path\n",
-        "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
     Mutation(
         "an announced collection is not looked at by who keeps a place",

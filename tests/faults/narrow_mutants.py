@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.mutants import CLAIM, COPYING, DESTROYING
+from tests.faults.mutants import CLAIM, COLLECTOR, COMMIT, COPYING, DESTROYING, SNAPSHOTTER
 from tests.mutations import Mutation
 
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
@@ -79,5 +79,23 @@ NARROW_MUTANTS = (
         CLAIM + "Claim._write",
         "        self._check_ours()\n        if documents",
         "        if documents",
+    ),
+    Mutation(
+        "the fence is not compared before a commit",
+        COMMIT + "judge",
+        "if manifest.fence != incarnation.fence:",
+        "if manifest.fence < incarnation.fence:",
+    ),
+    Mutation(
+        "the fence is not compared before a snapshot is used",
+        SNAPSHOTTER + "applied",
+        "if ready.fence != manifest.fence:",
+        "if ready.fence > manifest.fence:",
+    ),
+    Mutation(
+        "a document has its mark before it is marked",
+        COLLECTOR + "announce",
+        "        path = garbage.path\n",
+        "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from wal3_core import (
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
+    collect,
     copy,
     destroy,
 )
@@ -33,7 +35,7 @@ from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Place
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, cursor_path
+from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
@@ -44,6 +46,8 @@ from wal3_core.storage.object_store import Done, ObjectMeta, log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from wal3_core.storage.object_store import PutOutcome
 
 
 def grow(store: MemoryStore, count: int) -> None:
@@ -258,11 +262,89 @@ def resume_while_a_commit_is_under_way() -> None:
     assert [record.body for record in LogReader.open(store, "a").records()] == [b"0", b"last"]
 
 
+def _delete_orphans(store: MemoryStore, folder: str) -> None:
+    """Condemn all below a folder that nothing refers to, and delete it."""
+    deleter = Deleter(store, "a", options=CollectorOptions(interval_s=0, orphans_max=100))
+    found = [meta.path for meta in deleter.orphans_below((folder,), [])]
+    assert found
+    condemned = collector(store).condemn(found, "nothing refers to them")
+    assert isinstance(condemned, Pruned)
+    assert deleter.delete(condemned.path).num_deleted == len(found)
+
+
+def append_while_its_upload_is_taken_for_an_orphan() -> None:
+    """The writer sleeps between upload and commit, for longer than the interval."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 1)
+    slow = FaultyStore(store)
+
+    def sleep(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith(MANIFEST):
+            slow.before = lambda _kind, _path: None
+            _delete_orphans(store, FRAGMENT_FOLDER)
+
+    with LogWriter.open(slow, "a") as writer:
+        slow.before = sleep
+        writer.append(b"late")
+    assert [record.body for record in LogReader.open(store, "a").records()] == [b"0", b"late"]
+
+
+class SleepyStore(MemoryStore):
+    """The first snapshot is taken for an orphan while its writer sleeps, before it hears that the upload is done."""
+
+    def __init__(self) -> None:
+        super().__init__(shared_runtime())
+        self.deleted, self.awake = Event(), Event()
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        outcome = super().create(path, data)
+        if SNAPSHOT_FOLDER in path and not self.deleted.is_set():
+            _delete_orphans(self, SNAPSHOT_FOLDER)
+            self.deleted.set()
+            assert self.awake.wait(30)
+        return outcome
+
+
+def append_while_its_snapshot_is_taken_for_an_orphan() -> None:
+    """The commit that finds the fence moved comes while the snapshot is still under way, and so begins no other."""
+    store, bodies = SleepyStore(), list[bytes]()
+    with LogWriter.open_or_initialize(store, "a") as writer:
+
+        def append() -> None:
+            bodies.append(b"%d" % len(bodies))
+            writer.append(bodies[-1])
+
+        while not store.deleted.is_set():
+            assert len(bodies) < 1000
+            append()
+        append()
+        store.awake.set()
+        for _ in range(4):
+            append()
+    assert [record.body for record in LogReader.open(store, "a").records()] == bodies
+
+
+def collect_what_another_announced() -> None:
+    """The collector died when it had announced; its document has no mark yet, so that it is read and finished."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    dead = collector(store)
+    dead.announce(dead.plan())
+
+    done = collect(store, "a", options=CollectorOptions(interval_s=0, orphans_max=0, fraction_max=1.0))
+
+    assert [problem for each in done.deleted for problem in each.problems] == []
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
     copy_while_another_takes_the_name,
     copy_while_another_finishes_it,
+    append_while_its_upload_is_taken_for_an_orphan,
+    append_while_its_snapshot_is_taken_for_an_orphan,
+    collect_what_another_announced,
 )
 
 
