@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import PutOutcome
 
-KILLS = int(os.environ.get("WAL3_TEST_KILLS", "200"))
+KILLS = int(os.environ.get("WAL3_TEST_KILLS", "100"))
 SEED = int(os.environ.get("WAL3_TEST_SEED", "1"))
 MOMENTS_MAX = 200
 STOPS_MAX = 2000
