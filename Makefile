@@ -33,8 +33,8 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
-# In two halves at once: in one the tests mostly wait for servers, processes and Spark.
-SERVICES := tests/orchestration tests/power tests/processes tests/spark
+# In two halves at once, which take about as long: in one the tests mostly wait for servers, processes and Spark.
+SERVICES := tests/hostile tests/orchestration tests/power tests/processes tests/spark
 .PHONY: test-library test-services
 test: java setup lint types ## Everything that must hold: linters, types, all tests
 	$(MAKE) --no-print-directory --jobs=2 test-library test-services
@@ -84,8 +84,9 @@ CASES ?= 50000
 fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
 	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
 
-kills: setup ## 1,000 killed writers, crowds of writers and a faulty network, with real processes and servers
+kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
 	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
+	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py
 
 power: setup ## Power cuts at every step of the local store
 	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power

@@ -9,7 +9,7 @@ from tests.faults.narrow_mutants import CRASH_MUTANTS
 from tests.mutations import Mutation, applied
 
 # `make crashes` has them all, in several orders of the tasks.
-RUNS_MAX = 20
+RUNS_MAX = 12
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

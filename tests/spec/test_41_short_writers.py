@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ SHORT = WriterOptions(snapshots=TREE, retry=RetryOptions(attempts_max=2, pause_s
 # With one more there are enough for a snapshot.
 DUE = TREE.fragments_per_snapshot + TREE.fragments_kept - 1
 DEADLINE_S = 20.0
+# `make kills` has 10,000.
+WRITERS = int(os.environ.get("WAL3_TEST_WRITERS", "2000"))
 
 
 def append_once(store: ObjectStore, options: WriterOptions | None = None) -> None:
@@ -56,7 +59,7 @@ def before_the_commit(store: ObjectStore, act: Callable[[], None]) -> FaultyStor
     return faulty
 
 
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [600, pytest.param(WRITERS, marks=pytest.mark.slow)])
 def test_writers_of_one_append_write_as_little_as_one_that_lives_on(memory_store: MemoryStore, count: int) -> None:
     """Nothing was ever rolled: after 1,600 appends each wrote 1.7 MB."""
     last = 128
