@@ -289,7 +289,10 @@ class HistoryReader:
         read = Read(stage.simulation.now_s, start, reader.manifest().log_id)
         stage.history.reads.append(read)
         pause_s = dice.choice((0.0, 0.1, 0.3, 3.0))
-        for record in reader.records(start, Limits(records=count)):
+        in_hand = reader.manifest()
+        # The same place by another name, as long as the manifest in hand decides it.
+        begin = None if start == in_hand.first.position.offset else start
+        for record in reader.records(begin, Limits(records=count), manifest=in_hand):
             if pause_s:
                 stage.simulation.pause(pause_s)
             assert record.offset == start + len(read.records), "a gap"

@@ -98,4 +98,16 @@ NARROW_MUTANTS = (
         "        path = garbage.path\n",
         "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
+    Mutation(
+        "a start that is no offset is looked up anew with every manifest",
+        "wal3_core.log.scan:begun",
+        "            return manifest.first.position.offset\n",
+        "            return None\n",
+    ),
+    Mutation(
+        "a follower without a record begins anew with every look",
+        "wal3_core.log.following:Following.records",
+        "            self.start = begun(manifest, self.start)\n",
+        "            begun(manifest, self.start)\n",
+    ),
 )

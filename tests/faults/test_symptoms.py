@@ -24,6 +24,7 @@ from wal3_core import (
     LogReplacedError,
     LogWriter,
     PinStore,
+    ReaderOptions,
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -337,6 +338,47 @@ def collect_what_another_announced() -> None:
     assert [problem for each in done.deleted for problem in each.problems] == []
 
 
+def _collect_below(store: MemoryStore, offset: int) -> None:
+    options = CollectorOptions(interval_s=0, orphans_max=0, fraction_max=1.0, without_cursors=True)
+    collect(store, "a", limit_offset=offset, options=options)
+
+
+def read_while_the_beginning_is_collected() -> None:
+    """Whoever reads sleeps between the manifest and the first fragment, for longer than the interval."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 40)
+    slow = FaultyStore(store)
+
+    def sleep(kind: str, _path: str) -> None:
+        if kind == "read":
+            slow.before = lambda _kind, _path: None
+            _collect_below(store, 31)
+
+    slow.before = sleep
+    with suppress(GarbageCollectedError):
+        assert next(LogReader.open(slow, "a").records()).offset == 1
+
+
+def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
+    """The follower has seen the log empty, and sleeps for longer than the interval."""
+    store = MemoryStore(shared_runtime())
+    LogWriter.initialize(store, "a")
+    slow, looks = FaultyStore(store), list[str]()
+
+    def sleep(kind: str, _path: str) -> None:
+        looks.append(kind)
+        # Behind opening the log, and the first look.
+        if len(looks) == 3:
+            grow(store, 40)
+            _collect_below(store, 31)
+
+    slow.before = sleep
+    options = ReaderOptions(poll_s_min=0, poll_s_max=0)
+    with suppress(GarbageCollectedError):
+        assert next(LogReader.open(slow, "a", options=options).follow(idle_s=30)).offset == 1
+    assert len(looks) >= 3
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -345,6 +387,8 @@ NARROW = (
     append_while_its_upload_is_taken_for_an_orphan,
     append_while_its_snapshot_is_taken_for_an_orphan,
     collect_what_another_announced,
+    read_while_the_beginning_is_collected,
+    follow_while_all_is_appended_and_collected_between_two_looks,
 )
 
 

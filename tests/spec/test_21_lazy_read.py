@@ -13,6 +13,7 @@ from tests.large_logs import Grower
 from tests.rounds import round_trips
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import (
+    AtTime,
     CorruptError,
     GarbageCollectedError,
     InvalidRequestError,
@@ -22,6 +23,8 @@ from wal3_core import (
     PinStore,
     ReaderOptions,
     WriterOptions,
+    follow_across,
+    migrate,
     open_pinned,
     records_across,
 )
@@ -30,15 +33,16 @@ from wal3_core.log.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
     from wal3_core.runtime import Runtime
-    from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 # Two levels of snapshots after a few dozen fragments.
@@ -236,15 +240,137 @@ def test_read_of_what_was_collected_meanwhile_is_an_error_after_what_it_had_and_
     records = LogReader.open(long_log, "a", options=LAZY).records()
     found = [record.offset for record in islice(records, 10)]
 
-    collector = Collector(long_log, "a", options=NOW)
-    path = collector.announce(collector.plan(80))
-    collector.prune(path)
-    Deleter(long_log, "a", options=NOW).delete(path)
+    collect_below(long_log, 80)
     with pytest.raises(GarbageCollectedError, match="from 80, found"):
         found += [record.offset for record in records]
 
     assert found == list(range(1, len(found) + 1))
     assert 10 <= len(found) < 80
+
+
+def collect_below(store: ObjectStore, offset: int, log: str = "a") -> None:
+    """Let a log begin at ``offset``, and delete what lies below."""
+    collector = Collector(store, log, options=NOW)
+    path = collector.announce(collector.plan(offset))
+    collector.prune(path)
+    Deleter(store, log, options=NOW).delete(path)
+
+
+def collected_at_the_first_snapshot(store: MemoryStore) -> FaultyStore:
+    """A store whose log is collected once somebody who has its manifest asks for more."""
+    slow = FaultyStore(store)
+
+    def meanwhile(kind: str, _path: str) -> None:
+        if kind == "read":
+            slow.before = lambda _kind, _path: None
+            collect_below(store, 80)
+
+    slow.before = meanwhile
+    return slow
+
+
+# Starts at the log's first record, by name.
+STARTS: dict[str, Callable[[Manifest], ReadStart]] = {
+    "none": lambda _: None,
+    "offset": lambda manifest: manifest.first.position.offset,
+    "time zero": lambda _: AtTime(0),
+    "first time": lambda manifest: AtTime(manifest.pointers[0].start.timestamp_us),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_read_of_a_manifest_in_hand_whose_beginning_was_collected_is_an_error_and_never_begins_later(
+    long_log: MemoryStore, start: str
+) -> None:
+    """A start that is no offset was resolved anew: the read began with whatever there was by then."""
+    in_hand = LogReader.open(long_log, "a").manifest()
+    collect_below(long_log, 80)
+    reader, begins = LogReader.open(long_log, "a"), STARTS[start](in_hand)
+
+    for read in (reader.records, reader.batches, reader.fragments, reader.scan):
+        with pytest.raises(GarbageCollectedError, match="from 80, found 1"):
+            list(read(begins, manifest=in_hand))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_read_whose_beginning_is_collected_before_its_first_record_is_an_error(
+    long_log: MemoryStore, start: str
+) -> None:
+    begins = STARTS[start](LogReader.open(long_log, "a").manifest())
+
+    for read in (
+        lambda store: LogReader.open(store, "a").records(begins),
+        lambda store: LogReader.open(store, "a").follow(begins),
+        lambda store: records_across(store, "a", begins),
+        lambda store: follow_across(store, "a", begins),
+    ):
+        anew = MemoryStore(shared_runtime())
+        for meta in long_log.list_objects(""):
+            anew.create(meta.path, long_log.read(meta.path) or b"")
+        with pytest.raises(GarbageCollectedError, match="from 80, found 1"):
+            next(read(collected_at_the_first_snapshot(anew)))
+
+
+@pytest.mark.parametrize("start", [None, 1, AtTime(0)], ids=str)
+@pytest.mark.parametrize("across", [False, True], ids=["one log", "across logs"])
+def test_follower_of_an_empty_log_misses_nothing_that_comes_and_goes_between_two_looks(
+    memory_store: MemoryStore, start: ReadStart, *, across: bool
+) -> None:
+    """A follower that had no record yet began with whatever there was by then."""
+    LogWriter.initialize(memory_store, "a")
+    store, looks, options = FaultyStore(memory_store), count(1), ReaderOptions(poll_s_min=0, poll_s_max=0)
+
+    def between(kind: str, _path: str) -> None:
+        # Opening looks twice at most, and following at least once before this.
+        if kind == "get" and next(looks) == 4:
+            with LogWriter.open(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
+                for number in range(20):
+                    writer.append(b"%d" % number)
+            collect_below(memory_store, 15)
+
+    store.before = between
+    following = (
+        follow_across(store, "a", start, idle_s=30, options=options)
+        if across
+        else LogReader.open(store, "a", options=options).follow(start, idle_s=30)
+    )
+
+    with pytest.raises(GarbageCollectedError, match="from 15, found 1"):
+        next(following)
+
+
+@pytest.mark.parametrize("start", [None, AtTime(0)], ids=str)
+def test_follower_that_waits_for_a_time_or_a_record_misses_none_of_a_successor(
+    memory_store: MemoryStore, start: ReadStart
+) -> None:
+    LogWriter.initialize(memory_store, "a")
+    store, looks, options = FaultyStore(memory_store), count(1), ReaderOptions(poll_s_min=0, poll_s_max=0)
+
+    def between(kind: str, path: str) -> None:
+        if kind == "get" and path.startswith("a/") and next(looks) == 4:
+            migrate(memory_store, "a", "b", reason="full")
+            with LogWriter.open(memory_store, "b") as writer:
+                for number in range(20):
+                    writer.append(b"%d" % number)
+            collect_below(memory_store, 15, "b")
+
+    store.before = between
+
+    with pytest.raises(GarbageCollectedError, match="from 15, found 1"):
+        next(follow_across(store, "a", start, idle_s=30, options=options))
+
+
+def test_read_from_a_time_goes_on_where_all_that_was_collected_is_older(long_log: MemoryStore) -> None:
+    reader = LogReader.open(long_log, "a")
+    in_hand = reader.manifest()
+    wanted = next(reader.records(50))
+    [holder] = [each for each in in_hand.pointers if each.start.offset <= 50 < each.limit.offset]
+    assert holder.start.offset < 40
+
+    collect_below(long_log, 49)
+
+    found = [record.offset for record in reader.records(AtTime(wanted.timestamp_us), manifest=in_hand)]
+    assert found == list(range(50, SIZE + 1))
 
 
 @pytest.mark.parametrize("options", [LAZY, EAGER], ids=["lazy", "eager"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.log.scan import begun
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,8 +45,8 @@ class Waiting:
 class Following:
     """One pass over a log that does not end at its end.
 
-    ``start`` is where it has come to; ``sealed`` is the log's last manifest once it ended at a seal,
-    None while it goes on, or when it ended for want of records.
+    ``start`` is where it has come to; the first look at the log fixes it. ``sealed`` is the log's last
+    manifest once it ended at a seal, None while it goes on, or when it ended for want of records.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Following:
         version: int | None = self._runtime.await_topic(self._topic, -1, 0.0)
         while version is not None:
             manifest = self._reader.manifest()
+            # Before there is any record: what comes and is collected between two looks is missed.
+            self.start = begun(manifest, self.start)
             for record in self._reader.records(self.start, manifest=manifest):
                 self.start = record.offset + 1
                 yield record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.following import Following, Waiting
-from wal3_core.log.scan import check_start, trim, within
+from wal3_core.log.scan import begun, check_start, trim, within
 from wal3_core.log.walk import Loader, Walk
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -124,7 +124,8 @@ class LogReader:
         Takes one GET of the manifest, unless one is given, and one per snapshot that the range
         touches and that is not known yet; the first comes after as many round trips as the tree is
         deep, and one. Memory does not grow with the range. Raises GarbageCollectedError when the
-        start is gone, InvalidRequestError when it lies beyond the end.
+        start is gone, InvalidRequestError when it lies beyond the end. A start that is no offset is
+        fixed by the manifest: what is collected after that one was loaded is gone, and never skipped.
         """
         manifest = manifest or self.manifest()
         yield from (pointer for pointer, _ in self._settled(manifest, start, limits, iter, _itself))
@@ -165,9 +166,9 @@ class LogReader:
         """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with where to read it from.
 
         It ends where the manifest does, the newest one unless one is given. What is missing is
-        looked up in a fresh manifest: collected, then GarbageCollectedError; replaced, then the
-        replacement is read, from where the caller had come to; named still, then it is lost:
-        CorruptError.
+        looked up in a fresh manifest: collected, then GarbageCollectedError, also before the first
+        fragment; replaced, then the replacement is read, from where the caller had come to; named
+        still, then it is lost: CorruptError.
         """
         yield from self._settled(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
 
@@ -206,8 +207,10 @@ class LogReader:
         """Go through the log's records and then wait for more, for ever or until none came for ``idle_s`` seconds.
 
         Ends behind the last record of a log that is sealed, or comes to be (``follow_across`` goes on
-        in its successor). Waiting costs one conditional GET a poll, ever rarer while there is no
-        news; an append by a writer in this process wakes it at once.
+        in its successor). From the first look at the log on, which fixes where it starts, nothing is
+        skipped: what is collected before it was read is a GarbageCollectedError. Waiting costs one
+        conditional GET a poll, ever rarer while there is no news; an append by a writer in this
+        process wakes it at once.
         """
         yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
 
@@ -251,7 +254,8 @@ class LogReader:
                 f" {manifest.log_id}"
             )
             raise InvalidRequestError(message)
-        missing, reloads, limits = "", 0, within(limits, manifest)
+        start, limits = begun(manifest, start), within(limits, manifest)
+        missing, reloads = "", 0
         while reloads <= self._options.reloads_max:
             check_start(manifest, start)
             try:

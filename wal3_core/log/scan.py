@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,11 +24,35 @@ if TYPE_CHECKING:
     from wal3_core.options import Limits
 
 
+@dataclass(frozen=True, slots=True)
+class BegunAtTime(AtTime):
+    """A start at a time, once the read has begun: nothing at or after the offset ``floor`` may be missing."""
+
+    floor: int
+
+
+def begun(manifest: Manifest, start: ReadStart) -> ReadStart:
+    """Fix where a read starts by the first manifest it sees: what is collected from there on is never skipped."""
+    match start:
+        case None:
+            return manifest.first.position.offset
+        case AtTime(timestamp_us) if not isinstance(start, BegunAtTime):
+            wanted = (pointer.start.offset for pointer in manifest.pointers if not lies_before(pointer, start))
+            return BegunAtTime(timestamp_us, next(wanted, manifest.next.position.offset))
+    return start
+
+
+def floor_of(start: ReadStart) -> int | None:
+    """Return the offset below which a read needs nothing; None where it has not begun, and starts at no offset."""
+    return start.floor if isinstance(start, BegunAtTime) else offset_of(start)
+
+
 def check_start(manifest: Manifest, start: ReadStart) -> None:
-    """Refuse an offset that the log does not hold any more, or not yet."""
-    offset = offset_of(start)
+    """Refuse a place that the log does not hold any more, or not yet."""
+    offset = floor_of(start)
     first, following = manifest.first.position, manifest.next.position
-    if offset is None:
+    # What was collected is not newer than the log's first place.
+    if offset is None or (isinstance(start, AtTime) and first.timestamp_us < start.timestamp_us):
         return
     if not 1 <= offset <= following.offset:
         message = f"read: expected an offset from 1 to {following.offset}, found {offset}"

@@ -14,7 +14,7 @@ from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.following import Waiting
 from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import trim, within
+from wal3_core.log.scan import BegunAtTime, begun, floor_of, trim, within
 from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime, LogPosition, read_start
@@ -58,7 +58,8 @@ def records_across(
 
     ``start`` may lie in any of them; the limits hold for all together. LogNotFoundError when a successor
     is named and not there (it may yet have to be initialized), GarbageCollectedError when records
-    between two logs are gone, CorruptError when a successor does not go on where the log before ends.
+    between two logs are gone, or go before they are read, CorruptError when a successor does not go on
+    where the log before ends.
     """
     reading = _Reading(start, limits)
     before: _Before | None = None
@@ -105,6 +106,7 @@ def follow_across(
         if reader is None:
             return
         manifest = _checked(reader.manifest(), log, before)
+        reading.begin(manifest)
         if manifest.seal is None or not reading.lies_beyond(manifest):
             following = reader.following(reading.start, waiting)
             for record in following.records():
@@ -190,8 +192,15 @@ class _Reading:
         self._begun = False
         self._finished = limits.records == 0
 
+    def begin(self, manifest: Manifest) -> None:
+        """Fix where the read starts by the first manifest it sees, unless it can only be in a later log."""
+        start = begun(manifest, self.start)
+        if manifest.seal is None or floor_of(start) != manifest.next.position.offset:
+            self.start = start
+
     def records(self, reader: LogReader, manifest: Manifest) -> Iterator[Record]:
         """Go through the records that one log holds of the range, to where its manifest ends."""
+        self.begin(manifest)
         if self._finished or (manifest.seal is not None and self.lies_beyond(manifest)):
             return
         bounded = within(self._limits, manifest)
@@ -211,9 +220,11 @@ class _Reading:
 
     def go_on_after(self, manifest: Manifest) -> None:
         """Begin in the next log where this one ended, unless the start lies further on."""
-        nothing_yet = self.start is None and manifest.first == manifest.next
-        searching = isinstance(self.start, AtTime) and not self._begun
-        if not (nothing_yet or searching or self.lies_beyond(manifest)):
+        if self.lies_beyond(manifest):
+            return
+        if isinstance(self.start, BegunAtTime) and not self._begun:
+            self.start = replace(self.start, floor=manifest.next.position.offset)
+        elif not (self.start is None or type(self.start) is AtTime):
             self.start = manifest.next.position
 
     def lies_beyond(self, manifest: Manifest) -> bool:
