@@ -117,7 +117,8 @@ class CorruptError(LogError):
 class MissingError(CorruptError):
     """An object is gone that something refers to; ``path`` names it."""
 
-    def __init__(self, message: str, *, path: str) -> None:
+    # With a default, as every argument but the message: an error is pickled and copied by its message and attributes.
+    def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
 
