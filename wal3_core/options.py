@@ -240,7 +240,8 @@ class Limits:
 
     ``offset`` and ``timestamp_us`` end it before the first record at or after them; ``records``,
     ``num_bytes`` (of stored fragments) and ``fragments`` after so many, always by whole fragments
-    except for ``records``.
+    except for ``records``: so ``num_bytes`` ends it behind the fragment that reaches it. 0 of any of
+    these three is nothing.
     """
 
     offset: int | None = None

@@ -238,6 +238,14 @@ def test_tail_prints_the_last_records(wal3: Command) -> None:
     assert bodies(wal3.ok("tail", "events", "-n", "0")) == []
 
 
+@pytest.mark.parametrize("most", [2**63 - 1, 2**63, 2**64])
+def test_more_records_than_a_machine_counts_are_all_there_are(wal3: Command, most: int) -> None:
+    numbered(wal3, 30)
+
+    for command in (("tail", "events", "-n"), ("cat", "events", "--limit")):
+        assert bodies(wal3.ok(*command, str(most))) == [str(n) for n in range(1, 31)]
+
+
 def test_tail_of_an_empty_log_is_nothing(wal3: Command) -> None:
     wal3.ok("init", "events")
 

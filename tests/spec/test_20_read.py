@@ -24,6 +24,8 @@ from wal3_core import (
     Message,
     ReaderOptions,
     WriterOptions,
+    records_across,
+    scrub,
 )
 from wal3_core.model import parquet
 from wal3_core.model.manifest import Place
@@ -103,6 +105,26 @@ def test_limit_beyond_every_record_ends_nothing(filled: MemoryStore) -> None:
 def test_read_ends_after_so_many_fragments_or_bytes(filled: MemoryStore) -> None:
     assert read(filled, None, Limits(fragments=3)) == ALL[: 3 * EACH]
     assert read(filled, None, Limits(num_bytes=1)) == ALL[:EACH]
+
+
+@pytest.mark.parametrize("limits", [Limits(records=0), Limits(fragments=0), Limits(num_bytes=0)], ids=str)
+def test_limit_of_nothing_gives_nothing(filled: MemoryStore, limits: Limits) -> None:
+    """A limit of no fragments, or of no bytes, gave one fragment."""
+    reader = LogReader.open(filled, "a")
+
+    assert list(reader.records(None, limits)) == []
+    assert reader.scan(5, limits) == []
+    assert list(reader.fragments(AtTime(0), limits)) == []
+    assert list(records_across(filled, "a", None, limits)) == []
+    assert scrub(filled, "a", 5, limits).next_offset == 5
+
+
+@pytest.mark.parametrize("most", [2**63 - 1, 2**63, 2**64])
+def test_limit_beyond_what_a_machine_counts_ends_nothing(filled: MemoryStore, most: int) -> None:
+    """Arrow's count of rows overflowed."""
+    for limits in (Limits(records=most), Limits(fragments=most), Limits(num_bytes=most), Limits(offset=most)):
+        assert read(filled, None, limits) == ALL
+        assert [record.body for record in records_across(filled, "a", None, limits)] == ALL
 
 
 def test_read_starts_and_ends_at_times(memory_store: MemoryStore) -> None:

@@ -140,7 +140,8 @@ def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:
     """Return where the log ends as of now, and its last records."""
     manifest = reader.manifest()
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    reach = wanted
+    # The log has no more, and a deque can not be told of any number.
+    reach = wanted = min(wanted, limit - first)
     while True:
         start = max(first, limit - reach)
         last = deque((record for record in reader.records(start) if record.offset < limit), maxlen=wanted)

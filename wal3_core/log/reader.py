@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.following import Following, Waiting
-from wal3_core.log.scan import begun, check_start, trim, within
+from wal3_core.log.scan import begun, check_start, first_rows, trim, within
 from wal3_core.log.walk import Loader, Walk
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -184,7 +184,7 @@ class LogReader:
         limits, left = within(limits, manifest), limits.records
         for fragment, begin in self.fragments(start, limits, manifest=manifest):
             for batch in trim(fragment.table, begin, limits).to_batches():
-                taken = batch if left is None else batch.slice(0, left)
+                taken = first_rows(batch, left)
                 if len(taken):
                     yield taken
                 left = None if left is None else left - len(taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import Limits
+
+    Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class Counted:
         self._num_records += pointer.num_records if _starts_before(self._start, pointer) else 0
 
     def reached(self, limits: Limits) -> bool:
-        """Tell whether a limit of fragments, bytes or records is reached; never before the first fragment."""
-        return self._num_fragments > 0 and (
+        """Tell whether a limit of fragments, bytes or records is reached; one of 0 is before the first fragment."""
+        return (
             _reached(self._num_fragments, limits.fragments)
             or _reached(self._num_bytes, limits.num_bytes)
             or _reached(self._num_records, limits.records)
@@ -153,6 +155,11 @@ def _starts_before(start: ReadStart, pointer: Pointer) -> bool:
 
 def _reached(amount: int, limit: int | None) -> bool:
     return limit is not None and amount >= limit
+
+
+def first_rows(rows: Rows, count: int | None) -> Rows:
+    """Cut off what lies behind the first ``count`` rows; that may be more than Arrow can count."""
+    return rows if count is None or count >= len(rows) else rows.slice(0, count)
 
 
 def trim(table: pa.Table, start: ReadStart, limits: Limits) -> pa.Table:

@@ -14,7 +14,7 @@ from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, LogNotFoundError
 from wal3_core.log.following import Waiting
 from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import BegunAtTime, begun, floor_of, trim, within
+from wal3_core.log.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
 from wal3_core.model import parquet
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import AtTime, LogPosition, read_start
@@ -190,7 +190,7 @@ class _Reading:
         self.start = start
         self._limits = limits
         self._begun = False
-        self._finished = limits.records == 0
+        self._finished = _is_over(limits)
 
     def begin(self, manifest: Manifest) -> None:
         """Fix where the read starts by the first manifest it sees, unless it can only be in a later log."""
@@ -205,7 +205,7 @@ class _Reading:
             return
         bounded = within(self._limits, manifest)
         for fragment, begin in reader.fragments(self.start, bounded, manifest=manifest):
-            taken = trim(fragment.table, begin, bounded).slice(0, self._limits.records)
+            taken = first_rows(trim(fragment.table, begin, bounded), self._limits.records)
             self._count(len(taken), fragment.pointer.num_bytes)
             self._begun = self._begun or len(taken) > 0
             yield from parquet.records_of(taken)
@@ -240,7 +240,11 @@ class _Reading:
             num_bytes=_less(limits.num_bytes, num_bytes),
             fragments=_less(limits.fragments, 1),
         )
-        self._finished = 0 in (self._limits.records, self._limits.num_bytes, self._limits.fragments)
+        self._finished = _is_over(self._limits)
+
+
+def _is_over(limits: Limits) -> bool:
+    return 0 in (limits.records, limits.num_bytes, limits.fragments)
 
 
 def _less(limit: int | None, amount: int) -> int | None:
