@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, text
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, StoreDeniedError
 from wal3_core.log.contents import is_of_log
+from wal3_core.model.manifest import BYTES_MAX
 from wal3_core.model.paths import MANIFEST, MANIFEST_FOLDER, is_name_part
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
+from wal3_core.runtime import shared_runtime
 from wal3_core.storage.object_store import Versioned, a_store
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
 
 @checked(store=a_store, prefix=text)
 def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
-    """Name the logs of a store in order; with a prefix, that log and those below it (whole parts of names)."""
-    yield from _below(store, f"{prefix.strip('/')}/" if prefix.strip("/") else "")
+    """Name the logs of a store in order; with a prefix, that log and those below it (whole parts of names).
+
+    UnavailableError when the store does not answer. A log whose manifest can not be read is one.
+    """
+    yield from _below(patient(store, shared_runtime()), f"{prefix.strip('/')}/" if prefix.strip("/") else "")
 
 
 def _below(store: ObjectStore, folder: str) -> Iterator[str]:
@@ -41,12 +47,12 @@ def _is_log(store: ObjectStore, folder: str, names: Sequence[str]) -> bool:
 
 
 def _destroyed(store: ObjectStore, path: str) -> bool:
-    found = store.get(path)
-    if not isinstance(found, Versioned):
-        return found is None
     try:
+        found = store.get(path, length_max=BYTES_MAX)
+        if not isinstance(found, Versioned):
+            return found is None
         entry = manifest_or_vacancy(found.data, what=path)
-    except CorruptError:
+    except (CorruptError, StoreDeniedError):
         # Whoever loads it tells what is wrong.
         return False
     return isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED

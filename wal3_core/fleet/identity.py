@@ -16,6 +16,7 @@ from wal3_core.model.snapshot import check_format_version
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import Done, ObjectStore
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, reread_if_damaged
 
 _FORMAT_VERSION = 1
@@ -27,10 +28,12 @@ def store_identity(store: ObjectStore, *, create: bool = False, runtime: Runtime
     """Return a store's identity, 32 hex digits; None when it has none and ``create`` does not ask for one.
 
     However many create one at once, all of them return the one that was first. CorruptError when it
-    can not be read, UnavailableError when it could not be written.
+    can not be read, UnavailableError when the store does not answer, or it could not be written.
     """
+    runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
     found = reread_if_damaged(lambda: _read(store))
-    return _create(store, runtime or shared_runtime()) if found is None and create else found
+    return _create(store, runtime) if found is None and create else found
 
 
 def _read(store: ObjectStore) -> str | None:

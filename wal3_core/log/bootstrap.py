@@ -27,6 +27,7 @@ from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.patient import patient
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def bootstrap(
     it again, which begins anew, or destroy what there is of it.
     """
     runtime, options, origin = runtime or shared_runtime(), options or WriterOptions(), origin or Origin()
-    root = log_store(store, check_log_name(log))
+    root = log_store(patient(store, runtime, options.retry), check_log_name(log))
     # Its own terms each time: what an earlier try wrote is never relied upon, and goes.
     claim = CopyTarget(root, runtime, options.retry).claim(_SOURCE, runtime.token())
     bootstrapping = _Bootstrapping(root, claim, origin, options, runtime)

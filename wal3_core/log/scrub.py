@@ -25,6 +25,7 @@ from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -243,7 +244,8 @@ def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Ma
         found = witness.cursor.position.offset
         if found > limit:
             # It may have been moved after the manifest was read, onto what was appended since.
-            now = ManifestStore(log_store(store, log), runtime, log_id=log_id).load().manifest
+            root = patient(log_store(store, log), runtime)
+            now = ManifestStore(root, runtime, log_id=log_id).load().manifest
             limit = now.next.position.offset
         if not first <= found <= limit:
             yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")

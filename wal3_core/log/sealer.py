@@ -118,10 +118,12 @@ def migrate(
     Appends that race get SealedError, which names the successor. SealedError is also raised here when
     the log was sealed for another successor, or for none.
     """
+    runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
     try:
         found = seal(store, log, reason=reason, successor=successor, runtime=runtime)
     except SealedError:
-        sealed = ManifestStore(log_store(store, check_log_name(log)), runtime or shared_runtime()).load().manifest
+        sealed = ManifestStore(log_store(store, check_log_name(log)), runtime).load().manifest
         if sealed.seal is None or sealed.seal.successor != successor:
             raise
         found = sealed.seal

@@ -16,6 +16,7 @@ from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import for_store, until_answered, within
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class LogWriter:
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
         """Create an empty log; LogExistsError, and the log untouched, when there is one."""
         runtime = runtime or shared_runtime()
-        manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
+        manifests = ManifestStore(log_store(patient(store, runtime), check_log_name(log)), runtime)
         # No clock is asked: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
         manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))

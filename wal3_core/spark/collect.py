@@ -40,6 +40,7 @@ from wal3_core.spark.tasks import cost, count_tasks, group
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -134,7 +135,8 @@ def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOpt
 
 
 def _folders(store: ObjectStore, log: str) -> list[str]:
-    objects = ManifestStore(log_store(store, log), shared_runtime()).objects
+    runtime = shared_runtime()
+    objects = ManifestStore(patient(log_store(store, log), runtime), runtime).objects
     try:
         return [*objects.list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
     except LogError:

@@ -24,6 +24,7 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, RetryOptions
 from wal3_core.storage.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
+from wal3_core.storage.patient import patient
 from wal3_core.storage.readback import check_readable, encoded
 from wal3_core.storage.retry import reread_if_damaged
 
@@ -224,7 +225,7 @@ def describe(vacancy: Vacancy) -> str:
 
 def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     """Say what is wrong with a log that was not found; None when it was destroyed, or never was."""
-    manifests = ManifestStore(store, runtime)
+    manifests = ManifestStore(patient(store, runtime), runtime)
     found = manifests.look()
     if found is None and manifests.lives():
         return CorruptError(f"log {store.url}: expected {MANIFEST} beside its fragments, found none: restore it")

@@ -1,0 +1,199 @@
+"""Whoever asks a store waits for an answer, and says how much of one it takes: every entry of ``wal3_core.__all__``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import wal3_core
+from tests.stores import BoundedStore, FaultyStore
+from wal3_core import (
+    Collector,
+    CollectorOptions,
+    CursorStore,
+    Deleter,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    PinStore,
+    PolicyStore,
+    Record,
+    SnapshotCompactor,
+    UnavailableError,
+    WriterOptions,
+    bootstrap,
+    collect,
+    copy,
+    destroy,
+    follow_across,
+    initialize_successor,
+    list_logs,
+    migrate,
+    open_pinned,
+    pinned_records,
+    plan_destroy,
+    records_across,
+    scrub,
+    seal,
+)
+from wal3_core.fleet.identity import store_identity
+from wal3_core.model.manifest import BYTES_MAX
+from wal3_core.model.paths import MANIFEST
+from wal3_core.options import SnapshotOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+TREE = WriterOptions(
+    snapshots=SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
+)
+NOW = CollectorOptions(interval_s=0, fraction_max=1)
+# Takes no store, or makes one.
+ASKS_NOTHING = {"open_store", "LogAt"}
+
+
+@pytest.fixture
+def filled(memory_store: MemoryStore) -> MemoryStore:
+    """A log with a tree, a cursor, a pin and a policy; one that is sealed; one that was destroyed."""
+    for log in ("a", "sealed", "gone"):
+        with LogWriter.open_or_initialize(memory_store, log, options=TREE) as writer:
+            for number in range(20):
+                writer.append(b"%d" % number)
+    CursorStore(memory_store, "a").init("c", LogPosition(9, 0))
+    PinStore(memory_store, "a").create("p", reason="a test")
+    PolicyStore(memory_store, "a").change(lambda policy: replace(policy, retention_s=0))
+    seal(memory_store, "sealed", reason="full", successor="next")
+    destroy(memory_store, "gone")
+    store_identity(memory_store, create=True)
+    return memory_store
+
+
+def write(store: ObjectStore) -> object:
+    LogWriter.initialize(store, "new")
+    with LogWriter.open_or_initialize(store, "newer") as writer:
+        writer.append(b"1")
+    with LogWriter.open(store, "a", options=TREE, ordered=True) as writer:
+        writer.append_many([b"1"] * 3)
+        return writer.resume()
+
+
+def read(store: ObjectStore) -> object:
+    reader = LogReader.open(store, "a")
+    return [reader.fetch(pointer) for pointer in reader.scan()], list(reader.follow(idle_s=0))
+
+
+def move_cursors(store: ObjectStore) -> object:
+    cursors = CursorStore(store, "a")
+    found = cursors.load("c")
+    assert found is not None
+    cursors.save("c", LogPosition(12, 0), found)
+    cursors.init("d", LogPosition(20, 0))
+    cursors.delete("d")
+    return cursors.list(), cursors.offsets()
+
+
+def pin(store: ObjectStore) -> object:
+    pins = PinStore(store, "a")
+    pins.create("q", reason="a test")
+    pins.delete("q")
+    return pins.list(), pins.load("p")
+
+
+def prune(store: ObjectStore) -> object:
+    collector = Collector(store, "a", options=NOW)
+    plan = collector.plan()
+    collector.verify(plan)
+    return list(collector.objects(plan)), collector.prune(collector.announce(plan)), collector.settle()
+
+
+def delete(store: ObjectStore) -> object:
+    collector = Collector(store, "a", options=NOW)
+    path = collector.announce(collector.plan())
+    collector.prune(path)
+    deleter = Deleter(store, "a", options=NOW)
+    return deleter.pending(), deleter.orphans(), deleter.wait_s(path), deleter.delete(path)
+
+
+def pack(store: ObjectStore) -> object:
+    compactor = SnapshotCompactor(store, "a")
+    return compactor.shape(exact=True), compactor.plan(), compactor.compact()
+
+
+ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
+    "Collector": prune,
+    "CursorStore": move_cursors,
+    "Deleter": delete,
+    "LogReader": read,
+    "LogWriter": write,
+    "PinStore": pin,
+    "PolicyStore": lambda store: PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1)),
+    "SnapshotCompactor": pack,
+    "bootstrap": lambda store: bootstrap(store, "new", [Record(1, 0, None, b"1")], options=TREE),
+    "collect": lambda store: collect(store, "a", options=NOW),
+    "copy": lambda store: copy(LogAt(store, "a"), LogAt(store, "copied"), with_cursors=True),
+    "destroy": lambda store: destroy(store, "a", also_pinned=True),
+    "follow_across": lambda store: list(follow_across(store, "a", idle_s=0)),
+    "initialize_successor": lambda store: initialize_successor(store, "sealed"),
+    "list_logs": lambda store: list(list_logs(store)),
+    "migrate": lambda store: [migrate(store, "a", "after", reason="full") for _ in range(2)],
+    "open_pinned": lambda store: list(open_pinned(store, "a", "p").records()),
+    "pinned_records": lambda store: list(pinned_records(store, "a", "p")),
+    "plan_destroy": lambda store: plan_destroy(store, "a"),
+    "records_across": lambda store: list(records_across(store, "a")),
+    "scrub": lambda store: scrub(store, "a"),
+    "seal": lambda store: seal(store, "a", reason="full", successor="after"),
+    "store_identity": lambda store: [store_identity(store), store_identity(store, create=True)],
+}
+
+
+def test_every_entry_is_looked_at() -> None:
+    public = {name: getattr(wal3_core, name) for name in wal3_core.__all__}
+    functions = {name for name, entry in public.items() if not isinstance(entry, type)}
+    # Classes that are opened, or made of a store.
+    asking = {
+        name
+        for name, entry in public.items()
+        if hasattr(entry, "open") or "store" in getattr(entry.__init__, "__annotations__", ())
+    }
+
+    assert {*functions, *asking} - ASKS_NOTHING <= ENTRIES.keys()
+    assert {"LogReader", "CursorStore"} <= asking
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_read_of_an_entry_has_a_bound(filled: MemoryStore, entry: str) -> None:
+    store = BoundedStore(filled)
+
+    assert ENTRIES[entry](store) is not None
+
+    assert store.requests["get"] + store.requests["read"] > 0
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_entry_of_which_every_request_goes_unanswered_once_waits_for_an_answer(filled: MemoryStore, entry: str) -> None:
+    store, asked = FaultyStore(filled), set[tuple[str, str]]()
+
+    def unanswered_at_first(kind: str, path: str) -> None:
+        if kind in {"get", "read", "head", "list"} and (kind, path) not in asked:
+            asked.add((kind, path))
+            message = f"{kind} {path}: expected an answer, found none"
+            raise UnavailableError(message)
+
+    store.before = unanswered_at_first
+
+    assert ENTRIES[entry](store) is not None
+
+    assert asked
+
+
+def test_log_whose_manifest_is_longer_than_any_is_listed_as_one(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    memory_store.create(f"huge/{MANIFEST}", b" " * (BYTES_MAX + 1))
+
+    assert list(list_logs(BoundedStore(memory_store))) == ["a", "huge"]
