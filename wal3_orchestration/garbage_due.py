@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, StoreDeniedError
 from wal3_core.log.deleter import Deleter
 from wal3_core.runtime import US_PER_S, shared_runtime
 
@@ -51,6 +51,6 @@ def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog | t
             if deleter.wait_s(meta.path, now_us=store_now_us) == 0:
                 times = int(max(0.0, age_s - options.interval_s) // max(options.interval_s, _PERIOD_S_MIN))
                 due.append((meta.path, meta.last_modified_us, times))
-    except CorruptError as error:
+    except (CorruptError, StoreDeniedError) as error:
         return log, str(error)
     return DueLog(log=log, documents=tuple(due))

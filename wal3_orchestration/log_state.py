@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader, LogReplacedError
+from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
@@ -70,30 +70,38 @@ class LogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableLog:
-    """A log whose manifest or one of whose cursors is damaged."""
+    """A log whose manifest or one of whose cursors is damaged, or that the store denies."""
 
     log: str
     message: str
+    denied: bool = False
 
     @property
     def fingerprint(self) -> str:
-        """Name the damage."""
-        return self.message
+        """Name the damage. A store may number its denials: they are all the same."""
+        return "denied" if self.denied else self.message
 
 
 def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     """See a log as it is now; None when there is none. UnavailableError when the store does not answer."""
     try:
+        return _look(store, log)
+    except CorruptError as error:
+        return UnreadableLog(log=log, message=str(error))
+    except StoreDeniedError as error:
+        return UnreadableLog(log=log, message=str(error), denied=True)
+
+
+def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
+    try:
         manifest = LogReader.open(store, log).manifest()
         witnesses = CursorStore(store, log, log_id=manifest.log_id).list()
         cursors = {name: witness.cursor for name, witness in witnesses.items()}
     except LogReplacedError:
-        return look(store, log)
+        return _look(store, log)
     except LogNotFoundError:
         lost = lost_manifest(log_store(store, log), shared_runtime())
         return None if lost is None else UnreadableLog(log=log, message=str(lost))
-    except CorruptError as error:
-        return UnreadableLog(log=log, message=str(error))
     return LogState(log=log, manifest=manifest, cursors=cursors)
 
 

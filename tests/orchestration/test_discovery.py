@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-from wal3_core import CursorStore, LogPosition, UnavailableError
+from tests.stores import FaultyStore
+from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
 from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
+from wal3_orchestration.log_state import UnreadableLog, look_at_all
 from wal3_orchestration.partitions import LOGS_NAME
 
 if TYPE_CHECKING:
@@ -121,6 +124,31 @@ def test_damaged_manifest_hides_no_other_log(
 
     assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha", "beta"]
     assert _asked(result) == [("alpha", "beta")]
+
+
+@pytest.mark.parametrize("kind", ["get", "list"])
+def test_denied_log_hides_no_other_and_is_the_same_as_long_as_it_is_denied(
+    write: Write, fleet: ObjectStore, kind: str
+) -> None:
+    for log in ("alpha", "beta", "secret"):
+        write(log)
+    store, denials = FaultyStore(fleet), count()
+
+    def deny(asked: str, path: str) -> None:
+        # Who may list a store's folders need not be let into each.
+        if asked == kind and path.startswith("secret/") and (asked, path) != ("list", "secret/"):
+            raise StoreDeniedError(f"{path}: expected access, found 403 (request {next(denials)})")
+
+    store.before = deny
+
+    once, again = (look_at_all(store, list_logs(store)) for _ in range(2))
+
+    assert [(state.log, isinstance(state, UnreadableLog)) for state in once] == [
+        ("alpha", False),
+        ("beta", False),
+        ("secret", True),
+    ]
+    assert [state.fingerprint for state in once] == [state.fingerprint for state in again]
 
 
 def test_many_scattered_changes_ask_for_few_runs(tick: Tick, write: Write) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from dagster import SensorResult, build_sensor_context
 
-from tests.stores import damage, life_store
+from tests.stores import FaultyStore, damage, life_store
 from wal3_core import CursorStore, LogPosition
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
@@ -197,6 +197,15 @@ def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
     assert [each.log for each in due] == ["gamma"]
     assert list(unreadable) == ["alpha"]
     assert _asked(delete_tick()) == ["gamma"]
+
+
+def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectStore) -> None:
+    store = FaultyStore(fleet)
+    store.fail("get", "alpha/", "denied", times=1_000_000)
+
+    _, unreadable = find_due(store, known, CollectionResource().options())
+
+    assert list(unreadable) == ["alpha"]
 
 
 @pytest.mark.usefixtures("known")
