@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from dagster import Failure
 
 from wal3_core.fleet.identity import store_identity
+from wal3_core.options import RetryOptions
+from wal3_core.storage.retry import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 ACCEPT_JOB = "accept_store_job"
 _KEY = "wal3/store_id"
 _NAMED_MAX = 10
+_PATIENCE_S = 5.0
 
 
 def remembered(instance: DagsterInstance) -> str | None:
@@ -40,7 +43,8 @@ def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
     expected = remembered(instance)
     if expected is None:
         return
-    found = store_identity(store)
+    # The first question that a tick asks: one of a silent store fails before Dagster gives up on it, after a minute.
+    found = store_identity(store, retry=RetryOptions(timeout_s=min(_PATIENCE_S, timeout_s_of(store.url))))
     if found == expected:
         return
     told = (

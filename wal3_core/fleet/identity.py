@@ -24,16 +24,18 @@ _BYTES_MAX = 1024
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-def store_identity(store: ObjectStore, *, create: bool = False, runtime: Runtime | None = None) -> str | None:
+def store_identity(
+    store: ObjectStore, *, create: bool = False, runtime: Runtime | None = None, retry: RetryOptions | None = None
+) -> str | None:
     """Return a store's identity, 32 hex digits; None when it has none and ``create`` does not ask for one.
 
     However many create one at once, all of them return the one that was first. CorruptError when it
     can not be read, UnavailableError when the store does not answer, or it could not be written.
     """
-    runtime = runtime or shared_runtime()
-    store = patient(store, runtime)
+    runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
+    store = patient(store, runtime, retry)
     found = reread_if_damaged(lambda: _read(store))
-    return _create(store, runtime) if found is None and create else found
+    return _create(store, runtime, retry) if found is None and create else found
 
 
 def _read(store: ObjectStore) -> str | None:
@@ -52,8 +54,8 @@ def _read(store: ObjectStore) -> str | None:
     return store_id
 
 
-def _create(store: ObjectStore, runtime: Runtime) -> str:
-    store_id, retry = runtime.token() + runtime.token(), RetryOptions()
+def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
+    store_id = runtime.token() + runtime.token()
     data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
     tries = 0
     for tries in attempts(retry, runtime):  # noqa: B007 - told in the end
