@@ -4,7 +4,7 @@
     ├── InvalidRequestError          the caller's input; nothing was changed
     │   ├── LogNotFoundError         no log of that name
     │   ├── LogExistsError           a log of that name is there already
-    │   └── ClosedError              the writer was closed
+    │   └── ClosedError              the writer was closed, or the log opened before a fork
     ├── AppendError                  says what became of the records
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
     │   │   ├── ContentionError      ... because another writer took the log over
@@ -47,7 +47,7 @@ class LogExistsError(InvalidRequestError):
 
 
 class ClosedError(InvalidRequestError):
-    """The writer was closed; open another."""
+    """The writer was closed, or what is used was opened before this process was forked; open another."""
 
 
 class AppendError(LogError):

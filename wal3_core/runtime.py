@@ -324,6 +324,7 @@ class ThreadRuntime:
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic moves beyond ``seen``, or for ``timeout_s``."""
+        self.check_process()
         found = self._topic(topic)
         with self._topics_lock:
             version, news = found.version, found.news

@@ -151,6 +151,7 @@ class Pipeline:
 
     def stats(self) -> WriterStats:
         """Say how the writer is doing."""
+        self._runtime.check_process()
         with self._lock:
             now_s = self._runtime.monotonic_s()
             oldest = [queued[0].accepted_s for queued in (self._queue.entries(), self._inbox) if queued]

@@ -87,7 +87,8 @@ class ManifestStore:
         return f"{self._store.url}/{MANIFEST}"
 
     def log_id(self) -> LogId:
-        """Name the life; one GET when it is not known yet."""
+        """Name the life; one GET when it is not known yet. ClosedError in a forked child: every request asks here."""
+        self._runtime.check_process()
         return self._log_id or self.load().manifest.log_id
 
     # ------------------------------------------------------------------ the log
@@ -97,6 +98,8 @@ class ManifestStore:
 
         LogNotFoundError when there is no log, LogReplacedError when it is another one.
         """
+        # Before the lock, which a thread of the parent may have held when this process was forked.
+        self._runtime.check_process()
         return reread_if_damaged(lambda: self._load(known))
 
     def _load(self, known: Installed | None) -> Installed:

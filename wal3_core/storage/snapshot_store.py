@@ -34,6 +34,7 @@ class SnapshotStore:
 
     def load(self, pointer: SnapshotPointer) -> Snapshot:
         """Return the snapshot, checked against its pointer; SnapshotMissingError when it is gone."""
+        self._runtime.check_process()
         with self._lock:
             known = self._loaded.get(pointer.path)
             if known is not None:
