@@ -35,8 +35,9 @@ CLOCK_AHEAD_S_MAX = 60.0
 TIMEOUT_S = 120.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
-# How many cursors are loaded ahead of the caller.
+# How many cursors, or pins, are loaded ahead of the caller.
 CURSORS_AHEAD = 16
+PINS_AHEAD = 16
 
 
 def expanded_bytes(num_bytes: int, num_records: int) -> int:

@@ -13,8 +13,9 @@ import pytest
 from tests.spec.collecting import LOG, NOW, append, gather, manifest_of, offsets, place, plant
 from tests.stores import FaultyStore
 from wal3_core.model.position import LogPosition
-from wal3_core.options import CURSORS_AHEAD
+from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
 from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,18 +78,33 @@ def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: 
     names = [f"c{number:02}" for number in range(count)]
     for name in names:
         place(memory_store, 2, name)
-    faulty = FaultyStore(memory_store)
-    # The first GETs wait until there are as many as there may be at a time.
-    together = threading.Barrier(min(count, CURSORS_AHEAD), timeout=DEADLINE_S)
-    left = threading.Semaphore(min(count, CURSORS_AHEAD))
+    faulty = loaded_together(memory_store, "/cursor/", min(count, CURSORS_AHEAD))
+
+    assert list(CursorStore(faulty, LOG).offsets()) == names
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_pins_are_loaded_beside_each_other_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
+    append(memory_store, 3)
+    names = [f"p{number:02}" for number in range(count)]
+    for name in names:
+        PinStore(memory_store, LOG).create(name, reason="a test")
+    faulty = loaded_together(memory_store, "/pin/", min(count, PINS_AHEAD))
+
+    assert list(PinStore(faulty, LOG).list()) == names
+
+
+def loaded_together(store: ObjectStore, folder: str, count: int) -> FaultyStore:
+    """Return a store that lets the first GETs below a folder wait until there are so many at a time."""
+    faulty = FaultyStore(store)
+    together, left = threading.Barrier(count, timeout=DEADLINE_S), threading.Semaphore(count)
 
     def before(kind: str, path: str) -> None:
-        if kind == "get" and "/cursor/" in path and left.acquire(blocking=False):
+        if kind == "get" and folder in path and left.acquire(blocking=False):
             together.wait(timeout=DEADLINE_S)
 
     faulty.before = before
-
-    assert list(CursorStore(faulty, LOG).offsets()) == names
+    return faulty
 
 
 def test_cursor_that_moves_on_at_every_look_starves_no_plan(store: ObjectStore) -> None:

@@ -15,11 +15,11 @@ from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
-from wal3_core.options import RetryOptions
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.options import PINS_AHEAD, RetryOptions
+from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import until_answered
@@ -116,14 +116,16 @@ class PinStore:
     def list(self) -> dict[str, Pin]:
         """Load all pins by name; CorruptError for a file that is none."""
         found = {}
-        for meta in self._store.list_objects(PIN_FOLDER):
-            name = pin_name(meta.path)
-            pin = self.load(name)
-            if pin is not None:
-                found[name] = pin
+        names = (pin_name(meta.path) for meta in self._store.list_objects(PIN_FOLDER))
+        for name, seen in ahead(self._runtime, self._look, names, count=PINS_AHEAD, share=share_of(self._store)):
+            if seen is not None:
+                found[name] = seen.document
         if not found:
             self._load()
         return found
+
+    def _look(self, name: str) -> tuple[str, Seen[Pin] | None]:
+        return name, self._documents.load(pin_path(name))
 
     @checked(name=check_pin_name)
     def delete(self, name: str) -> None:
