@@ -109,5 +109,9 @@ NARROW_MUTANTS = (
         "wal3_core.log.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
+        "a policy is changed without a look at what is announced",
+        "wal3_core.storage.policy_store:PolicyStore._withdraw_announced",
+        "if base.manifest.collecting is not None:",
+        "if base.manifest.collecting is not None and base.manifest.destroying:",
     ),
 )

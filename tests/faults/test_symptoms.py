@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from wal3_core import (
     LogWriter,
     PinStore,
     ReaderOptions,
+    Policy,
+    PolicyStore,
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -377,6 +380,25 @@ def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
     with suppress(GarbageCollectedError):
         assert next(LogReader.open(slow, "a", options=options).follow(idle_s=30)).offset == 1
     assert len(looks) >= 3
+def change_the_policy_while_a_collection_is_announced() -> None:
+    """Its collector has read the policy as it was, and sleeps before it prunes."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    CursorStore(store, "a").init("c", LogPosition(6, 0))
+    slow = collector(store)
+    announced = slow.announce(slow.plan())
+
+    def keep(policy: Policy) -> Policy:
+        return replace(policy, retention_s=10**6)
+
+    def wake(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith(MANIFEST):
+            woken.before = lambda _kind, _path: None
+            PolicyStore(store, "a").change(keep)
+
+    woken = FaultyStore(store, before=wake)
+    Collector(woken, "a", options=CollectorOptions(fraction_max=1.0)).prune(announced)
+    assert len(list(LogReader.open(store, "a").records())) == 8
 
 
 NARROW = (
@@ -389,6 +411,7 @@ NARROW = (
     collect_what_another_announced,
     read_while_the_beginning_is_collected,
     follow_while_all_is_appended_and_collected_between_two_looks,
+    change_the_policy_while_a_collection_is_announced,
 )
 
 

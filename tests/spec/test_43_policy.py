@@ -13,12 +13,15 @@ from wal3_core import (
     CursorStore,
     InvalidRequestError,
     LogPosition,
+    LogReader,
+    LogReplacedError,
     LogWriter,
     Policy,
     PolicyStore,
     UnavailableError,
+    destroy,
 )
-from wal3_core.log.collector import Collector
+from wal3_core.log.collector import Collector, Overtaken
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
@@ -163,3 +166,46 @@ def test_policy_that_others_keep_changing_is_given_up_on(memory_store: MemorySto
 
     with pytest.raises(UnavailableError, match="16 times over"):
         PolicyStore(memory_store, "a").change(overtaken)
+
+
+def test_longer_retention_that_was_acknowledged_keeps_what_a_collector_was_about_to_prune(
+    memory_store: MemoryStore, runtime: Later
+) -> None:
+    """The collector has read the old policy behind its announcement, and sleeps before its CAS."""
+    hourly(memory_store, "a", runtime, 10)
+    PolicyStore(memory_store, "a").change(lambda _: kept(4))
+    store, told = FaultyStore(memory_store), list[Policy]()
+    collector = Collector(store, "a", options=ALL, runtime=runtime)
+    announced = collector.announce(collector.plan())
+
+    def change(kind: str, path: str) -> None:
+        if kind == "replace" and path.endswith("/MANIFEST.json"):
+            store.before = lambda _kind, _path: None
+            told.append(PolicyStore(memory_store, "a").change(lambda _: kept(1000)))
+
+    store.before = change
+    outcome = collector.prune(announced)
+
+    assert isinstance(outcome, Overtaken)
+    assert [policy.retention_s for policy in told] == [1000 * HOUR_S]
+    assert [record.offset for record in LogReader.open(memory_store, "a").records()] == list(range(1, 11))
+    # It is planned anew by what the policy says now.
+    assert collector.plan().empty
+
+
+def test_policy_of_a_log_that_is_replaced_while_it_is_changed_is_not_told_to_be_changed(
+    memory_store: MemoryStore,
+) -> None:
+    LogWriter.initialize(memory_store, "a")
+    store = FaultyStore(memory_store)
+
+    def replaced(kind: str, path: str) -> None:
+        if kind == "create" and path.endswith("/policy.json"):
+            destroy(memory_store, "a")
+            LogWriter.initialize(memory_store, "a")
+
+    store.before = replaced
+    with pytest.raises(LogReplacedError):
+        PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=60))
+
+    assert PolicyStore(memory_store, "a").load() == Policy()

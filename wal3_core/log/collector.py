@@ -27,7 +27,6 @@ from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -243,17 +242,10 @@ class Collector:
         return self._mark_pruned(path, Seen(replace(seen.document, orphans=left), seen.etag))
 
     def _withdraw(self, base: Installed, intent: Intent) -> None:
-        self._change(base, lambda manifest: manifest.withdraw_intent(intent) if manifest.collecting == intent else None)
+        self._manifests.withdraw(base, intent, rebases_max=self._options.rebases_max)
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:
-        """Change the manifest by CAS, until it is done or there is nothing to change any more."""
-        for _ in range(self._options.rebases_max):
-            changed = change(base.manifest)
-            if changed is None or isinstance(self._manifests.install(changed, base), Installed):
-                return
-            base = until_answered(self._manifests.load, self._options.retry, self._runtime)
-        message = f"log {self._manifests.url}: the manifest changed {self._options.rebases_max} times over"
-        raise UnavailableError(message)
+        self._manifests.change(base, change, rebases_max=self._options.rebases_max)
 
     # ------------------------------------------------------------------ what is there already
 

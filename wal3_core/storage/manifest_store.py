@@ -16,6 +16,7 @@ from wal3_core.errors import (
     LogNotFoundError,
     LogReplacedError,
     StoreDeniedError,
+    UnavailableError,
     UnsuitableStoreError,
 )
 from wal3_core.model.manifest import BYTES_MAX, Manifest
@@ -26,11 +27,17 @@ from wal3_core.storage.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
 from wal3_core.storage.patient import patient
 from wal3_core.storage.readback import check_readable, encoded
-from wal3_core.storage.retry import reread_if_damaged
+from wal3_core.storage.retry import reread_if_damaged, until_answered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.manifest import Intent
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+
+# Each try that is refused means that somebody has changed the manifest meanwhile.
+_REBASES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,29 @@ class ManifestStore:
         check_readable(data, changed, _read, self.what)
         outcome = self._store.replace(MANIFEST, data, witness.etag)
         return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
+
+    def change(
+        self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = _REBASES_MAX
+    ) -> None:
+        """Change the manifest by CAS, until it is done or ``change`` says None: there is nothing to change any more.
+
+        UnavailableError when it was changed by others ``rebases_max`` times over.
+        """
+        for _ in range(rebases_max):
+            changed = change(base.manifest)
+            if changed is None or isinstance(self.install(changed, base), Installed):
+                return
+            base = until_answered(self.load, self._retry, self._runtime)
+        message = f"log {self.url}: the manifest changed {rebases_max} times over"
+        raise UnavailableError(message)
+
+    def withdraw(self, base: Installed, intent: Intent, *, rebases_max: int = _REBASES_MAX) -> None:
+        """Take back a collection that was announced, unless it is carried out or taken back by now."""
+        self.change(
+            base,
+            lambda manifest: manifest.withdraw_intent(intent) if manifest.collecting == intent else None,
+            rebases_max=rebases_max,
+        )
 
     # ------------------------------------------------------------------ the name
 

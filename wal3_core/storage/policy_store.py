@@ -1,4 +1,8 @@
-"""A log's policy on storage: one document, swapped by CAS."""
+"""A log's policy on storage: one document, swapped by CAS.
+
+Whoever changes it writes it first and looks at the manifest afterwards: a collection that is announced may have
+been let go by the policy as it was, and is withdrawn (INV-14). Source: docs/protocol.md, "Policies".
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +44,13 @@ class PolicyStore:
         retry: RetryOptions | None = None,
         log_id: LogId | None = None,
     ) -> None:
-        runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
-        self._manifests = ManifestStore(patient(log_store(store, log), runtime, retry), runtime, retry, log_id=log_id)
+        self._runtime, self._retry = runtime or shared_runtime(), retry or RetryOptions()
+        inside = patient(log_store(store, log), self._runtime, self._retry)
+        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._documents = DocumentStore(
             self._manifests.objects,
-            runtime,
-            retry,
+            self._runtime,
+            self._retry,
             lambda data, what: Policy.from_bytes(data, what=what),
             bytes_max=BYTES_MAX,
             log_id=self._manifests.log_id,
@@ -64,7 +70,11 @@ class PolicyStore:
 
     @checked(change=function)
     def change(self, change: Callable[[Policy], Policy]) -> Policy:
-        """Change the policy as it is now; InvalidRequestError for one that makes no sense."""
+        """Change the policy as it is now; InvalidRequestError for one that makes no sense.
+
+        What the log holds when this returns is collected by the new policy, or not at all. LogReplacedError when
+        the name has come to lead to another log meanwhile.
+        """
         for _ in range(_TRIES_MAX):
             seen = self._seen()
             before = Policy() if seen is None else seen.document
@@ -75,6 +85,13 @@ class PolicyStore:
             changed.check()
             saved = self._documents.save(POLICY, changed, seen)
             if saved is not None:
+                self._withdraw_announced()
                 return saved.document
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
+
+    def _withdraw_announced(self) -> None:
+        """Let who announced a collection plan it anew: the policy may have been read before it was changed."""
+        base = until_answered(self._manifests.load, self._retry, self._runtime)
+        if base.manifest.collecting is not None:
+            self._manifests.withdraw(base, base.manifest.collecting)
