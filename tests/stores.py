@@ -201,7 +201,11 @@ class FaultyStore:
         return self.inner.list_folders(folder)
 
     def delete(self, path: str) -> None:
-        self._ask("delete", path)
+        fault = self._fault("delete", path)
+        if fault == "late":
+            self.late.append(lambda: self.inner.delete(path))
+        if fault is not None:
+            raise UnavailableError(f"{path}: expected an answer, found none")
         self.inner.delete(path)
 
 

@@ -18,6 +18,7 @@ from wal3_core.model.paths import POLICY, cursor_path
 from wal3_core.model.policy import BYTES_MAX as POLICY_BYTES_MAX
 from wal3_core.model.policy import Policy
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+from wal3_core.model.tombstone import or_tombstone
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import Runtime, ahead
 from wal3_core.storage.document_store import D, DocumentStore
@@ -130,7 +131,11 @@ class Claim:
 
     def write_documents(self, cursors: Mapping[str, Cursor], policy: Policy | None) -> None:
         """Write the copy's cursors and policy."""
-        cursor_store = self._documents(lambda data, what: Cursor.from_bytes(data, what=what), CURSOR_BYTES_MAX)
+        # Of a copy that another call has finished, somebody may have deleted one.
+        cursor_store = self._documents(
+            lambda data, what: or_tombstone(data, Cursor.from_fields, what=what, bytes_max=CURSOR_BYTES_MAX),
+            CURSOR_BYTES_MAX,
+        )
         for name, cursor in cursors.items():
             self._write(cursor_store, cursor_path(name), cursor)
         if policy is not None:

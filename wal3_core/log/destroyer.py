@@ -24,6 +24,7 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
+from wal3_core.storage.named_store import is_tombstone
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import until_answered
@@ -31,6 +32,7 @@ from wal3_core.storage.retry import until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.log.contents import Found
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.document_store import Seen
     from wal3_core.storage.manifest_store import Entry
@@ -115,10 +117,8 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
             continue
         objects[found.kind] += 1
         num_bytes[found.kind] += found.meta.size
-        log_id = life_of(found.meta.path)
-        # Those of a life that is over hold nothing any more.
-        if found.kind is Kind.PIN and log_id is not None and (entry is None or log_id == entry.log_id):
-            pins.append(pin_name(found.meta.path.removeprefix(life_folder(log_id))))
+        pin = _pin(root, found, entry)
+        pins += [] if pin is None else [pin]
     if unknown:
         raise unknown_objects(root, unknown)
     if not objects:
@@ -126,6 +126,14 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
         raise LogNotFoundError(message)
     parts = (Part(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind])
     return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
+
+
+def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
+    """Name the pin that an object is; None for anything else, for one that was deleted, or of a life that is over."""
+    log_id = life_of(found.meta.path)
+    if found.kind is not Kind.PIN or log_id is None or (entry is not None and log_id != entry.log_id):
+        return None
+    return None if is_tombstone(root, found.meta) else pin_name(found.meta.path.removeprefix(life_folder(log_id)))
 
 
 @checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
@@ -215,7 +223,11 @@ class _Destroying:
     def _refuse_pinned(self) -> None:
         """Stop at a pin that was made before the announcement, and so may have been promised to hold."""
         folder = f"{life_folder(self._log_id)}{PIN_FOLDER}"
-        pins = [pin_name(f"{PIN_FOLDER}{meta.path.removeprefix(folder)}") for meta in self._root.list_objects(folder)]
+        pins = [
+            pin_name(f"{PIN_FOLDER}{meta.path.removeprefix(folder)}")
+            for meta in self._root.list_objects(folder)
+            if not is_tombstone(self._root, meta)
+        ]
         if pins:
             raise _pinned(self._root.url, pins)
 

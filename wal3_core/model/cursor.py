@@ -42,10 +42,14 @@ class Cursor:
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str) -> Cursor:
         """Decode; CorruptError names ``what`` when anything is off."""
-        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
+
+    @classmethod
+    def from_fields(cls, fields: strict_json.Fields) -> Cursor:
+        """Read from a JSON object."""
         check_format_version(fields, FORMAT_VERSION)
         cursor = cls(
-            log_id=check_log_id(fields.string("log_id"), what),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
             generation=fields.integer("generation"),
             position=LogPosition.from_json(fields.object("position")),
             epoch_us=fields.integer("epoch_us"),

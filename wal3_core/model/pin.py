@@ -49,7 +49,12 @@ class Pin:
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str) -> Pin:
         """Decode; CorruptError names ``what`` when anything is off."""
-        fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
+        return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
+
+    @classmethod
+    def from_fields(cls, fields: strict_json.Fields) -> Pin:
+        """Read from a JSON object."""
+        what = fields.what
         check_format_version(fields, FORMAT_VERSION)
         pin = cls(
             log_id=check_log_id(fields.string("log_id"), what),

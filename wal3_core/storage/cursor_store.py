@@ -1,4 +1,4 @@
-"""Cursors on storage: created once, moved by CAS with a witness.
+"""Cursors on storage: created, moved and deleted by CAS, moved with a witness.
 
 Whoever creates a cursor, or moves one back, writes it first and looks at the manifest afterwards: a
 log that no longer holds the position means that it came too late, and the cursor is put back.
@@ -26,8 +26,8 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
-from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.named_store import NamedStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
+    from wal3_core.storage.document_store import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,7 @@ class CursorStore:
         inside = patient(log_store(store, log), self._runtime, retry)
         self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
-        self._documents = DocumentStore(
-            self._store,
-            self._runtime,
-            retry,
-            lambda data, what: Cursor.from_bytes(data, what=what),
-            bytes_max=BYTES_MAX,
-            log_id=self._manifests.log_id,
-        )
+        self._cursors = NamedStore(self._manifests, self._runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)
         self._known: Installed | None = None
         # The versions that are known to be held, by name: a collection keeps what lies at and after them.
         self._held: dict[str, Etag] = {}
@@ -91,7 +85,7 @@ class CursorStore:
         GarbageCollectedError when the position is gone: the cursor then lies at the log's first place.
         """
         self._check_position(name, position)
-        witness = self._put(name, self._cursor(position, generation=1), None)
+        witness = self._create(name, position)
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
@@ -104,7 +98,7 @@ class CursorStore:
     @checked(name=check_cursor_name)
     def load(self, name: str) -> Witness | None:
         """Load a cursor; None when there is none of that name."""
-        seen = self._documents.load(cursor_path(name))
+        seen = self._cursors.load(cursor_path(name))
         if seen is None:
             # None at all, or none any more, because the log is gone.
             self._manifest()
@@ -168,17 +162,20 @@ class CursorStore:
 
     def _look(self, path: str) -> tuple[str, Witness | CorruptError | None]:
         try:
-            seen = self._documents.load(cursor_path(cursor_name(path)))
+            seen = self._cursors.load(cursor_path(cursor_name(path)))
         except CorruptError as error:
             return path, error
         return path, None if seen is None else Witness(seen.document, seen.etag)
 
     @checked(name=check_cursor_name)
     def delete(self, name: str) -> None:
-        """Remove a cursor: what it pinned may be collected."""
+        """Remove a cursor: what it pinned may be collected. Its name may be used again at once.
+
+        Its object stays, some 250 bytes, as long as the log. UnavailableError when it is not known to be removed.
+        """
         path = cursor_path(name)
         self._manifest()
-        self._store.delete(path)
+        self._cursors.delete(path)
 
     def _cursor(self, position: LogPosition, *, generation: int) -> Cursor:
         return Cursor(
@@ -205,12 +202,22 @@ class CursorStore:
         self._known = known
         return known.manifest
 
-    def _put(self, name: str, cursor: Cursor, witness: Witness | None) -> Witness:
-        seen = None if witness is None else Seen(witness.cursor, witness.etag)
-        saved = self._documents.save(cursor_path(name), cursor, seen)
+    def _create(self, name: str, position: LogPosition) -> Witness:
+        path = cursor_path(name)
+        seen = self._cursors.look(path)
+        if seen is not None and isinstance(seen.document, Cursor):
+            return self._saved(name, None, "no cursor")
+        generation, etag = (0, None) if seen is None else (seen.document.generation, seen.etag)
+        saved = self._cursors.save(path, self._cursor(position, generation=generation + 1), etag)
+        return self._saved(name, saved, "no cursor")
+
+    def _put(self, name: str, cursor: Cursor, witness: Witness) -> Witness:
+        saved = self._cursors.save(cursor_path(name), cursor, witness.etag)
+        return self._saved(name, saved, f"generation {witness.cursor.generation}")
+
+    def _saved(self, name: str, saved: Seen[Cursor] | None, expected: str) -> Witness:
         if saved is None:
             self._manifest()
-            expected = "no cursor" if witness is None else f"generation {witness.cursor.generation}"
             message = f"cursor {self._store.url}/{cursor_path(name)}: expected {expected}, found another version"
             raise CursorConflictError(message)
         return Witness(saved.document, saved.etag)
@@ -220,8 +227,8 @@ class CursorStore:
         position = saved.cursor.position
         if position.offset >= first.offset:
             return
-        # By CAS: whoever moved the cursor on meanwhile keeps it. And no delete, which knows no versions: a new cursor
-        # stays at the log's first place, for somebody may have come to rely on it.
+        # By CAS: whoever moved the cursor on meanwhile keeps it. And no delete: a new cursor stays at the log's first
+        # place, for somebody may have come to rely on it.
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
             self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)

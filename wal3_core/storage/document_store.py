@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
-from wal3_core.storage.object_store import Done, Etag, Unknown, Versioned
+from wal3_core.storage.object_store import Done, Etag, Refused, Unknown, Versioned
 from wal3_core.storage.readback import readable
 from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
@@ -98,23 +98,32 @@ class DocumentStore(Generic[D]):
 
         InvalidRequestError, and nothing written, for one that could not be read back.
         """
+        outcome = self.swap(path, document, None if seen is None else seen.etag)
+        return outcome if isinstance(outcome, Seen) else None
+
+    def swap(self, path: str, document: D, etag: Etag | None) -> Seen[D] | Refused | Unknown:
+        """Save the document in the place of a version, or of none, and tell more when another one stands there.
+
+        Refused: nothing was done. Unknown: a request that went unanswered may have done it before the other came.
+        """
         # A token of its own for every write: another's is never taken for it, and no version comes back.
         document = replace(document, writer=stamp(self._runtime))
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())
-        data, cause = readable(document, self._read, f"{self._store.url}/{path}"), "conflicts"
+        data, unanswered = readable(document, self._read, f"{self._store.url}/{path}"), None
         for tries in attempts(for_store(self._retry, self._store), self._runtime):
-            outcome = self._store.create(path, data) if seen is None else self._store.replace(path, data, seen.etag)
+            outcome = self._store.create(path, data) if etag is None else self._store.replace(path, data, etag)
             if isinstance(outcome, Done):
                 return Seen(document, outcome.etag)
             if isinstance(outcome, Unknown):
-                cause = outcome.cause
+                unanswered = outcome
             found = self.load(path)
             if found is not None and found.document == document:
                 return found
             present = None if found is None else found.etag
-            if present != (None if seen is None else seen.etag):
-                return None
+            if present != etag:
+                return unanswered or Refused()
+            cause = "conflicts" if unanswered is None else unanswered.cause
             message = f"{self._store.url}/{path}: not saved in {tries} tries: {cause}"
         raise UnavailableError(message)
 

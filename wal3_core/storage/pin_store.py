@@ -17,8 +17,8 @@ from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import PINS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
-from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.named_store import NamedStore
 from wal3_core.storage.object_store import ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
@@ -27,6 +27,7 @@ from wal3_core.storage.retry import until_answered
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
+    from wal3_core.storage.document_store import Seen
 
 # The writer's own snapshots get in between at most now and then.
 _TRIES_MAX = 16
@@ -50,14 +51,7 @@ class PinStore:
         inside = patient(log_store(store, log), self._runtime, self._retry)
         self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._store = self._manifests.objects
-        self._documents = DocumentStore(
-            self._store,
-            self._runtime,
-            self._retry,
-            lambda data, what: Pin.from_bytes(data, what=what),
-            bytes_max=BYTES_MAX,
-            log_id=self._manifests.log_id,
-        )
+        self._pins = NamedStore(self._manifests, self._runtime, self._retry, Pin.from_fields, bytes_max=BYTES_MAX)
 
     @checked(name=check_pin_name, reason=text)
     def create(self, name: str, *, reason: str) -> Pin:
@@ -68,19 +62,21 @@ class PinStore:
         """
         path = pin_path(name)
         base = self._load()
-        seen = self._documents.load(path)
-        if seen is not None and seen.document.complete:
+        seen = self._pins.look(path)
+        if seen is not None and isinstance(seen.document, Pin) and seen.document.complete:
             raise self._taken(path)
         self._refuse_destroyed(path, base)
+        generation, etag = (0, None) if seen is None else (seen.document.generation, seen.etag)
         for _ in range(_TRIES_MAX):
-            saved = self._documents.save(path, self._pin(base, reason, seen), seen)
+            generation += 1
+            saved = self._pins.save(path, self._pin(base, reason, generation), etag)
             if saved is None:
                 raise self._taken(path)
             now = self._load()
             self._refuse_destroyed(path, now)
             if _still_whole(base, now):
                 return self._complete(path, saved)
-            base, seen = now, saved
+            base, etag = now, saved.etag
         message = (
             f"pin {self._store.url}/{path}: the log was being reorganised {_TRIES_MAX} times over;"
             f" not finished: pin it again, or delete it"
@@ -90,7 +86,7 @@ class PinStore:
     def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
         """Write down that it keeps all it names: from here on whoever finds part of it gone raises the alarm."""
         completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
-        finished = self._documents.save(path, completed, saved)
+        finished = self._pins.save(path, completed, saved.etag)
         if finished is None:
             self._load()
             raise self._taken(path)
@@ -107,7 +103,7 @@ class PinStore:
     @checked(name=check_pin_name)
     def load(self, name: str) -> Pin | None:
         """Load a pin; None when there is none of that name."""
-        seen = self._documents.load(pin_path(name))
+        seen = self._pins.load(pin_path(name))
         if seen is None:
             # None at all, or none any more, because the log is gone.
             self._load()
@@ -125,25 +121,34 @@ class PinStore:
         return found
 
     def _look(self, name: str) -> tuple[str, Seen[Pin] | None]:
-        return name, self._documents.load(pin_path(name))
+        return name, self._pins.load(pin_path(name))
 
     @checked(name=check_pin_name)
     def delete(self, name: str) -> None:
-        """Remove a pin: the next collection takes what only it held."""
+        """Remove a pin: the next collection takes what only it held. Its name may be used again at once.
+
+        Its object stays, some 250 bytes, as long as the log. UnavailableError when it is not known to be removed.
+        """
         path = pin_path(name)
         self._load()
-        self._documents.delete(path)
+        self._pins.delete(path)
+
+    @checked(name=check_pin_name)
+    def forget(self, name: str) -> None:
+        """Remove a pin with its object: for a name that is never used again.
+
+        Under a name that is, a request that goes unanswered would remove another pin minutes later. A ``create`` of
+        it that went unanswered may bring it back, unfinished.
+        """
+        path = pin_path(name)
+        self._load()
+        self._pins.forget(path)
 
     def _load(self) -> Manifest:
         return until_answered(self._manifests.load, self._retry, self._runtime).manifest
 
-    def _pin(self, base: Manifest, reason: str, seen: Seen[Pin] | None) -> Pin:
-        return Pin(
-            manifest=base,
-            reason=reason,
-            epoch_us=self._runtime.now_us(),
-            generation=1 if seen is None else seen.document.generation + 1,
-        )
+    def _pin(self, base: Manifest, reason: str, generation: int) -> Pin:
+        return Pin(manifest=base, reason=reason, epoch_us=self._runtime.now_us(), generation=generation)
 
 
 def _still_whole(pinned: Manifest, now: Manifest) -> bool:

@@ -1,0 +1,68 @@
+"""What stands in the place of a cursor or pin that was deleted.
+
+An object under a name that may be used again is never deleted while its log lives: it is replaced by CAS, so that
+no create and no delete that arrives late can touch what has the name by then. Source: docs/protocol.md, "Names".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from wal3_core.errors import CorruptError
+from wal3_core.model import strict_json
+from wal3_core.model.paths import NO_LOG, LogId, check_log_id
+from wal3_core.model.snapshot import check_format_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FORMAT_VERSION = 2
+BYTES_MAX = 4 * 2**10
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """No cursor or pin of this name; ``generation`` goes on from what was deleted.
+
+    ``log_id`` and ``writer`` are set when it is written.
+    """
+
+    generation: int
+    log_id: LogId = NO_LOG
+    writer: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Encode as checksummed JSON."""
+        return strict_json.dump_checksummed(
+            {
+                "format_version": FORMAT_VERSION,
+                "deleted": True,
+                "log_id": self.log_id,
+                "generation": self.generation,
+                "writer": self.writer,
+            }
+        )
+
+    @classmethod
+    def from_fields(cls, fields: strict_json.Fields) -> Tombstone:
+        """Read from a JSON object."""
+        check_format_version(fields, FORMAT_VERSION)
+        if not fields.flag("deleted"):
+            message = f"{fields.what}: field deleted: expected true, found false"
+            raise CorruptError(message)
+        tombstone = cls(
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            generation=fields.integer("generation"),
+            writer=fields.string("writer"),
+        )
+        fields.finish()
+        return tombstone
+
+
+def or_tombstone(data: bytes, read: Callable[[strict_json.Fields], D], *, what: str, bytes_max: int) -> D | Tombstone:
+    """Decode what stands under a name: a tombstone, or what ``read`` makes of it; CorruptError names ``what``."""
+    fields = strict_json.load_checksummed(data, what=what, bytes_max=bytes_max)
+    return Tombstone.from_fields(fields) if fields.has("deleted") else read(fields)
