@@ -23,6 +23,8 @@ from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
@@ -72,20 +74,29 @@ class Collecting:
                 stage.world.fired["collection waited"] += done.wait_s > 0
 
 
+@contextlib.contextmanager
+def excused(stage: Stage) -> Iterator[None]:
+    """Go on after an error that this world explains."""
+    try:
+        yield
+    except LogError as error:
+        stage.excuse(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Pins the log, reads all it pinned a while later, and lets go; then once more, under another name."""
+    """Pins the log, reads all it pinned a while later, and lets go; then once more, at once, under the same name."""
 
     after_s: float
     for_s: float
     rounds: int = 1
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store = SimStore(stage.world, process)
+        store, name = SimStore(stage.world, process), process.name
         for number in range(self.rounds):
-            stage.simulation.pause(self.after_s)
+            # The name is used again at once, now and then.
+            stage.simulation.pause(self.after_s if number % 2 == 0 else 0.0)
             pins = PinStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
-            name = f"{process.name}-{number}"
             manifest = self._pin(stage, pins, name)
             if manifest is None:
                 continue
@@ -99,13 +110,17 @@ class Pinning:
                 life.pins.pop(name, None)
                 pins.delete(name)
             except LogError as error:
+                life.pins.pop(name, None)
                 stage.excuse(error)
 
     def _pin(self, stage: Stage, pins: PinStore, name: str) -> Manifest | None:
-        """Try again where it could not be finished."""
+        """Try again where it could not be finished, or where what was let go is still there."""
         for _ in range(3):
             try:
                 return pins.create(name, reason="a long read").manifest
+            except InvalidRequestError:
+                with excused(stage):
+                    pins.delete(name)
             except LogError as error:
                 stage.excuse(error)
         return None

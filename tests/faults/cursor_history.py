@@ -10,13 +10,26 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.model.cursor import Cursor
+from wal3_core.model.cursor import BYTES_MAX, Cursor
+from wal3_core.model.tombstone import Tombstone, or_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # pending: the process was killed before it heard. collected: it came too late, and was taken back.
 Outcome = Literal["pending", "done", "conflict", "collected", "unknown"]
+# What stands under a cursor's name: one that was deleted is a version, too.
+Version = Cursor | Tombstone | None
+
+
+def version_of(data: bytes, what: str) -> Cursor | Tombstone:
+    """Decode what stands under a cursor's name."""
+    return or_tombstone(data, Cursor.from_fields, what=what, bytes_max=BYTES_MAX)
+
+
+def _told(version: Version) -> Cursor | None:
+    """Say what somebody is told who looks at a version."""
+    return version if isinstance(version, Cursor) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,7 @@ class Load:
     """An answer, and the versions that were the cursor's at some time between question and answer."""
 
     seen: Cursor | None
-    current: Sequence[Cursor | None]
+    current: Sequence[Version]
 
 
 @dataclass(slots=True)
@@ -49,12 +62,23 @@ class Move:
 
 
 @dataclass(slots=True)
+class Deletion:
+    """A call that deletes the cursor, whatever its version; the rest is as a move's."""
+
+    sent: list[bytes]
+    since: int
+    until: int | None = None
+    outcome: Outcome = "pending"
+
+
+@dataclass(slots=True)
 class CursorHistory:
     """One cursor's: ``landed`` are its versions in the store's order, from none at all on."""
 
-    landed: list[Cursor | None] = field(default_factory=lambda: [None])
+    landed: list[Version] = field(default_factory=lambda: [None])
     loads: list[Load] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    deletions: list[Deletion] = field(default_factory=list)
 
     @property
     def now(self) -> int:
@@ -64,23 +88,40 @@ class CursorHistory:
     def check(self) -> None:
         """AssertionError for an answer that does not agree with the store's order."""
         for load in self.loads:
-            assert load.seen in load.current, f"loaded what was not there: {load}"
-        steps = set(pairwise(self.landed))
+            assert load.seen in map(_told, load.current), f"loaded what was not there: {load}"
         # Of a log that is gone, what somebody creates may be deleted, and then arrive a second time.
-        assert len(steps) == self.now or None in self.landed[1:], f"a version came back: {self.landed}"
+        came_back = len(set(pairwise(self.landed))) < self.now and None not in self.landed[1:]
+        assert not came_back, f"a version came back: {self.landed}"
+        steps = {(_told(before), after) for before, after in pairwise(self.landed) if isinstance(after, Cursor)}
         allowed = set[tuple[Cursor | None, Cursor | None]]()
         for move in self.moves:
             allowed.update(pairwise(move.chain()))
             self._check_answer(move, steps)
-        # It goes only with its log.
-        moved = {(before, after) for before, after in steps if after is not None}
-        assert moved <= allowed, f"moved from another version than the mover saw: {moved - allowed}"
+        assert steps <= allowed, f"moved from another version than the mover saw: {steps - allowed}"
+        self._check_deletions()
 
-    def _check_answer(self, move: Move, steps: set[tuple[Cursor | None, Cursor | None]]) -> None:
+    def _check_deletions(self) -> None:
+        """Each took one version, which was there before it ended: none that was created behind it."""
+        ended = dict[Version, Deletion]()
+        for deletion in self.deletions:
+            ended |= {version_of(data, "sent"): deletion for data in deletion.sent}
+            if deletion.outcome == "done" and deletion.until is not None:
+                during = self.landed[deletion.since : deletion.until + 1]
+                assert None in map(_told, during), f"told to be deleted, and never was: {deletion}"
+        taken = list[int]()
+        for number, version in enumerate(self.landed):
+            if isinstance(version, Tombstone):
+                by = ended.get(version)
+                assert by is not None, f"deleted by nobody: {version}"
+                assert by.until is None or number - 1 <= by.until, f"deleted what came behind the delete: {by}"
+                taken.append(id(by))
+        assert len(taken) == len(set(taken)), f"one delete took two versions: {self.landed}"
+
+    def _check_answer(self, move: Move, steps: set[tuple[Cursor | None, Cursor]]) -> None:
         if move.until is None:
             return
         during = self.landed[move.since : move.until + 1]
-        happened = set(pairwise(during))
+        happened = {(_told(before), after) for before, after in pairwise(during)}
         first = next(pairwise(move.chain()), None)
         match move.outcome:
             case "done":
@@ -89,5 +130,7 @@ class CursorHistory:
                 assert first in happened, f"told to have come too late, and never came: {move}"
                 assert during[-1] != first[1], f"came too late, and was not taken back: {move}"
             case "conflict":
-                assert any(version != move.expected for version in during), f"nobody was in the way of {move}"
+                # A tombstone in the place of nothing is in the way of a create, too.
+                others = any(_told(version) != move.expected for version in during) or len(during) > 1
+                assert others, f"nobody was in the way of {move}"
                 assert move.ambiguous or first not in steps, f"told to conflict, and was done: {move}"

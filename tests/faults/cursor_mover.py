@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.faults.cursor_history import Load, Move
+from tests.faults.cursor_history import Deletion, Load, Move
 from tests.faults.store import LOG, SimStore
 from wal3_core import (
     CursorConflictError,
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CursorMover:
-    """Creates a cursor or takes it over, and moves it both ways, sometimes from an old witness."""
+    """Creates a cursor or takes it over, moves it both ways, sometimes from an old witness, or deletes it.
+
+    Its name is used again at once, or by another hand.
+    """
 
     name: str
     moves: int
@@ -45,6 +48,8 @@ class CursorMover:
     def step(self, hand: Hand, dice: Random) -> bool:
         if hand.witness is None or dice.random() < 0.5:
             hand.load()
+        if dice.random() < 0.2:
+            hand.delete()
         hand.move(LogPosition(_place(hand.stage, dice), 0))
         # Or else it goes on with what it holds of a log that is gone.
         return not (hand.is_lost and dice.random() < 0.5)
@@ -140,6 +145,24 @@ class Hand:
         move.outcome = self._try(position)
         move.until, move.ambiguous = history.now, self.store.ambiguous > ambiguous
         self.stage.world.fired[f"cursor {move.outcome}"] += 1
+
+    def delete(self) -> None:
+        history, path = self._history, f"{self.folder}{cursor_path(self.name)}"
+        self.store.sent[path] = sent = []
+        deletion = Deletion(sent, since=history.now)
+        history.deletions.append(deletion)
+        try:
+            self.cursors.delete(self.name)
+            deletion.outcome = "done"
+        except (LogNotFoundError, LogReplacedError) as error:
+            deletion.outcome = "unknown"
+            self._lose(error)
+        except LogError as error:
+            deletion.outcome = "unknown"
+            self.stage.excuse(error)
+        deletion.until = history.now
+        self.witness = None
+        self.stage.world.fired[f"cursor deletion {deletion.outcome}"] += 1
 
     def _lose(self, error: LogError) -> None:
         self.is_lost = True

@@ -114,4 +114,10 @@ NARROW_MUTANTS = (
         "if base.manifest.collecting is not None:",
         "if base.manifest.collecting is not None and base.manifest.destroying:",
     ),
+    Mutation(
+        "what is deleted is deleted whatever came behind the request",
+        "wal3_core.storage.named_store:NamedStore.delete",
+        "            if isinstance(outcome, Unknown):\n",
+        "            if isinstance(outcome, Unknown) and not generation:\n",
+    ),
 )

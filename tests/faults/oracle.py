@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.faults.cursor_history import CursorHistory
+from tests.faults.cursor_history import CursorHistory, version_of
 from tests.faults.simulator import NEVER_S, START_US
 from wal3_core import Message
 from wal3_core.model import parquet
@@ -16,9 +16,11 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import (
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
+    PIN_FOLDER,
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
+    pin_name,
 )
 from wal3_core.model.snapshot import Snapshot, sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX
@@ -82,12 +84,12 @@ class Oracle:
         for meta in self.objects.list_objects(CURSOR_FOLDER):
             data = self.objects.read(meta.path)
             assert data is not None
-            self.cursors[cursor_name(meta.path)].landed[:] = [Cursor.from_bytes(data, what=meta.path)]
+            self.cursors[cursor_name(meta.path)].landed[:] = [version_of(data, meta.path)]
 
     def landed(self, path: str, data: bytes) -> None:
         """Look at an object as it is written."""
         if path.startswith(CURSOR_FOLDER):
-            cursor = Cursor.from_bytes(data, what=path)
+            cursor = version_of(data, path)
             assert self.manifest is None or cursor.log_id == self.manifest.log_id, f"{path} is of another log: {cursor}"
             mover = cursor.writer.partition(" ")[0]
             copied = mover in self.shared.copiers and self.over_s == NEVER_S
@@ -137,8 +139,8 @@ class Oracle:
         for meta in self.objects.list_objects(CURSOR_FOLDER):
             data = self.objects.read(meta.path)
             assert data is not None
-            cursor = Cursor.from_bytes(data, what=meta.path)
-            below = cursor.position.offset < after.first.position.offset
+            cursor = version_of(data, meta.path)
+            below = isinstance(cursor, Cursor) and cursor.position.offset < after.first.position.offset
             assert not (below and cursor.writer in self.relied_on), f"{meta.path} was collected past: {cursor}"
 
     def relies_on(self, name: str, cursor: Cursor) -> None:
@@ -146,7 +148,7 @@ class Oracle:
         self.relied_on.add(cursor.writer)
         data = self.objects.read(cursor_path(name))
         # Another hand may have moved it on meanwhile.
-        if data is not None and self.manifest is not None and Cursor.from_bytes(data, what=name) == cursor:
+        if data is not None and self.manifest is not None and version_of(data, name) == cursor:
             first = self.manifest.first.position.offset
             assert cursor.position.offset >= first, f"told to hold, and collected up to {first}: {cursor}"
 
@@ -180,6 +182,10 @@ class Oracle:
     def deleted(self, path: str, now_s: float) -> None:
         """Check that a delete takes nothing that the log or a pin needs, nor what somebody may still read."""
         assert path not in self._referenced, f"{path} was deleted, and the log refers to it"
+        assert not path.startswith(CURSOR_FOLDER), f"{path} was deleted, and its name may be used again"
+        # Those of copies have names that are used once.
+        used_once = path.startswith(PIN_FOLDER) and pin_name(path).startswith("copy-")
+        assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
         if not path.startswith((FRAGMENT_FOLDER, SNAPSHOT_FOLDER)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.cursor_history import CursorHistory, Load, Move, Outcome
+from tests.faults.cursor_history import CursorHistory, Deletion, Load, Move, Outcome, Version
 from tests.stores import LOG_ID
 from wal3_core import LogPosition
 from wal3_core.model.cursor import Cursor
+from wal3_core.model.tombstone import Tombstone
 
 
 def version(number: int) -> Cursor:
@@ -17,6 +18,7 @@ def version(number: int) -> Cursor:
 
 
 ONE, TWO, THREE = version(1), version(2), version(3)
+GONE = Tombstone(generation=2, log_id=LOG_ID, writer="hand 2")
 
 
 def move(
@@ -31,10 +33,15 @@ def move(
     return Move(expected, data, since, until=until, outcome=outcome, ambiguous=ambiguous)
 
 
-def check(landed: list[Cursor], *answers: Load | Move) -> None:
+def deletion(*sent: Tombstone, since: int = 1, until: int | None = 2, outcome: Outcome = "done") -> Deletion:
+    return Deletion([tombstone.to_bytes() for tombstone in sent], since, until=until, outcome=outcome)
+
+
+def check(landed: list[Version], *answers: Load | Move | Deletion) -> None:
     loads = [answer for answer in answers if isinstance(answer, Load)]
     moves = [answer for answer in answers if isinstance(answer, Move)]
-    CursorHistory([None, *landed], loads, moves).check()
+    deletions = [answer for answer in answers if isinstance(answer, Deletion)]
+    CursorHistory([None, *landed], loads, moves, deletions).check()
 
 
 def test_what_was_there_at_some_time_meanwhile_may_be_loaded_and_nothing_else() -> None:
@@ -90,3 +97,30 @@ def test_move_that_came_too_late_was_taken_back_by_its_mover_or_overtaken() -> N
         check([ONE, TWO], move(None, ONE), move(ONE, TWO, since=1, until=2, outcome="collected"))
     with pytest.raises(AssertionError, match="never came"):
         check([ONE], move(None, ONE), move(ONE, TWO, since=1, until=1, outcome="collected"))
+
+
+def test_name_of_a_deleted_cursor_is_used_again_and_reads_as_none_meanwhile() -> None:
+    again = move(None, THREE, since=2, until=3)
+    check([ONE, GONE, THREE], move(None, ONE), deletion(GONE), again, Load(None, [ONE, GONE]))
+
+    with pytest.raises(AssertionError, match="was not"):
+        check([ONE, GONE, THREE], move(None, ONE), deletion(GONE), move(ONE, THREE, since=2, until=3))
+    with pytest.raises(AssertionError, match="was not there"):
+        check([ONE, GONE], move(None, ONE), deletion(GONE), Load(ONE, [GONE]))
+
+
+def test_delete_takes_one_version_and_none_that_came_behind_it() -> None:
+    late = deletion(GONE, outcome="unknown", since=1, until=1)
+    check([ONE, GONE], move(None, ONE), late)
+    check([ONE, TWO, GONE], move(None, ONE), move(ONE, TWO, until=2), deletion(GONE, until=None, outcome="pending"))
+
+    with pytest.raises(AssertionError, match="came behind the delete"):
+        check([ONE, TWO, GONE], move(None, ONE), move(ONE, TWO, until=2), late)
+    with pytest.raises(AssertionError, match="by nobody"):
+        check([ONE, GONE], move(None, ONE))
+    with pytest.raises(AssertionError, match="never was"):
+        check([ONE], move(None, ONE), deletion(since=1, until=1))
+    with pytest.raises(AssertionError, match="two versions"):
+        twice = Tombstone(generation=4, log_id=LOG_ID, writer="hand 4")
+        both = deletion(GONE, twice, until=4)
+        check([ONE, GONE, THREE, twice], move(None, ONE), both, move(None, THREE, since=2, until=3))

@@ -42,6 +42,8 @@ HAPPENED = {
     "cursor done",
     "cursor conflict",
     "cursor collected",
+    "cursor deletion done",
+    "cursor deletion unknown",
     "resumed",
     "condition met",
     "condition not met",

@@ -401,6 +401,25 @@ def change_the_policy_while_a_collection_is_announced() -> None:
     assert len(list(LogReader.open(store, "a").records())) == 8
 
 
+def delete_a_cursor_while_its_name_is_used_again() -> None:
+    """The answer to the delete is lost; before its caller asks, another hand has created a cursor of that name."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 8)
+    slow, others = FaultyStore(store), CursorStore(store, "a")
+    others.init("c", LogPosition(6, 0))
+
+    def use_again(kind: str, path: str) -> None:
+        if kind == "get" and path.endswith(cursor_path("c")) and slow.fired:
+            slow.before = lambda _kind, _path: None
+            others.init("c", LogPosition(2, 0))
+
+    slow.before = use_again
+    slow.fail("replace", cursor_path("c"), "applied-unknown")
+    with suppress(UnavailableError):
+        CursorStore(slow, "a").delete("c")
+    assert others.offsets() == {"c": 2}
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -412,6 +431,7 @@ NARROW = (
     read_while_the_beginning_is_collected,
     follow_while_all_is_appended_and_collected_between_two_looks,
     change_the_policy_while_a_collection_is_announced,
+    delete_a_cursor_while_its_name_is_used_again,
 )
 
 
