@@ -16,14 +16,17 @@ from wal3_core import (
     LogNotFoundError,
     LogReader,
     LogWriter,
+    Origin,
     ReaderOptions,
+    bootstrap,
     follow_across,
     initialize_successor,
     migrate,
     seal,
 )
+from wal3_core.runtime import shared_runtime
 
-from .seals import bodies, collect, fill, manifest_of
+from .seals import bodies, collect, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,14 +74,26 @@ def test_read_bounded_inside_a_sealed_log_never_looks_at_its_successor(store: Ob
     assert {path.split("/")[0] for path in asked} == {"a"}
 
 
-def test_read_bounded_in_time_inside_a_sealed_log_never_looks_at_its_successor(memory_store: MemoryStore) -> None:
-    fill(memory_store, "a", b"1", b"2")
-    seal(memory_store, "a", reason="full", successor="b")
-    last_us = manifest_of(memory_store, "a").next.position.timestamp_us
+def test_read_bounded_in_time_finds_the_successor_s_records_that_are_dated_before_the_sealed_log_s(
+    memory_store: MemoryStore,
+) -> None:
+    """A log whose time lay years ahead went on at the store's time: a limit between the two left its records out."""
+    now_us = shared_runtime().now_us()
+    tomorrow_us, ahead_us = now_us + 86_400 * 10**6, now_us + 400 * 86_400 * 10**6
+    bootstrap(memory_store, "a", [], Origin(timestamp_us=ahead_us))
+    fill(memory_store, "a", b"ahead")
+    migrate(memory_store, "a", "b", reason="its time is years ahead")
+    fill(memory_store, "b", b"1", b"2")
+    migrate(memory_store, "b", "c", reason="full")
+    fill(memory_store, "c", b"3")
 
-    assert bodies(memory_store, "a", limits=Limits(timestamp_us=last_us)) in ([], [b"1"])
-    with pytest.raises(LogNotFoundError, match="initialize the successor"):
-        bodies(memory_store, "a", limits=Limits(timestamp_us=last_us + 1))
+    assert bodies(memory_store, "a", limits=Limits(timestamp_us=tomorrow_us)) == [b"1", b"2", b"3"]
+    assert bodies(memory_store, "a", limits=Limits(timestamp_us=tomorrow_us, records=2)) == [b"1", b"2"]
+    assert bodies(memory_store, "a", limits=Limits(timestamp_us=now_us)) == []
+    assert bodies(memory_store, "a", AtTime(ahead_us)) == [b"ahead", b"1", b"2", b"3"]
+    assert bodies(memory_store, "a", AtTime(ahead_us + 1)) == []
+    between = bodies(memory_store, "a", AtTime(now_us), Limits(timestamp_us=ahead_us))
+    assert between == [b"1", b"2", b"3"]
 
 
 def test_read_one_record_beyond_a_sealed_log_looks_at_its_successor(memory_store: MemoryStore) -> None:

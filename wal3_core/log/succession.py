@@ -1,7 +1,7 @@
 """Reading from a sealed log on into its successor, and into that one's.
 
 Each log is read with its own checks; between two of them nothing is skipped: the successor must begin
-where the sealed log ends, and still hold it. A read whose limits lie in a log looks no further.
+where the sealed log ends, and still hold it. A read whose limits lie in a log looks no further, but for one of time.
 Keeps INV-10 and INV-19 of docs/protocol.md.
 """
 
@@ -56,7 +56,8 @@ def records_across(
 ) -> Iterator[Record]:
     """Go through the records of a log and of those that go on from it, to the end as of now.
 
-    ``start`` may lie in any of them; the limits hold for all together. LogNotFoundError when a successor
+    ``start`` may lie in any of them; the limits hold for all together, but for one of time, which holds in each:
+    a successor may begin earlier than the log before it ended, so it is looked at. LogNotFoundError when a successor
     is named and not there (it may yet have to be initialized), GarbageCollectedError when records
     between two logs are gone, or go before they are read, CorruptError when a successor does not go on
     where the log before ends.
@@ -213,10 +214,12 @@ class _Reading:
                 return
 
     def ends_in(self, manifest: Manifest) -> bool:
-        """Tell whether nothing that comes after a log can lie within the limits."""
-        offset, timestamp_us, end = self._limits.offset, self._limits.timestamp_us, manifest.next.position
-        beyond = offset is not None and offset <= end.offset
-        return self._finished or beyond or (timestamp_us is not None and timestamp_us <= end.timestamp_us)
+        """Tell whether nothing that comes after a log can lie within the limits.
+
+        A limit of time never says that: a successor may begin earlier than the log before it ended.
+        """
+        offset = self._limits.offset
+        return self._finished or (offset is not None and offset <= manifest.next.position.offset)
 
     def go_on_after(self, manifest: Manifest) -> None:
         """Begin in the next log where this one ended, unless the start lies further on."""
