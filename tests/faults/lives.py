@@ -113,6 +113,7 @@ class Name:
                 assert after.kind is VacancyKind.DESTROYED, f"{self.log}: a copy claimed the name of a log"
                 assert after.log_id == before.log_id, f"{self.log}: another life was ended"
                 assert before.destroying, f"{self.log}: ended without an announcement"
+                assert before.seal, f"{self.log}: ended while it was open"
             case Vacancy(kind=VacancyKind.COPYING), Manifest():
                 assert after.log_id == before.log_id, f"{self.log}: a copy was finished on another's claim"
             case _, Manifest():

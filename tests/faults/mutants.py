@@ -447,8 +447,8 @@ MUTANTS = (
     Mutation(
         "the destroyed log's manifest is deleted",
         DESTROYING + "_vacate",
-        "            if self._manifests.swap(vacancy, seen) is not None:\n",
-        '            if self._root.delete("manifest/MANIFEST.json") is None and vacancy:\n',
+        "                if self._manifests.swap(vacancy, seen) is not None:\n",
+        '                if self._root.delete("manifest/MANIFEST.json") is None and vacancy:\n',
     ),
     Mutation(
         "fragments are read in the order they arrive",

@@ -47,9 +47,9 @@ CRASH_MUTANTS = (
         "destroy beside a pin",
         Mutation(
             "a pin made while the log is being destroyed is not looked for",
-            DESTROYING + "_vacate",
-            "                    self._refuse_pinned()\n",
-            "                    pass\n",
+            DESTROYING + "_refuse_pinned",
+            "        if pins:\n",
+            "        if not self._log_id:\n",
         ),
     ),
 )

@@ -25,11 +25,13 @@ from wal3_core import (
     copy,
     destroy,
     list_logs,
+    pinned_records,
     plan_destroy,
     scrub,
     seal,
 )
 from wal3_core.log.collector import Collector
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, fragment_path, life_folder
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.vacancy import Vacancy
@@ -40,6 +42,8 @@ from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
@@ -134,7 +138,7 @@ def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> Non
     def append(kind: str, path: str) -> None:
         if kind == "replace" and path.endswith(MANIFEST):
             told.append(kind)
-            if len(told) == 2:
+            if len(told) == 3:
                 with pytest.raises(SealedError, match="being destroyed"):
                     writer.append(b"announced")
         if kind == "delete" and told[-1] != "delete":
@@ -145,7 +149,8 @@ def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> Non
     faulty.before = append
     destroy(faulty, "a")
 
-    assert told == ["replace", "replace", "delete"]
+    # The announcement, the seal, the vacancy, and then the deletes.
+    assert told == ["replace", "replace", "replace", "delete"]
     writer.close()
     other.close()
     assert remains(store, "a") == []
@@ -258,6 +263,59 @@ def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemorySt
     assert remains(memory_store, "a") == []
 
 
+def test_log_that_a_pin_kept_from_being_destroyed_is_as_it_was(memory_store: MemoryStore) -> None:
+    """It was left sealed and announced: nothing could be appended to it any more, pinned or copied."""
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+
+    def pin(kind: str, _path: str) -> None:
+        if kind == "replace":
+            store.before = lambda _kind, _path: None
+            PinStore(memory_store, "a").create("audit", reason="a test")
+
+    with LogWriter.open(memory_store, "a", options=FEW) as writer:
+        store.before = pin
+        with pytest.raises(InvalidRequestError, match="expected no pins, found audit: remove them"):
+            destroy(store, "a")
+
+        manifest = LogReader.open(memory_store, "a").manifest()
+        assert (manifest.seal, manifest.destroying) == (None, False)
+        writer.append(b"still open")
+    PinStore(memory_store, "a").create("another", reason="a test")
+    assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b")).num_records == 4
+
+
+def test_pin_that_was_made_while_another_call_took_its_announcement_back_is_not_destroyed(
+    memory_store: MemoryStore,
+) -> None:
+    """One call is about to make the name vacant; another withdraws, a pin is made, a third announces again."""
+    fill(memory_store, "a", 3)
+    store = FaultyStore(memory_store)
+    names = ManifestStore(log_store(memory_store, "a"), shared_runtime())
+
+    def change(change: Callable[[Manifest], Manifest]) -> None:
+        seen = names.look()
+        assert seen is not None
+        assert isinstance(seen.document, Manifest)
+        assert names.swap(change(seen.document), seen) is not None
+
+    def meet(kind: str, path: str) -> None:
+        if kind == "replace" and path == f"a/{MANIFEST}" and LogReader.open(memory_store, "a").manifest().seal:
+            store.before = lambda _kind, _path: None
+            change(Manifest.withdraw_destroy)
+            PinStore(memory_store, "a").create("audit", reason="a test")
+            change(Manifest.announce_destroy)
+
+    store.before = meet
+    expected = "expected no pins, found audit.*sealed as being destroyed: a copy of it is open"
+    with pytest.raises(InvalidRequestError, match=expected):
+        destroy(store, "a")
+
+    assert len(list(pinned_records(memory_store, "a", "audit"))) == 3
+    assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b")).num_records == 3
+    fill(memory_store, "b", 1)
+
+
 def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
@@ -296,10 +354,10 @@ def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> No
             break
         except Crashed:
             steps += 1
-        # The announcement, the vacancy, and then the deletes.
-        if step == 0:
+        # The announcement, the seal, the vacancy, and then the deletes.
+        if step <= 1:
             fill(origin, "a", 1)
-        elif step == 1:
+        elif step == 2:
             with LogWriter.open(origin, "a", options=FEW) as writer, pytest.raises(SealedError):
                 writer.append(b"late")
         else:

@@ -78,6 +78,8 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "pruned", manifest.pruned.hexdigest()
     if manifest.collecting is not None:
         yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.collecting.garbage}"
+    if manifest.destroying:
+        yield "destroying", "announced: not pinned or copied any more"
     if manifest.seal is not None:
         seal = manifest.seal
         successor = f", goes on in {seal.successor}" if seal.successor else ""
@@ -135,6 +137,7 @@ def _document(
         "epochs": [epoch.to_json() for epoch in manifest.epochs],
         "pointers": [_pointer_json(reader, pointer, full=full) for pointer in manifest.pointers],
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
+        "destroying": manifest.destroying,
         "collecting": None if manifest.collecting is None else manifest.collecting.to_json(),
         "cursors": [cursor_json(name, cursor, manifest) for name, cursor in cursors.items()],
     }

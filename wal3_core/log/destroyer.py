@@ -1,9 +1,9 @@
 """Destroys a log: announces it, lets its name be vacant, then deletes every object of it.
 
-The announcement keeps anybody from appending to it or pinning it; from the moment the name is vacant there is
-no log. What is left to be deleted lies in a folder that no other life of the name has; a call that was
-cut short is finished by the next. What is not a log's is never deleted: one such object stops everything. Source:
-docs/protocol.md, "Destroy".
+The announcement keeps anybody from pinning it, and is withdrawn where a pin was quicker; the seal that follows keeps
+anybody from appending to it; from the moment the name is vacant there is no log. What is left to be deleted lies in a
+folder that no other life of the name has; a call that was cut short is finished by the next. What is not a log's is
+never deleted: one such object stops everything. Source: docs/protocol.md, "Destroy".
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     LogNotFoundError when there is nothing of that name; InvalidRequestError names objects under its
     root that no log has. Logs below it are others, and not looked at.
     """
-    runtime = runtime or shared_runtime()
-    root = log_store(patient(store, runtime), check_log_name(log))
-    seen = ManifestStore(root, runtime).look()
+    root = log_store(store, check_log_name(log))
+    seen = ManifestStore(root, runtime or shared_runtime()).look()
     entry = None if seen is None else seen.document
     destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
     objects: Counter[Kind] = Counter()
@@ -147,9 +146,9 @@ def destroy(
 ) -> int:
     """End a log and delete every object of it; returns how many there were.
 
-    Appends get SealedError from the first moment on, and NotDurableError once the log is gone.
-    InvalidRequestError, and nothing deleted, when the log has pins (unless ``also_pinned``) or when something lies
-    there that no log has; LogReplacedError when another log has the name by now, which is left alone.
+    Appends get SealedError once it is sealed for that, and NotDurableError once it is gone. InvalidRequestError,
+    and nothing changed, when the log has pins (unless ``also_pinned``), also one that was made meanwhile, or when
+    something lies there that no log has; LogReplacedError when another log has the name by now, which is left alone.
     ``progress`` hears of objects deleted and objects there are. Repeat the call when it was cut short. What a
     lost manifest, or a copy that was cut short, left behind is deleted, too.
     """
@@ -208,19 +207,41 @@ class _Destroying:
             raise LogReplacedError(message)
         return seen
 
-    def _announce(self) -> None:
-        """Say in the manifest that the log is about to go: from here on nobody appends to it, or pins it."""
-        seal = Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
+    def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
+        """Let the name be vacant, and tell whether it was a log's; what is left lies in lives that are over.
+
+        Each step is a CAS of the manifest that was looked at, and pins are listed between the look and the last one:
+        whoever is not seen then finds the announcement, or finds none and makes that CAS fail.
+        """
+        was_log, unpinned = False, also_pinned
         for _ in range(_REBASES_MAX):
             seen = self._look()
-            # Vacant by now, if another call was as quick.
-            if seen is None or not isinstance(seen.document, Manifest) or seen.document.destroying:
-                return
-            if self._manifests.swap(seen.document.apply_destroy(seal), seen) is not None:
-                return
+            entry = None if seen is None else seen.document
+            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
+                return was_log
+            # Maybe only now: a copy that was taken for one that was cut short is finished.
+            was_log = was_log or isinstance(entry, Manifest)
+            if isinstance(entry, Manifest) and not entry.destroying:
+                self._manifests.swap(entry.announce_destroy(), seen)
+            elif isinstance(entry, Manifest) and entry.seal is None:
+                # Before the seal, which is never lifted: a log that a pin keeps is left as it was.
+                if not unpinned:
+                    self._refuse_pinned(entry)
+                unpinned = True
+                self._manifests.swap(entry.apply_seal(self._seal()), seen)
+            else:
+                if isinstance(entry, Manifest) and not also_pinned:
+                    self._refuse_pinned(entry)
+                log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
+                vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
+                if self._manifests.swap(vacancy, seen) is not None:
+                    return was_log
         raise self._unsettled()
 
-    def _refuse_pinned(self) -> None:
+    def _seal(self) -> Seal:
+        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
+
+    def _refuse_pinned(self, found: Manifest) -> None:
         """Stop at a pin that was made before the announcement, and so may have been promised to hold."""
         folder = f"{life_folder(self._log_id)}{PIN_FOLDER}"
         pins = [
@@ -229,36 +250,27 @@ class _Destroying:
             if not is_tombstone(self._root, meta)
         ]
         if pins:
-            raise _pinned(self._root.url, pins)
+            self._withdraw()
+            raise _pinned(self._root.url, pins, sealed=found.seal is not None and found.seal.reason == BEING_DESTROYED)
 
-    def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
-        """Let the name be vacant, and tell whether it was a log's; what is left lies in lives that are over."""
-        announced = False
+    def _withdraw(self) -> None:
+        """Take the announcement back, whoever made it: others that destroy the log announce it again."""
         for _ in range(_REBASES_MAX):
             seen = self._look()
-            entry = None if seen is None else seen.document
-            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
-                return announced
-            if isinstance(entry, Manifest) and not announced:
-                # Maybe only now: a copy that was taken for one that was cut short is finished.
-                self._announce()
-                if not also_pinned:
-                    self._refuse_pinned()
-                announced = True
-                continue
-            log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
-            vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
-            if self._manifests.swap(vacancy, seen) is not None:
-                return announced
+            if seen is None or not isinstance(seen.document, Manifest) or not seen.document.destroying:
+                return
+            if self._manifests.swap(seen.document.withdraw_destroy(), seen) is not None:
+                return
         raise self._unsettled()
 
     def _unsettled(self) -> UnavailableError:
         return UnavailableError(f"log {self._root.url}: the manifest changed {_REBASES_MAX} times over")
 
 
-def _pinned(log: str, names: Sequence[str]) -> InvalidRequestError:
+def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidRequestError:
     more = " and more" if len(names) > _NAMED_MAX else ""
+    state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
     return InvalidRequestError(
         f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}: remove them, or say that"
-        f" they go, too"
+        f" they go, too{state}"
     )

@@ -266,9 +266,13 @@ class Manifest:
             raise SealedError(message)
         return replace(self, seal=seal)
 
-    def apply_destroy(self, seal: Seal) -> Manifest:
-        """Announce that the log is about to go with all its objects: nothing is appended or pinned any more."""
-        return replace(self, seal=self.seal or seal, destroying=True)
+    def announce_destroy(self) -> Manifest:
+        """Announce that the log is about to go with all its objects: it is not pinned any more."""
+        return replace(self, destroying=True)
+
+    def withdraw_destroy(self) -> Manifest:
+        """Take that back: the log stays. One that was sealed meanwhile stays sealed."""
+        return replace(self, destroying=False)
 
     def apply_intent(self, garbage: str, first: Place) -> Manifest:
         """Announce a collection; one announced before is withdrawn by that."""
