@@ -88,3 +88,34 @@ def test_tail_of_a_sealed_log_ends_and_says_where_it_goes_on(wal3: Command) -> N
     assert result.exit_code == 0
     assert '"body":"2"' in result.stdout.replace(" ", "")
     assert result.stderr == "log a: sealed: a log a year; it goes on in b: wal3 tail b --follow\n"
+
+
+def test_name_that_is_kept_for_a_successor_is_told_of_and_not_listed(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("seal", "a", "--reason", "full", "--successor", "b")
+
+    for arguments in (
+        ("append", "--create", "--raw", "b"),
+        ("init", "b"),
+        ("inspect", "b"),
+        ("copy", "a", "b"),
+        ("scrub", "b"),
+    ):
+        result = wal3(*arguments, stdin="2\n")
+        assert result.exit_code != 0
+        assert "its name kept for the one that goes on from log" in result.stderr + result.stdout
+    assert [row["log"] for row in wal3.json("ls", "--json")] == ["a"]
+
+    wal3.ok("migrate", "a", "b", "--reason", "full")
+    assert wal3.ok("append", "--raw", "b", stdin="2\n") == b"1 record appended (offsets 2 to 2) to b\n"
+
+
+def test_name_that_is_kept_in_vain_is_free_once_it_is_destroyed(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("seal", "a", "--reason", "full", "--successor", "b")
+    wal3.ok("destroy", "a", "--yes")
+
+    assert wal3("init", "b").exit_code != 0
+    wal3.ok("destroy", "b", "--yes")
+
+    appended(wal3, "b", "2")

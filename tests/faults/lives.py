@@ -96,7 +96,7 @@ class Name:
         self.entry = after
         if self.copying:
             self._claims.add(after.log_id)
-        taken = isinstance(after, Manifest) or self.copying is not None
+        taken = isinstance(after, Manifest) or after.kind is not VacancyKind.DESTROYED
         self.held.append((now_s, after.log_id if taken else None))
         if isinstance(after, Manifest):
             if not isinstance(before, Manifest):
@@ -116,6 +116,10 @@ class Name:
                 assert before.seal, f"{self.log}: ended while it was open"
             case Vacancy(kind=VacancyKind.COPYING), Manifest():
                 assert after.log_id == before.log_id, f"{self.log}: a copy was finished on another's claim"
+            case Vacancy(kind=VacancyKind.FOLLOWING), Manifest():
+                assert before.terms == after.follows, f"{self.log}: another log was begun at a name that is kept"
+            case Vacancy(kind=VacancyKind.FOLLOWING), Vacancy():
+                assert after.kind is not VacancyKind.COPYING, f"{self.log}: a copy claimed a name that is kept"
             case _, Manifest():
                 assert after.log_id not in self._claims, f"{self.log}: a copy was finished that nobody claims"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.mutants import CLAIM, COLLECTOR, COMMIT, COPYING, DESTROYING, SNAPSHOTTER
+from tests.faults.mutants import CLAIM, COLLECTOR, COMMIT, COPYING, DESTROYING, MANIFESTS, SNAPSHOTTER
 from tests.mutations import Mutation
 
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
@@ -119,5 +119,15 @@ NARROW_MUTANTS = (
         "wal3_core.storage.named_store:NamedStore.delete",
         "            if isinstance(outcome, Unknown):\n",
         "            if isinstance(outcome, Unknown) and not generation:\n",
+        "a name that is kept for a successor is begun by anybody",
+        MANIFESTS + "refuse_taken",
+        "vacancy.kind is not VacancyKind.DESTROYED",
+        "vacancy.kind is VacancyKind.COPYING",
+    ),
+    Mutation(
+        "a successor's name is looked at and not kept",
+        "wal3_core.log.sealer:_Keeping.keep",
+        "if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:",
+        "if self._names is not None:",
     ),
 )

@@ -12,6 +12,7 @@ from wal3_core.log.copier import LogAt, copy
 from wal3_core.log.destroyer import destroy
 from wal3_core.log.sealer import migrate, seal
 from wal3_core.model.manifest import Manifest
+from wal3_core.model.vacancy import VacancyKind
 from wal3_core.storage.pin_store import PinStore
 
 if TYPE_CHECKING:
@@ -166,10 +167,11 @@ class Hands:
 
 
 def settle(stage: Stage, operator: SimProcess) -> None:
-    """Give up what was cut short: copies that are no log yet, destructions that were announced."""
+    """Give up what was cut short: copies that are no log yet, names kept, destructions that were announced."""
     for log in NAMES:
         name = stage.world.names[log]
-        if name.copying is not None or (isinstance(name.entry, Manifest) and name.entry.destroying):
+        entry = name.entry
+        if entry.destroying if isinstance(entry, Manifest) else entry and entry.kind is not VacancyKind.DESTROYED:
             name.pins_going += 1
             destroy(SimStore(stage.world, operator), log, also_pinned=True, runtime=operator)
             stage.world.fired["settled"] += 1

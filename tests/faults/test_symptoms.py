@@ -34,6 +34,9 @@ from wal3_core import (
     collect,
     copy,
     destroy,
+    migrate,
+    records_across,
+    seal,
 )
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
@@ -418,6 +421,37 @@ def delete_a_cursor_while_its_name_is_used_again() -> None:
     with suppress(UnavailableError):
         CursorStore(slow, "a").delete("c")
     assert others.offsets() == {"c": 2}
+def migrate_while_another_begins_the_successor_s_name() -> None:
+    """A migration died behind its seal; a writer goes where SealedError points, before it is finished."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    seal(store, "a", reason="it moves", successor="b")
+    with suppress(LogError), LogWriter.open_or_initialize(store, "b") as writer:
+        writer.append(b"too early")
+
+    migrate(store, "a", "b", reason="it moves")
+
+    with LogWriter.open(store, "b") as writer:
+        writer.append(b"3")
+    assert [record.body for record in records_across(store, "a")] == [b"0", b"1", b"2", b"3"]
+
+
+def migrate_two_logs_to_one_successor() -> None:
+    """Another log is sealed for the same successor, before that is begun: it stays open."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    LogWriter.initialize(store, "c")
+    slow = FaultyStore(store)
+
+    def overtake(kind: str, path: str) -> None:
+        if kind == "replace" and path == f"a/{MANIFEST}":
+            slow.before = lambda _kind, _path: None
+            with suppress(LogExistsError):
+                migrate(store, "c", "b", reason="it moves, too")
+
+    slow.before = overtake
+    migrate(slow, "a", "b", reason="it moves")
+    assert LogReader.open(store, "c").manifest().seal is None
 
 
 NARROW = (
@@ -432,6 +466,8 @@ NARROW = (
     follow_while_all_is_appended_and_collected_between_two_looks,
     change_the_policy_while_a_collection_is_announced,
     delete_a_cursor_while_its_name_is_used_again,
+    migrate_while_another_begins_the_successor_s_name,
+    migrate_two_logs_to_one_successor,
 )
 
 

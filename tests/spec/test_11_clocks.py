@@ -249,8 +249,8 @@ def test_reads_by_time_skip_nothing_where_the_time_steps_back(memory_store: Memo
 
     # The first record at that time or later, and all that come behind it.
     assert bodies(AtTime(between_us)) == [b"4", b"5", b"6", b"7", b"8"]
-    # Up to the first record at that time or later, and none behind it.
-    assert bodies(None, Limits(timestamp_us=between_us)) == [b"1", b"2", b"3"]
+    # Of each log up to its first record at that time or later, and none behind it.
+    assert bodies(None, Limits(timestamp_us=between_us)) == [b"1", b"2", b"3", b"7", b"8"]
     assert bodies() == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
 
 

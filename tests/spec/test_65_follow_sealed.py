@@ -19,6 +19,7 @@ from wal3_core import (
     Origin,
     ReaderOptions,
     bootstrap,
+    destroy,
     follow_across,
     initialize_successor,
     migrate,
@@ -240,6 +241,7 @@ def test_follower_across_ends_at_a_seal_that_names_no_successor(memory_store: Me
 def test_follower_never_takes_another_log_for_the_successor(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")
+    destroy(memory_store, "b")
     LogWriter.initialize(memory_store, "b")
 
     with pytest.raises(CorruptError, match="expected it to go on from log a"):

@@ -40,13 +40,14 @@ def _below(store: ObjectStore, folder: str) -> Iterator[str]:
 
 
 def _is_log(store: ObjectStore, folder: str, names: Sequence[str]) -> bool:
-    """Tell whether a folder is a log's root: one that has no objects may be empty, or destroyed, which takes a GET."""
+    """Tell whether a folder is a log's root: one that has no objects may be empty, or none, which takes a GET."""
     found = list(filter(is_of_log, names))
     # Fragments without a manifest are a log, too: one that wants help.
-    return bool(found) and (found != [MANIFEST_FOLDER] or not _destroyed(store, f"{folder}{MANIFEST}"))
+    return bool(found) and (found != [MANIFEST_FOLDER] or not _vacant(store, f"{folder}{MANIFEST}"))
 
 
-def _destroyed(store: ObjectStore, path: str) -> bool:
+def _vacant(store: ObjectStore, path: str) -> bool:
+    """Tell whether there is no log, and nothing to be done about it: not where a copy may have been cut short."""
     try:
         found = store.get(path, length_max=BYTES_MAX)
         if not isinstance(found, Versioned):
@@ -55,4 +56,4 @@ def _destroyed(store: ObjectStore, path: str) -> bool:
     except (CorruptError, StoreDeniedError):
         # Whoever loads it tells what is wrong.
         return False
-    return isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
+    return isinstance(entry, Vacancy) and entry.kind is not VacancyKind.COPYING

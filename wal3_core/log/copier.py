@@ -116,6 +116,7 @@ def copy(
 ) -> Copied:
     """Copy a log as it is now, whole or from the fragment that holds ``from_offset``; positions stay as they are.
 
+    The copy is open, also of a sealed log, and its successor does not follow it: copies of a chain are read one by one.
     ``with_cursors`` copies the cursors that lie in the copy. ``progress`` hears of records copied and
     records there are. LogExistsError when the target exists, InvalidRequestError when something lies
     there that is not this copy's, CorruptError when the source is damaged; the target is no log then.

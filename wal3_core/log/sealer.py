@@ -1,21 +1,24 @@
 """Seals a log for good, and begins the log that goes on from it.
 
 The seal is a part of the manifest, set by CAS: it comes before or after every commit, for everybody,
-so nothing is acknowledged after it. A successor is initialized only from a sealed log, at its end.
+so nothing is acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is initialized
+only from a sealed log, at its end.
 Source: docs/protocol.md, "Seal".
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, optional, text
-from wal3_core.errors import InvalidRequestError, LogExistsError, SealedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, SealedError, UnavailableError
 from wal3_core.log.log_clock import bounded
 from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
 from wal3_core.model.paths import check_log_name
+from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
@@ -24,6 +27,11 @@ from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, until_answered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.paths import LogId
+    from wal3_core.storage.document_store import Seen
+    from wal3_core.storage.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
 
 # Each try that is refused means that a writer has committed meanwhile.
@@ -51,7 +59,8 @@ def seal(
 
     A log that has this seal already (the same reason, successor and ``sealed_by``) is left as it is, and
     the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError tells
-    of another seal. A successor must not exist yet: it begins with ``initialize_successor``.
+    of another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
+    then on, until ``initialize_successor`` begins it or the name is destroyed; also when the seal then fails.
     """
     runtime = runtime or shared_runtime()
     if not reason.strip():
@@ -70,9 +79,17 @@ def seal(
     store = patient(store, runtime)
     sealing = _Sealing(ManifestStore(log_store(store, check_log_name(log)), runtime), runtime)
     base = sealing.load()
-    if base.manifest.seal is None and successor is not None:
-        _check_absent(store, log, successor, runtime)
-    return sealing.install(wanted, base)
+    if successor is None:
+        return sealing.install(wanted, base)
+    keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
+    if base.manifest.seal is None:
+        keeping.keep(sealing.load)
+    try:
+        return sealing.install(wanted, base)
+    except SealedError:
+        with contextlib.suppress(LogError):
+            keeping.let_go(sealing.load().manifest.seal)
+        raise
 
 
 @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
@@ -100,7 +117,8 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
         manifests.initialize(replace(begun, first=first, next=first))
     except LogExistsError as error:
         if not goes_on_from(sealed, manifests.load().manifest):
-            raise _usurped(log, name) from error
+            # The name was destroyed while it was kept, or the log sealed by what kept none.
+            raise _usurped(log, name, "copy that one to another name and destroy it, then begin this one") from error
     return name
 
 
@@ -173,17 +191,63 @@ def _check_successor(log: str, successor: str) -> None:
         raise InvalidRequestError(message)
 
 
-def _check_absent(store: ObjectStore, log: str, successor: str, runtime: Runtime) -> None:
-    """Refuse a successor that could not be begun: the seal would stay, and nothing go on from it."""
-    manifests = ManifestStore(log_store(store, successor), runtime)
-    try:
-        manifests.refuse_taken(manifests.look())
-    except LogExistsError as error:
-        raise _usurped(log, successor) from error
+class _Keeping:
+    """A successor's name, kept for the log that goes on from one life of a log."""
+
+    def __init__(self, store: ObjectStore, log: str, log_id: LogId, successor: str, runtime: Runtime) -> None:
+        self._log, self._log_id, self._successor = log, log_id, successor
+        # How a store is asked does not tell which one it is.
+        self._source = log_store(store, log).url.partition("?")[0]
+        self._runtime = runtime
+        self._names = ManifestStore(log_store(store, successor), runtime)
+
+    def keep(self, load: Callable[[], Installed]) -> None:
+        """Keep the name before the seal: that stays, and nothing would go on from the log if another took the name.
+
+        LogExistsError when there is a log, or it is kept for another one; ``load`` loads the log that is to be sealed.
+        """
+        for _ in range(_REBASES_MAX):
+            seen = self._look()
+            entry = None if seen is None else seen.document
+            if isinstance(entry, Vacancy) and entry.is_kept_for(self._log_id):
+                # By another call, or one that was cut short: whichever seals the log, that is what it is kept for.
+                return
+            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.FOLLOWING and entry.source == self._source:
+                # After the name: the log that is there now is the later one, and what it was kept for is over.
+                load()
+            else:
+                self._refuse_taken(seen)
+            if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:
+                return
+        message = f"log {self._names.url}: the manifest changed {_REBASES_MAX} times over"
+        raise UnavailableError(message)
+
+    def let_go(self, found: Seal | None) -> None:
+        """Keep the name no longer when the log was sealed without naming it, which is for good."""
+        seen = self._look()
+        kept = seen is not None and isinstance(seen.document, Vacancy) and seen.document.is_kept_for(self._log_id)
+        if kept and found is not None and found.successor != self._successor:
+            self._names.swap(self._vacancy(VacancyKind.DESTROYED), seen)
+
+    def _look(self) -> Seen[Entry] | None:
+        return until_answered(self._names.look, RetryOptions(), self._runtime)
+
+    def _vacancy(self, kind: VacancyKind) -> Vacancy:
+        log_id, kept = new_log_id(self._runtime), kind is VacancyKind.FOLLOWING
+        source, terms = (self._source, self._log_id) if kept else ("", "")
+        return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
+
+    def _refuse_taken(self, seen: Seen[Entry] | None) -> None:
+        try:
+            self._names.refuse_taken(seen)
+        except LogExistsError as error:
+            if seen is not None and isinstance(seen.document, Manifest):
+                raise _usurped(self._log, self._successor, "destroy that one, or name another") from error
+            message = f"log {self._log}: expected its successor's name to be free: {error}"
+            raise LogExistsError(message) from error
 
 
-def _usurped(log: str, successor: str) -> LogExistsError:
+def _usurped(log: str, successor: str, remedy: str) -> LogExistsError:
     return LogExistsError(
-        f"log {log}: expected its successor {successor} not to exist yet, found another log of that name:"
-        f" destroy that one, or name another"
+        f"log {log}: expected its successor {successor} not to exist yet, found another log of that name: {remedy}"
     )

@@ -1,4 +1,4 @@
-"""What stands in a log's manifest while the name has no log: it was destroyed, or is being copied to.
+"""What stands in a log's manifest while the name has no log: it was destroyed, is being copied to, or is kept.
 
 A name's manifest is one object whose versions are one chain, from life to life: it is replaced by CAS and
 never deleted, so that no request of an earlier life that arrives late can touch a later one.
@@ -22,13 +22,15 @@ class VacancyKind(StrEnum):
 
     DESTROYED = "destroyed"
     COPYING = "copying"
+    FOLLOWING = "following"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """No log: ``log_id`` is the life that ended, or that a copy is about to begin.
+    """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a name that is kept, nobody's.
 
-    ``source`` says what is copied, and ``terms`` all else that must be the same for another call to go on with it.
+    ``source`` says what is copied, and ``terms`` all else that must be the same for another call to go on with it. A
+    name that is kept is the successor's of the log ``source``, whose id is the ``terms``.
     """
 
     kind: VacancyKind
@@ -37,6 +39,10 @@ class Vacancy:
     writer: str
     source: str = ""
     terms: str = ""
+
+    def is_kept_for(self, log_id: LogId) -> bool:
+        """Tell whether the name is kept for the log that goes on from that life of another one."""
+        return self.kind is VacancyKind.FOLLOWING and self.terms == log_id
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""

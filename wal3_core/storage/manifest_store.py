@@ -201,7 +201,7 @@ class ManifestStore:
     def initialize(self, initial: Manifest) -> Installed:
         """Create the manifest of a new log; LogExistsError when there is one, CorruptError when one was lost."""
         seen = self.look()
-        self.refuse_taken(seen)
+        self.refuse_taken(seen, initial.follows)
         created = self.swap(initial, seen)
         if created is None:
             message = f"log {self.url}: expected no log there, found one that was begun just now"
@@ -211,15 +211,19 @@ class ManifestStore:
         assert isinstance(manifest, Manifest)
         return self._checked(Installed(manifest, created.etag))
 
-    def refuse_taken(self, seen: Seen[Entry] | None) -> None:
-        """Refuse a name at which no log can be begun: there is one, one is being copied to it, or one was lost."""
+    def refuse_taken(self, seen: Seen[Entry] | None, follows: LogId | None = None) -> None:
+        """Refuse a name at which no log can be begun: there is one, or it is kept for another one, or one was lost.
+
+        One that is kept for the log that goes on from ``follows`` is free for that.
+        """
         match None if seen is None else seen.document:
             case Manifest():
                 message = f"log {self.url}: expected no log there, found {MANIFEST}"
                 raise LogExistsError(message)
-            case Vacancy(kind=VacancyKind.COPYING) as vacancy:
-                raise LogExistsError(f"log {self.url}: {describe(vacancy)}")
-            case Vacancy():
+            case Vacancy() as vacancy:
+                kept = follows is not None and vacancy.is_kept_for(follows)
+                if not kept and vacancy.kind is not VacancyKind.DESTROYED:
+                    raise LogExistsError(f"log {self.url}: {describe(vacancy)}")
                 return
         remains = next(iter(self.lives()), None)
         if remains is not None and self.look() is None:
@@ -248,12 +252,19 @@ class ManifestStore:
 
 def describe(vacancy: Vacancy) -> str:
     """Say why there is no log, and what to do."""
-    if vacancy.kind is VacancyKind.DESTROYED:
-        return "expected a log, found that it was destroyed: initialize it anew"
-    return (
-        f"expected a log, found a copy of {vacancy.source} that is under way, or was cut short:"
-        f" run that copy again, or destroy what there is of it"
-    )
+    match vacancy.kind:
+        case VacancyKind.DESTROYED:
+            return "expected a log, found that it was destroyed: initialize it anew"
+        case VacancyKind.COPYING:
+            return (
+                f"expected a log, found a copy of {vacancy.source} that is under way, or was cut short:"
+                f" run that copy again, or destroy what there is of it"
+            )
+        case VacancyKind.FOLLOWING:
+            return (
+                f"expected a log, found its name kept for the one that goes on from log {vacancy.source}:"
+                f" run the migration of that one again, which begins it (wal3 migrate), or destroy what is kept"
+            )
 
 
 def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
