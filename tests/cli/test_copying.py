@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from tests.stores import FaultyStore
+from wal3_core import StoreDeniedError, open_store
 
 from .conftest import Command
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def appended(wal3: Command, log: str, count: int) -> None:
@@ -79,3 +85,32 @@ def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Pat
     assert result.exit_code == 1
     assert "fragment" in result.stderr
     assert wal3("cat", "b").exit_code == 2
+
+
+def test_copy_whose_pin_is_left_is_whole_and_says_how_to_delete_it(
+    wal3: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended(wal3, "a", 2)
+
+    def opened(url: str) -> FaultyStore:
+        store = FaultyStore(open_store(url))
+
+        def before(kind: str, path: str) -> None:
+            whole = '"vacant"' not in (store.inner.read("b/manifest/MANIFEST.json") or b'"vacant"').decode()
+            if "/pin/" in path and kind in {"delete", "replace"} and whole:
+                message = f"{path}: expected access, found 403"
+                raise StoreDeniedError(message)
+
+        store.before = before
+        return store
+
+    with monkeypatch.context() as patched:
+        patched.setattr("wal3_core.cli.session.open_store", opened)
+        result = wal3("copy", "a", "b")
+
+    assert (result.exit_code, result.stderr.count("\n")) == (0, 1)
+    assert result.stdout.startswith("copied a as of 20")
+    found = re.search(r"the copy is whole, but a is still pinned as (copy-\w+), .* pin delete a \1\n", result.stderr)
+    assert found is not None
+    wal3.ok("pin", "delete", "a", found[1], "--yes")
+    assert wal3.json("pin", "list", "a", "--json") == []

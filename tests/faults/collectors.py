@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
+    from wal3_core.log.copier import Copied
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotCompactorOptions, WriterOptions
 
@@ -257,15 +258,22 @@ class Copying:
         store, oracle = SimStore(stage.world, process), stage.world.oracle
         before, prunes = len(oracle.records), oracle.seen["pruned"]
         try:
-            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=process)
+            copied = copy(LogAt(store, LOG), LogAt(store, COPY), runtime=process)
         except InvalidRequestError:
             return
         except LogError as error:
             stage.excuse(error)
             return
+        check_copied(stage, copied, oracle, before)
         stage.world.fired["copied while appended to"] += len(oracle.records) > before
         stage.world.fired["copied while collected"] += oracle.seen["pruned"] > prunes
         check_copy(stage)
+
+
+def check_copied(stage: Stage, copied: Copied, source: Oracle, held: int) -> None:
+    """A copy that was not begun earlier has all that its source held when it was asked for."""
+    if not copied.resumed and source.over_s > stage.simulation.now_s and copied.next_offset <= held:
+        stage.fail(f"a copy told of as made now holds less than there was: {copied}, and {held} records")
 
 
 def check_copy(stage: Stage) -> None:

@@ -20,9 +20,9 @@ CRASH_MUTANTS = (
         "copy while collecting",
         Mutation(
             "what is copied is not pinned",
-            COPYING + "pinned",
+            COPYING + "_begin",
             "        try:\n",
-            "        self._pins.delete(name)\n        try:\n",
+            "        pins.let_go(name)\n        try:\n",
         ),
     ),
     (
@@ -77,8 +77,20 @@ NARROW_MUTANTS = (
     Mutation(
         "a copy writes cursors without looking at its claim",
         CLAIM + "Claim._write",
-        "        self._check_ours()\n        if documents",
+        "        self.check_ours()\n        if documents",
         "        if documents",
+    ),
+    Mutation(
+        "a copy uses whatever pin there is",
+        "wal3_core.log.copy_pins:CopyPins.make",
+        "            return name, self._pins.create(",
+        "            return name, next(iter(self._pins.list().values()), None) or self._pins.create(",
+    ),
+    Mutation(
+        "a copy that was taken over lets go of the pin of who took it",
+        CLAIM + "CopyTarget.forgets",
+        "standing.pin == pin:",
+        "standing.pin == since:",
     ),
     Mutation(
         "the fence is not compared before a commit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tests.faults.collectors import COPY, check_destroyed
+from tests.faults.collectors import COPY, check_copied, check_destroyed
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
 from wal3_core import LogError, LogExistsError, LogWriter, SealedError
 from wal3_core.log.copier import LogAt, copy
@@ -128,13 +128,16 @@ class Hands:
 
     def _copy(self, source: str, target: str) -> None:
         since_s = self.stage.simulation.now_s
-        copy(
+        life = self.stage.world.names[source].life
+        held = len(life.records)
+        copied = copy(
             LogAt(self.store, source),
             LogAt(self.store, target),
             with_cursors=self.with_cursors,
             runtime=self.store.process,
         )
         self._check_begun(target, since_s)
+        check_copied(self.stage, copied, life, held)
 
     def _check_begun(self, log: str, since_s: float) -> None:
         if not any(life.began_s >= since_s for life in self.stage.world.names[log].lives):

@@ -42,7 +42,6 @@ from tests.faults.simulator import YEAR_US, SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
 from wal3_core import (
     CursorStore,
-    InvalidRequestError,
     LogPosition,
     LogReader,
     LogWriter,
@@ -52,7 +51,6 @@ from wal3_core import (
 )
 from wal3_core.log.collection import collect
 from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.destroyer import destroy
 from wal3_core.model.paths import CLOCK
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
 from wal3_core.storage.pin_store import PinStore
@@ -347,14 +345,7 @@ def _finish_copy(stage: Stage, operator: SimProcess) -> None:
         check_destroyed(stage, operator, COPY)
         return
     if name.copying is not None:
-        try:
-            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
-        except InvalidRequestError:
-            # A copier that failed lets go of what it pinned.
-            assert stage.world.oracle.seen["pruned"], "a copy of what is there still could not be finished"
-            stage.world.fired["a copy was begun anew"] += 1
-            destroy(store, COPY, runtime=operator)
-            copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
+        copy(LogAt(store, LOG), LogAt(store, COPY), runtime=operator)
     check_copy(stage)
     report = scrub(store, COPY, runtime=operator)
     assert report.sound, report.problems

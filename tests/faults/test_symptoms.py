@@ -244,6 +244,54 @@ def copy_while_another_finishes_it() -> None:
     assert moved == [CursorStore(store, "b").load("c")]
 
 
+def copy_while_another_gives_it_up_and_begins_anew() -> None:
+    """Last night's backup is still under way when the next one throws it away, and copies what is there by now."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    slow = FaultyStore(store)
+
+    def begin_anew(kind: str, path: str) -> None:
+        if kind == "create" and path.startswith("b/") and FRAGMENT_FOLDER in path:
+            slow.before = lambda _kind, _path: None
+            destroy(store, "b")
+            grow(store, 3)
+            copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    slow.before = begin_anew
+    with pytest.raises(LogExistsError):
+        copy(LogAt(store, "a"), LogAt(slow, "b"))
+    assert len(list(LogReader.open(store, "b").records())) == 6
+    assert PinStore(store, "a").list() == {}
+
+
+class _GoneError(BaseException):
+    """The process is gone."""
+
+
+def copy_while_another_takes_it_over() -> None:
+    """The same copy, started again, goes on with what is pinned; the slower call ends, and leaves it that."""
+    store = MemoryStore(shared_runtime())
+    grow(store, 3)
+    slow, quick = FaultyStore(store), FaultyStore(store)
+
+    def take_over(kind: str, path: str) -> None:
+        if kind == "create" and path.startswith("b/") and FRAGMENT_FOLDER in path:
+            slow.before = lambda _kind, _path: None
+            with pytest.raises(_GoneError):
+                copy(LogAt(store, "a"), LogAt(quick, "b"))
+
+    def end(kind: str, path: str) -> None:
+        if kind == "create" and FRAGMENT_FOLDER in path:
+            raise _GoneError
+
+    slow.before, quick.before = take_over, end
+    with pytest.raises(LogReplacedError):
+        copy(LogAt(store, "a"), LogAt(slow, "b"))
+    assert len(PinStore(store, "a").list()) == 1
+    assert copy(LogAt(store, "a"), LogAt(store, "b")).resumed
+    assert PinStore(store, "a").list() == {}
+
+
 def _standing(store: MemoryStore, log: str) -> object:
     data = store.read(f"{log}/{MANIFEST}")
     return None if data is None else manifest_or_vacancy(data, what=MANIFEST)
@@ -459,6 +507,8 @@ NARROW = (
     destroy_while_another_begins,
     copy_while_another_takes_the_name,
     copy_while_another_finishes_it,
+    copy_while_another_gives_it_up_and_begins_anew,
+    copy_while_another_takes_it_over,
     append_while_its_upload_is_taken_for_an_orphan,
     append_while_its_snapshot_is_taken_for_an_orphan,
     collect_what_another_announced,

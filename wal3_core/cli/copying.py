@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from wal3_core.cli.output import count, print_json, progress, size, time
+from wal3_core.cli.output import count, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
 from wal3_core.log.copier import LogAt
 from wal3_core.log.copier import copy as copy_log
@@ -49,6 +49,12 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
             with_cursors=with_cursors,
             progress=advance,
         )
+    for name in copied.pins_left:
+        message = (
+            f"the copy is whole, but {log} is still pinned as {name}, which could not be deleted:"
+            f" wal3 --store {store.url} pin delete {log} {name}"
+        )
+        click.echo(plain(message), err=True)
     if as_json:
         print_json({"source": log, **copied.to_json()})
         return

@@ -106,7 +106,8 @@ def bootstrap(
     runtime, options, origin = runtime or shared_runtime(), options or WriterOptions(), origin or Origin()
     root = log_store(patient(store, runtime, options.retry), check_log_name(log))
     # Its own terms each time: what an earlier try wrote is never relied upon, and goes.
-    claim = CopyTarget(root, runtime, options.retry).claim(_SOURCE, runtime.token())
+    target = CopyTarget(root, runtime, options.retry)
+    claim = target.claim(target.look(_SOURCE), source=_SOURCE, terms=runtime.token())
     bootstrapping = _Bootstrapping(root, claim, origin, options, runtime)
     manifest = bootstrapping.run(records)
     written = manifest.setsum - manifest.pruned

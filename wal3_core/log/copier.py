@@ -9,13 +9,22 @@ by the next call. Every fragment is decoded and checked on the way. Source: docs
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
-from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogExistsError, MissingError
-from wal3_core.log.copy_target import CopyTarget
+from wal3_core.errors import (
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogError,
+    MissingError,
+    StoreDeniedError,
+    UnavailableError,
+    UnsuitableStoreError,
+)
+from wal3_core.log.copy_pins import CopyPins
+from wal3_core.log.copy_target import CopyTarget, copying_at
 from wal3_core.log.log_clock import bounded
 from wal3_core.log.scan import check_start
 from wal3_core.model import parquet
@@ -28,9 +37,8 @@ from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.cursor_store import CursorStore
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, a_store, log_store, share_of
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store, place_of, share_of
 from wal3_core.storage.patient import patient
-from wal3_core.storage.pin_store import PinStore
 from wal3_core.storage.policy_store import PolicyStore
 from wal3_core.storage.retry import reread_if_damaged, until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -45,6 +53,8 @@ if TYPE_CHECKING:
     from wal3_core.model.policy import Policy
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.document_store import Seen
+    from wal3_core.storage.manifest_store import Entry
 
 _OBJECTS_AHEAD = 4
 _SNAPSHOTS_LOADED_MAX = 64
@@ -67,7 +77,8 @@ class LogAt:
 class Copied:
     """What a copy holds; ``pinned_us`` is when the source held just that, ``resumed`` whether it was begun before.
 
-    ``setsum`` covers every record ever appended to the source, as in its manifest.
+    ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
+    source that the copy needs no more and could not delete: somebody else must.
     """
 
     log: str
@@ -80,6 +91,7 @@ class Copied:
     setsum: Setsum
     pinned_us: int
     resumed: bool
+    pins_left: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
@@ -94,6 +106,7 @@ class Copied:
             "setsum": self.setsum.hexdigest(),
             "pinned_us": self.pinned_us,
             "resumed": self.resumed,
+            "pins_left": list(self.pins_left),
         }
 
 
@@ -120,14 +133,23 @@ def copy(
     ``with_cursors`` copies the cursors that lie in the copy. ``progress`` hears of records copied and
     records there are. LogExistsError when the target exists, InvalidRequestError when something lies
     there that is not this copy's, CorruptError when the source is damaged; the target is no log then.
+    LogReplacedError when another call took the copy over, or gave it up.
     """
     runtime = runtime or shared_runtime()
     check_log_name(source.log)
     check_log_name(target.log)
-    copying = _Copying(source, target, runtime, progress)
-    copying.refuse_taken()
-    with copying.pinned() as pin:
-        return copying.run(pin, from_offset, with_cursors=with_cursors)
+    return _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is copied: of what one pin keeps, and in which terms another call may go on with it."""
+
+    pin_name: str
+    pin: Pin
+    manifest: Manifest
+    cursors: Mapping[str, Cursor]
+    terms: str
 
 
 class _Copying:
@@ -144,47 +166,65 @@ class _Copying:
         # Snapshots of what stays of one that the copy begins in; the source has none of these.
         self._written: dict[str, Snapshot] = {}
 
-    def refuse_taken(self) -> None:
-        """Refuse a target that is a log, or that another log is being copied to."""
-        if self._from.url == self._into.url:
+    def run(self, from_offset: int | None, *, with_cursors: bool) -> Copied:
+        """Copy what is pinned for it; a pin is let go when no claim names it any more, nor will."""
+        address = place_of(self._from.url)
+        if address == place_of(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
             raise InvalidRequestError(message)
-        self._into.refuse_taken(self._from.url)
+        # Before anything is pinned: for one that is taken nothing is.
+        standing = self._into.look(address)
+        log_id = until_answered(self._from.log_id, self._retry, self._runtime)
+        pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
 
-    @contextmanager
-    def pinned(self) -> Iterator[Pin]:
-        """Keep what is copied from being collected; a pin that is there was left by a call that was cut short."""
-        source, log_id = self._source, until_answered(self._from.log_id, self._retry, self._runtime)
-        pins = PinStore(source.store, source.log, runtime=self._runtime, retry=self._retry, log_id=log_id)
-        # Named for the target: the next try finds it, and copies what this one began to.
-        name = f"copy-{hashlib.sha256(self._into.url.encode()).hexdigest()[:16]}"
-        pin = pins.load(name)
-        found = pin is not None and pin.complete
-        if pin is None or not pin.complete:
-            pin = pins.create(name, reason=f"being copied to {self._into.url}")
+        def planned(name: str, pin: Pin) -> _Plan:
+            return self._plan(name, pin, from_offset, with_cursors=with_cursors)
+
+        plan = _begun(standing, pins, planned) or self._begin(pins, planned)
+        earlier = copying_at(standing)
+        named = {plan.pin_name} | ({earlier.pin} if earlier else set())
         try:
-            yield pin
-        except LogExistsError:
-            # Somebody else has finished it.
-            pins.delete(name)
+            claim = self._into.claim(standing, source=address, terms=plan.terms, pin=plan.pin_name)
+            for name in named - {plan.pin_name}:
+                # Of the try in other terms, whose claim is gone.
+                pins.let_go(name)
+            copied = self._copy(plan, claim, pins)
+        except LogError as error:
+            for name in named:
+                if self._into.forgets(name, standing, settled=_settled(error)):
+                    pins.let_go(name)
             raise
-        except (InvalidRequestError, GarbageCollectedError):
-            # Refused before anything was begun here.
-            if not found:
-                pins.delete(name)
-            raise
-        # Only now: until it is finished, another call may be at it, and the next one goes on from this pin.
-        pins.delete(name)
+        # It is a log by now: nothing from here on is a reason to tell anything else.
+        pins.let_go(plan.pin_name)
+        return replace(copied, pins_left=tuple(sorted(pins.left)))
 
-    def run(self, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> Copied:
-        """Copy what was pinned."""
-        source = self._cut(pin.manifest, from_offset)
-        cursors = self._cursors_within(source) if with_cursors else {}
+    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan:
+        """Pin the source as it is now."""
+        name, pin = pins.make(self._into.url)
+        try:
+            return planned(name, pin)
+        except LogError:
+            # No claim names it yet.
+            pins.let_go(name)
+            raise
+
+    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
+        manifest = self._cut(pin.manifest, from_offset)
+        cursors = self._cursors_within(manifest) if with_cursors else {}
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
-        claim = self._into.claim(self._from.url, terms)
-        num_fragments = self._copy_fragments(source, claim)
-        copied = self._rewritten(source, claim)
-        claim.write_documents(cursors, self._policy())
+        return _Plan(name, pin, manifest, cursors, terms)
+
+    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> Copied:
+        """Copy what was pinned, and make it a log."""
+        try:
+            num_fragments = self._copy_fragments(plan.manifest, claim)
+            copied = self._rewritten(plan.manifest, claim)
+        except CorruptError:
+            # Who took over lets go of what this one reads, and deletes what it wrote.
+            claim.check_ours()
+            pins.check(plan.pin_name)
+            raise
+        claim.write_documents(plan.cursors, self._policy())
         # Manifest last: until then there is no log, and nothing that could be read too early.
         claim.finish(copied)
         return Copied(
@@ -194,9 +234,9 @@ class _Copying:
             num_records=copied.num_records,
             num_bytes=copied.num_bytes,
             num_fragments=num_fragments,
-            num_cursors=len(cursors),
+            num_cursors=len(plan.cursors),
             setsum=copied.setsum,
-            pinned_us=pin.epoch_us,
+            pinned_us=plan.pin.epoch_us,
             resumed=claim.resumed,
         )
 
@@ -260,7 +300,14 @@ class _Copying:
     def _copy_fragment(self, pointer: FragmentPointer, claim: Claim) -> None:
         if claim.resumed and claim.objects.head(pointer.path) is not None:
             # Written by an earlier try: read back instead of sent again.
-            reread_if_damaged(lambda: self._checked(claim.objects, pointer))
+            try:
+                reread_if_damaged(lambda: self._checked(claim.objects, pointer))
+            except CorruptError as error:
+                message = (
+                    f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy what"
+                    f" there is of it, delete its pin of the source, and copy again: {error}"
+                )
+                raise CorruptError(message) from error
             return
         claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer)))
 
@@ -300,6 +347,25 @@ class _Copying:
         source, log_id = self._source, self._from.log_id()
         policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
         return policy if policy.generation else None
+
+
+def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan | None:
+    """Return what an earlier try copies, where its pin is there and its terms are the same; None where it is over."""
+    earlier = copying_at(standing)
+    if earlier is None:
+        return None
+    try:
+        pin = pins.find(earlier.pin)
+        plan = None if pin is None else planned(earlier.pin, pin)
+    except (InvalidRequestError, GarbageCollectedError, CorruptError):
+        # What it keeps does not have what is asked for now, or can not be read.
+        return None
+    return plan if plan is not None and plan.terms == earlier.terms else None
+
+
+def _settled(error: LogError) -> bool:
+    """Tell whether no request of the call that failed so may yet arrive."""
+    return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError | UnsuitableStoreError)
 
 
 def _names(cursors: Mapping[str, Cursor]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import InvalidRequestError, LogExistsError, LogReplacedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogReplacedError, UnavailableError
 from wal3_core.log.remains import delete_remains
 from wal3_core.model.cursor import BYTES_MAX as CURSOR_BYTES_MAX
 from wal3_core.model.cursor import Cursor
@@ -54,24 +54,25 @@ class CopyTarget:
         """The log's address."""
         return self._root.url
 
-    def refuse_taken(self, source: str) -> Seen[Entry] | None:
+    def look(self, source: str) -> Seen[Entry] | None:
         """Return what stands there; raises where there is a log, or something else is being copied to."""
         seen = until_answered(self._names.look, self._retry, self._runtime)
-        entry = None if seen is None else seen.document
-        if not (isinstance(entry, Vacancy) and entry.kind is VacancyKind.COPYING):
+        earlier = copying_at(seen)
+        if earlier is None:
             self._names.refuse_taken(seen)
-        elif entry.source != source:
-            raise InvalidRequestError(f"log {self.url}: {describe(entry)}")
+        elif earlier.source != source:
+            raise InvalidRequestError(f"log {self.url}: {describe(earlier)}")
         return seen
 
-    def claim(self, source: str, terms: str) -> Claim:
-        """Claim the name for a copy, or take over the claim of a try that was the same in all its terms."""
+    def claim(self, seen: Seen[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
+        """Claim the name for a copy in place of what was seen there, or take over a try that was the same in all."""
         lives = self._names.lives()
-        seen = self.refuse_taken(source)
-        entry = None if seen is None else seen.document
-        resumed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.COPYING and entry.terms == terms
-        log_id = entry.log_id if entry is not None and resumed else new_log_id(self._runtime)
-        vacancy = Vacancy(kind=VacancyKind.COPYING, log_id=log_id, generation=1, writer="", source=source, terms=terms)
+        earlier = copying_at(seen)
+        resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
+        log_id = earlier.log_id if earlier is not None and resumed else new_log_id(self._runtime)
+        vacancy = Vacancy(
+            kind=VacancyKind.COPYING, log_id=log_id, generation=1, writer="", source=source, terms=terms, pin=pin
+        )
         claimed = self._names.swap(vacancy, seen)
         if claimed is None:
             message = f"log {self.url}: expected to be alone in copying to it, found that another call began just now"
@@ -80,6 +81,28 @@ class CopyTarget:
         # They were listed before the claim: whatever they are of is over.
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
+
+    def forgets(self, pin: str, since: Seen[Entry] | None, *, settled: bool) -> bool:
+        """Tell whether no claim on the name has a pin of the source, nor will have it.
+
+        ``since`` is what this call's claim was to replace: a claim that is not settled may yet arrive for as long as
+        that stands. A pin that was named, and is not any more, is never named again: each claim takes it from the one
+        that it replaces.
+        """
+        try:
+            seen = until_answered(self._names.look, self._retry, self._runtime)
+        except LogError:
+            return False
+        standing = copying_at(seen)
+        if standing is not None and standing.pin == pin:
+            return False
+        return settled or (seen and seen.etag) != (since and since.etag)
+
+
+def copying_at(seen: Seen[Entry] | None) -> Vacancy | None:
+    """Return the claim of a copy that stands at a name, if one does."""
+    entry = None if seen is None else seen.document
+    return entry if isinstance(entry, Vacancy) and entry.kind is VacancyKind.COPYING else None
 
 
 class Claim:
@@ -149,21 +172,24 @@ class Claim:
     def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
         found = documents.load(path)
         # After it was loaded: one that somebody who took over writes later has another version, and refuses this one.
-        self._check_ours()
+        self.check_ours()
         if documents.save(path, document, found) is None:
-            self._check_ours()
+            self.check_ours()
             message = f"{self._objects.url}/{path}: expected to be alone in copying to it, found it changed"
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:
         """Make it a log; LogExistsError when somebody else has, LogReplacedError when somebody else goes on with it."""
         if self._manifests.swap(manifest, self._claimed) is None:
-            self._check_ours()
+            self.check_ours()
             message = f"log {self._manifests.url}: the copy is whole, and could not be made a log: copy it again"
             raise UnavailableError(message)
 
-    def _check_ours(self) -> None:
-        """Tell whether this claim is still the newest."""
+    def check_ours(self) -> None:
+        """Raise where this claim is no more the newest: LogExistsError where the copy was made a log.
+
+        LogReplacedError where another call has taken over, or given it up.
+        """
         seen = until_answered(self._manifests.look, self._retry, self._runtime)
         if seen is not None and seen.etag == self._claimed.etag:
             return

@@ -29,8 +29,9 @@ class VacancyKind(StrEnum):
 class Vacancy:
     """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a name that is kept, nobody's.
 
-    ``source`` says what is copied, and ``terms`` all else that must be the same for another call to go on with it. A
-    name that is kept is the successor's of the log ``source``, whose id is the ``terms``.
+    ``source`` says what is copied, ``pin`` which of its pins keeps it meanwhile, and ``terms`` all else that must be
+    the same for another call to go on with it. A name that is kept is the successor's of the log ``source``, whose id is
+    the ``terms``.
     """
 
     kind: VacancyKind
@@ -39,6 +40,7 @@ class Vacancy:
     writer: str
     source: str = ""
     terms: str = ""
+    pin: str = ""
 
     def is_kept_for(self, log_id: LogId) -> bool:
         """Tell whether the name is kept for the log that goes on from that life of another one."""
@@ -55,6 +57,7 @@ class Vacancy:
                 "writer": self.writer,
                 "source": self.source,
                 "terms": self.terms,
+                "pin": self.pin,
             }
         )
 
@@ -73,6 +76,7 @@ class Vacancy:
             writer=fields.string("writer"),
             source=fields.string("source"),
             terms=fields.string("terms"),
+            pin=fields.string("pin"),
         )
         fields.finish()
         return vacancy

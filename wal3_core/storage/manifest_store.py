@@ -256,9 +256,10 @@ def describe(vacancy: Vacancy) -> str:
         case VacancyKind.DESTROYED:
             return "expected a log, found that it was destroyed: initialize it anew"
         case VacancyKind.COPYING:
+            pinned = f", and delete the pin {vacancy.pin} of what it copies" if vacancy.pin else ""
             return (
                 f"expected a log, found a copy of {vacancy.source} that is under way, or was cut short:"
-                f" run that copy again, or destroy what there is of it"
+                f" run that copy again, or destroy what there is of it{pinned}"
             )
         case VacancyKind.FOLLOWING:
             return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
+from urllib.parse import parse_qsl, urlencode
 
 from wal3_core.arguments import with_methods
 from wal3_core.errors import CorruptError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
+
+# Options of a store's URL that say how it is asked, and not which store it is.
+TUNING_OPTIONS = frozenset({"etags", "lock_wait_s", "request_timeout_s", "timeout_s"})
 
 # What is written: bytes, or a view of them that spares a copy.
 Buffer = bytes | memoryview
@@ -202,6 +206,13 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
     """
     a_store(store, "store")
     return FolderStore(store, f"{check_log_name(log)}/")
+
+
+def place_of(url: str) -> str:
+    """Tell stores apart: return a store's URL, or that of what lies in one, without what only says how it is asked."""
+    address, _, query = url.partition("?")
+    options = sorted(pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in TUNING_OPTIONS)
+    return f"{address}?{urlencode(options)}" if options else address
 
 
 def check_length(store: ObjectStore, path: str, length: int, length_max: int | None) -> None:

@@ -1,0 +1,359 @@
+"""The pin of a copy: of one claim on one target, relied on by nobody else, and let go with the claim."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.copies import collect, fill, manifest_of, records
+from tests.stores import FaultyStore, damage, life_store
+from wal3_core import (
+    CorruptError,
+    InvalidRequestError,
+    LogAt,
+    LogExistsError,
+    LogReplacedError,
+    PinStore,
+    StoreDeniedError,
+    UnavailableError,
+    copy,
+    destroy,
+    open_store,
+)
+from wal3_core.model.vacancy import Vacancy
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.object_store import log_store, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from wal3_core.storage.object_store import ObjectStore
+
+WAIT_S = 30
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+def crash() -> None:
+    raise Crashed
+
+
+def memory() -> MemoryStore:
+    return MemoryStore(shared_runtime())
+
+
+def pins(store: ObjectStore, log: str = "a") -> list[str]:
+    return list(PinStore(store, log).list())
+
+
+def claimed(store: ObjectStore, log: str) -> bool:
+    """Tell whether a copy has the name, and has not made it a log yet."""
+    seen = ManifestStore(log_store(store, log), shared_runtime()).look()
+    return seen is not None and isinstance(seen.document, Vacancy)
+
+
+def once(store: ObjectStore, at: int, act: Callable[[], object]) -> FaultyStore:
+    """Do something just before the ``at``th fragment is read or written, for once."""
+    faulty, count = FaultyStore(store), [0]
+
+    def before(kind: str, path: str) -> None:
+        if kind in {"read", "create"} and "/log/" in path:
+            count[0] += 1
+            if count[0] == at:
+                act()
+
+    faulty.before = before
+    return faulty
+
+
+def cut_short(source: ObjectStore, target: ObjectStore) -> None:
+    """Copy two fragments, and die."""
+    with pytest.raises(Crashed):
+        copy(LogAt(source, "a"), LogAt(once(target, 3, crash), "b"))
+
+
+def pin_not_deleted(source: ObjectStore, target: ObjectStore, error: Exception, times: int) -> FaultyStore:
+    """Refuse, so many times, what a copy changes of its pin once it is whole."""
+    faulty, left = FaultyStore(source), [times]
+
+    def before(kind: str, path: str) -> None:
+        whole = "/pin/" in path and kind in {"delete", "replace"} and manifest_is_there(target)
+        if whole and left[0]:
+            left[0] -= 1
+            raise error
+
+    faulty.before = before
+    return faulty
+
+
+def manifest_is_there(store: ObjectStore) -> bool:
+    seen = ManifestStore(log_store(store, "b"), shared_runtime()).look()
+    return seen is not None and not isinstance(seen.document, Vacancy)
+
+
+# ---------------------------------------------------------------------- whose it is
+
+
+def test_backup_of_the_next_night_holds_all_though_the_last_one_s_pin_is_left(store: ObjectStore) -> None:
+    fill(store, "a", 3)
+    source = pin_not_deleted(store, store, StoreDeniedError("expected access, found 403"), times=1)
+    first = copy(LogAt(source, "a"), LogAt(store, "b"))
+    assert list(first.pins_left) == pins(store)
+    assert first.to_json()["pins_left"] == pins(store)
+    fill(store, "a", 5)
+    destroy(store, "b")
+
+    copied = copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    assert (copied.num_records, copied.resumed, copied.pins_left) == (8, False, ())
+    assert records(store, "b") == records(store, "a")
+    assert pins(store) == list(first.pins_left)
+
+
+def test_pin_that_is_not_deleted_at_once_fails_no_copy_and_is_deleted_then(store: ObjectStore) -> None:
+    fill(store, "a", 3)
+    source = pin_not_deleted(store, store, UnavailableError("expected an answer, found 503"), times=2)
+
+    copied = copy(LogAt(source, "a"), LogAt(store, "b"))
+
+    assert copied.pins_left == ()
+    assert pins(store) == []
+
+
+def test_copy_whose_source_is_destroyed_as_soon_as_it_is_whole_is_told_as_whole(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 3)
+    source = FaultyStore(memory_store)
+
+    def end(_kind: str, _path: str) -> None:
+        if manifest_is_there(memory_store):
+            source.before = lambda _kind, _path: None
+            destroy(memory_store, "a", also_pinned=True)
+
+    source.before = end
+    copied = copy(LogAt(source, "a"), LogAt(memory_store, "b"))
+
+    assert (copied.num_records, copied.pins_left) == (3, ())
+    assert len(records(memory_store, "b")) == 3
+
+
+def test_copy_from_an_offset_that_a_dead_one_had_not_pinned_begins_anew(store: ObjectStore) -> None:
+    fill(store, "a", 3)
+    cut_short(store, store)
+    fill(store, "a", 10)
+
+    copied = copy(LogAt(store, "a"), LogAt(store, "b"), from_offset=9)
+
+    assert (copied.first_offset, copied.next_offset, copied.resumed) == (9, 14, False)
+    # That of the dead one went with its claim.
+    assert pins(store) == []
+
+
+def test_backup_begun_anew_while_the_last_one_is_under_way_holds_what_there_is_by_now(store: ObjectStore) -> None:
+    fill(store, "a", 4)
+
+    def next_night() -> None:
+        fill(store, "a", 6)
+        destroy(store, "b")
+        copied = copy(LogAt(store, "a"), LogAt(store, "b"))
+        assert (copied.num_records, copied.resumed) == (10, False)
+
+    with pytest.raises(LogExistsError):
+        copy(LogAt(once(store, 2, next_night), "a"), LogAt(store, "b"))
+
+    assert records(store, "b") == records(store, "a")
+    assert pins(store) == []
+
+
+def test_target_of_the_same_url_elsewhere_goes_on_with_nobody_s_copy(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 4)
+    here, there = memory(), memory()
+    assert here.url == there.url
+    cut_short(memory_store, here)
+    fill(memory_store, "a", 6)
+
+    copied = copy(LogAt(memory_store, "a"), LogAt(there, "b"))
+
+    assert (copied.num_records, copied.resumed) == (10, False)
+    # The other one is gone on with as before.
+    assert copy(LogAt(memory_store, "a"), LogAt(here, "b")).resumed
+    assert len(records(here, "b")) == 4
+    assert pins(memory_store) == []
+
+
+def test_copy_whose_pin_is_gone_begins_anew(store: ObjectStore) -> None:
+    fill(store, "a", 4)
+    cut_short(store, store)
+    [dead] = pins(store)
+    PinStore(store, "a").delete(dead)
+    fill(store, "a", 2)
+    collect(store, "a", 3)
+
+    copied = copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    assert not copied.resumed
+    assert records(store, "b") == records(store, "a")
+    assert pins(store) == []
+
+
+def test_dead_copy_names_its_pin(store: ObjectStore) -> None:
+    fill(store, "a", 4)
+    cut_short(store, store)
+    [dead] = pins(store)
+
+    with pytest.raises(InvalidRequestError, match=f"or destroy what there is of it, and delete the pin {dead}"):
+        copy(LogAt(store, "c"), LogAt(store, "b"))
+
+
+# ---------------------------------------------------------------------- several calls
+
+
+def test_copy_that_lost_the_race_for_the_target_takes_nothing_from_the_one_that_won(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 6)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(WAIT_S)
+
+    copied: list[int] = []
+    winner = threading.Thread(
+        target=lambda: copied.append(
+            copy(LogAt(once(memory_store, 1, wait), "a"), LogAt(memory_store, "b")).num_records
+        )
+    )
+    late = FaultyStore(memory_store)
+
+    def overtake(kind: str, path: str) -> None:
+        if (kind, path) == ("create", "b/manifest/MANIFEST.json"):
+            late.before = lambda _kind, _path: None
+            winner.start()
+            assert inside.wait(WAIT_S)
+
+    late.before = overtake
+    with pytest.raises(InvalidRequestError, match="another call began just now"):
+        copy(LogAt(memory_store, "a"), LogAt(late, "b"))
+    collect(memory_store, "a", 6)
+    held = pins(memory_store)
+    go_on.set()
+    winner.join(WAIT_S)
+
+    assert copied == [6]
+    assert len(held) == 1
+    assert pins(memory_store) == []
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_slower_copy_is_told_of_the_one_that_took_its_place_and_of_no_damage(
+    memory_store: MemoryStore, at: int
+) -> None:
+    """What it reads is collected, since nobody keeps its pin any more."""
+    fill(memory_store, "a", 6)
+
+    def take_its_place() -> None:
+        with pytest.raises(Crashed):
+            copy(LogAt(memory_store, "a"), LogAt(once(memory_store, 1, crash), "b"), from_offset=4)
+        collect(memory_store, "a", 6)
+
+    with pytest.raises(LogReplacedError, match="another call has taken over"):
+        copy(LogAt(once(memory_store, at, take_its_place), "a"), LogAt(memory_store, "b"))
+
+    assert len(pins(memory_store)) == 1
+    assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"), from_offset=4).resumed
+    assert pins(memory_store) == []
+
+
+def test_copy_whose_pin_somebody_deletes_meanwhile_is_told_that_and_of_no_damage(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 6)
+
+    def unpin() -> None:
+        [name] = pins(memory_store)
+        PinStore(memory_store, "a").delete(name)
+        collect(memory_store, "a", 6)
+
+    with pytest.raises(InvalidRequestError, match="expected it to stay until the copy is whole, found it deleted"):
+        copy(LogAt(once(memory_store, 1, unpin), "a"), LogAt(memory_store, "b"))
+
+
+@pytest.mark.parametrize("fault", ["denied", "conflict"])
+def test_copy_that_can_not_claim_its_target_leaves_no_pin(memory_store: MemoryStore, fault: str) -> None:
+    fill(memory_store, "a", 2)
+    into = FaultyStore(memory())
+
+    def appear(kind: str, path: str) -> None:
+        if (kind, path, fault) == ("create", "b/manifest/MANIFEST.json", "conflict"):
+            fill(into.inner, "b", 1)
+
+    into.before = appear
+    if fault == "denied":
+        into.fail("create", "MANIFEST", "denied")
+    with pytest.raises((StoreDeniedError, InvalidRequestError)):
+        copy(LogAt(memory_store, "a"), LogAt(into, "b"))
+
+    assert pins(memory_store) == []
+
+
+def test_nothing_is_pinned_for_a_target_that_is_taken(memory_store: MemoryStore) -> None:
+    fill(memory_store, "a", 2)
+    fill(memory_store, "b", 1)
+    source = FaultyStore(memory_store)
+    asked: list[str] = []
+    source.before = lambda _kind, path: asked.append(path)
+
+    with pytest.raises(LogExistsError):
+        copy(LogAt(source, "a"), LogAt(memory_store, "b"))
+
+    assert asked == []
+
+
+# ---------------------------------------------------------------------- where it comes from, and goes to
+
+
+def test_copy_is_gone_on_with_whatever_the_source_s_url_says_of_waits(tmp_path: Path) -> None:
+    url = (tmp_path / "s").as_uri()
+    source, target = open_store(url), open_store((tmp_path / "t").as_uri())
+    fill(source, "a", 4)
+    cut_short(open_store(f"{url}?lock_wait_s=5"), target)
+
+    assert copy(LogAt(source, "a"), LogAt(target, "b")).resumed
+    with pytest.raises(InvalidRequestError, match="found itself"):
+        copy(LogAt(source, "a"), LogAt(open_store(f"{url}?lock_wait_s=7"), "a"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("file:///s/a?lock_wait_s=5", "file:///s/a", True),
+        ("s3://b/p?timeout_s=5&endpoint=http://e", "s3://b/p?endpoint=http%3A%2F%2Fe&request_timeout_s=1", True),
+        ("s3://b/p?region=x&endpoint=http://e", "s3://b/p?endpoint=http://e&region=x&etags=unquoted", True),
+        ("s3://b/p?endpoint=http://e", "s3://b/p", False),
+        ("s3://b/p?region=x", "s3://b/p?region=y", False),
+        ("s3://b/p?profile=x", "s3://b/p?profile=y", False),
+        ("s3://b/p", "s3://b/q", False),
+        ("s3://b/p", "gs://b/p", False),
+    ],
+)
+def test_options_that_only_say_how_a_store_is_asked_do_not_tell_stores_apart(one: str, other: str, same: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    assert (place_of(one) == place_of(other)) == same
+
+
+def test_damage_to_what_was_copied_names_the_target_and_what_to_do(store: ObjectStore) -> None:
+    fill(store, "a", 4)
+    cut_short(store, store)
+    assert claimed(store, "b")
+    inside = store.list_objects("b/")
+    damage(store, next(meta.path for meta in inside if "/log/" in meta.path))
+
+    with pytest.raises(CorruptError, match=r"b: expected what an earlier try copied there, found it damaged: destroy"):
+        copy(LogAt(store, "a"), LogAt(store, "b"))
+
+    destroy(store, "b")
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+    assert records(store, "b") == records(store, "a")
+    assert life_store(store, "b").read(manifest_of(store, "b").fragments[0].path) is not None
