@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# Ten years; what is longer, or has no end, is as good as that, and no clock or lock takes much more.
+SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 _SHOWN_MAX = 80
 
 
@@ -55,14 +57,21 @@ def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def wrong(name: str, expected: str, value: object) -> InvalidRequestError:
     """Say that an argument is not what is expected."""
-    shown = f" {ascii(value)[:_SHOWN_MAX]}" if isinstance(value, str | int | float) else ""
+    try:
+        shown = f" {ascii(value)[:_SHOWN_MAX]}" if isinstance(value, str | int | float) else ""
+    except ValueError:
+        # An integer of more digits than Python writes out.
+        shown = ""
     return InvalidRequestError(f"{name}: expected {expected}, found {type(value).__name__}{shown}")
 
 
 def text(value: object, name: str) -> str:
-    """Take a string that can be encoded: half of a surrogate pair is no text."""
+    """Take a string that can be encoded, as a plain one: half of a surrogate pair is no text."""
     if not isinstance(value, str):
         raise wrong(name, "text", value)
+    if type(value) is not str:
+        # What stands in the place of one, a member of an Enum, is formatted as something else than what was checked.
+        value = str.__str__(value)
     if not value.isascii():
         try:
             value.encode()
@@ -88,19 +97,23 @@ def integer(value: object, name: str) -> int:
 
 def number(value: object, name: str) -> float:
     """Take a real number: an integer stays one."""
-    if type(value) is int:
-        return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+    if isinstance(value, int | numbers.Real) and not isinstance(value, bool):
+        try:
+            plain = float(value)
+        except OverflowError:
+            # An integer or a fraction that is larger than anything that is of use.
+            pass
+        else:
+            return value if type(value) is int else plain
     raise wrong(name, "a number", value)
 
 
 def seconds(value: object, name: str) -> float:
-    """Take a number of seconds: one that can be compared with others."""
+    """Take a number of seconds that can be compared with others; at most ``SECONDS_MAX``, which infinity comes to."""
     plain = number(value, name)
-    if math.isnan(plain):
+    if isinstance(plain, float) and math.isnan(plain):
         raise wrong(name, "a number of seconds", value)
-    return plain
+    return min(plain, SECONDS_MAX)
 
 
 def flag(value: object, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
 from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional
 from wal3_core.errors import InvalidRequestError
 
@@ -27,7 +28,6 @@ FRAGMENT_EXPANDED_BYTES_MAX = GIB
 _RECORD_EXPANDED_BYTES = 96
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
-_SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 # How far a log's time may lie beyond the store's clock: more than honest clocks and slow uploads differ, and more than
 # the second that stores tell times by; and little beside any retention.
 CLOCK_AHEAD_S_MAX = 60.0

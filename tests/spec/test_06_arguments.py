@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +43,7 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.arguments import checked, integer, seconds
+from wal3_core.arguments import SECONDS_MAX, checked, integer, seconds, text
 from wal3_core.log.deleter import Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.position import FragmentSeqNo
@@ -353,3 +355,66 @@ def test_values_of_the_wrong_type_are_refused_where_they_are_made() -> None:
     assert isinstance(PinStore(MemoryStore(shared_runtime()), LOG), PinStore)
     assert isinstance(Deleter(MemoryStore(shared_runtime()), LOG), Deleter)
     assert isinstance(SnapshotCompactor(MemoryStore(shared_runtime()), LOG), SnapshotCompactor)
+
+
+class Names(str, Enum):  # noqa: UP042 - a StrEnum is formatted as what it stands for
+    """Formatted, its members are ``Names.LOG`` and so on: names that no log has."""
+
+    LOG = "orders"
+    SUCCESSOR = "orders-2"
+    CURSOR = "main"
+    PIN = "audit"
+
+
+def test_member_of_an_enum_is_the_name_that_it_stands_for(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, Names.LOG) as writer:
+        writer.append(b"x")
+    CursorStore(store, Names.LOG).init(Names.CURSOR, LogPosition(1, 0))
+    PinStore(store, Names.LOG).create(Names.PIN, reason=Names.PIN)
+    seal(store, Names.LOG, reason=Names.PIN, successor=Names.SUCCESSOR)
+
+    assert list(list_logs(store)) == ["orders"]
+    assert [record.body for record in LogReader.open(store, "orders").records()] == [b"x"]
+    assert list(CursorStore(store, "orders").list()) == ["main"]
+    assert list(PinStore(store, "orders").list()) == ["audit"]
+    sealed = LogReader.open(store, "orders").manifest().seal
+    assert sealed is not None
+    assert (sealed.reason, sealed.successor) == ("audit", "orders-2")
+    assert type(text(Names.LOG, "name")) is str
+
+
+# ---------------------------------------------------------------------- amounts
+
+
+@pytest.mark.parametrize("endless", [float("inf"), 10**12, np.float64(1e300)])
+def test_time_without_end_is_as_good_as_ten_years(endless: float) -> None:
+    assert seconds(endless, "timeout_s") == SECONDS_MAX
+
+
+@pytest.mark.parametrize("wrong", [Fraction(10**400), 10**400, 10**10_000], ids=["fraction", "digits", "unwritten"])
+def test_time_that_no_number_can_tell_is_refused(memory_store: MemoryStore, wrong: float) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        with pytest.raises(InvalidRequestError, match="timeout_s: expected a number"):
+            writer.submit(b"x", timeout_s=wrong)
+        with pytest.raises(InvalidRequestError, match="idle_s: expected a number"):
+            LogReader.open(memory_store, LOG).follow(idle_s=wrong)
+        with pytest.raises(InvalidRequestError, match="timeout_s: expected a number"):
+            RetryOptions(timeout_s=wrong)
+
+
+def test_records_without_end_are_refused_by_the_first_that_is_too_many(memory_store: MemoryStore) -> None:
+    taken = 0
+
+    def records() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(1000):
+            taken += 1
+            yield b"x"
+
+    with (
+        LogWriter.open_or_initialize(memory_store, LOG, options=WriterOptions(batch_records_max=10)) as writer,
+        pytest.raises(InvalidRequestError, match="expected at most .* 10 records .* found at least .* 11 records"),
+    ):
+        writer.append_many(records())
+
+    assert taken == 11

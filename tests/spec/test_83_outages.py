@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -25,17 +25,20 @@ from wal3_core import (
     open_store,
 )
 from wal3_core.options import KIB, RetryOptions
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import ThreadRuntime, shared_runtime
 from wal3_core.storage.patient import PatientStore
 from wal3_core.storage.retry import timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(pause_s_min=0.001, pause_s_max=0.05)
+ONE_AT_A_TIME = WriterOptions(bytes_held_max=1)
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -162,6 +165,37 @@ def test_waiting_for_room_that_comes_in_time_is_not_refused(faulty: FaultyStore)
         writer.submit(b"first")
         threading.Timer(0.1, gate.set).start()
         assert writer.submit(b"second", timeout_s=30).result(30).offset == 2
+
+
+class Breaking(ThreadRuntime):
+    """A process in which waiting for room itself fails."""
+
+    def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
+        if timeout_s == 29:
+            raise OverflowError("timeout value is too large")
+        return super().wait(future, timeout_s)
+
+
+def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> None:
+    """It went into the log behind the back of a caller who was told of an error, and appended it again."""
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with Breaking() as runtime, LogWriter.open(faulty, "a", options=ONE_AT_A_TIME, runtime=runtime) as writer:
+        writer.submit(b"first")
+        with pytest.raises(OverflowError):
+            writer.submit(b"second", timeout_s=29)
+        gate.set()
+
+    assert bodies(faulty.inner) == [b"first"]
+
+
+def test_wait_for_room_may_be_without_end(faulty: FaultyStore) -> None:
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with LogWriter.open(faulty, "a", options=ONE_AT_A_TIME) as writer:
+        writer.submit(b"first")
+        threading.Timer(0.1, gate.set).start()
+        assert writer.submit(b"second", timeout_s=float("inf")).result(30).offset == 2
 
 
 def test_reads_and_cursors_ride_through_an_outage(faulty: FaultyStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, cast
 
 from wal3_core.arguments import several
@@ -42,7 +42,8 @@ class Columns:
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
     """Check what a caller wants to append; InvalidRequestError names what is wrong with which record."""
     several(records, "records")
-    listed = list(records)
+    # One more than fits tells that there are too many, however many there are.
+    listed = list(islice(records, options.batch_records_max + 1))
     if not listed:
         message = "append: expected at least one record, found none"
         raise InvalidRequestError(message)
@@ -51,9 +52,10 @@ def check_records(records: Iterable[bytes | Message], options: WriterOptions) ->
     else:
         columns = _checked_columns(listed, options)
     if columns.num_bytes > options.fragment_bytes_max or len(listed) > options.batch_records_max:
+        more = "at least " if len(listed) > options.batch_records_max else ""
         message = (
             f"append: expected at most {options.fragment_bytes_max} bytes and {options.batch_records_max} records"
-            f" to append together, found {columns.num_bytes} bytes and {len(listed)} records"
+            f" to append together, found {more}{columns.num_bytes} bytes and {len(listed)} records"
         )
         raise InvalidRequestError(message)
     return columns

@@ -116,13 +116,17 @@ class Pipeline:
     def _await_room(self, entry: Entry, admitted: Outcome[None], timeout_s: float | None) -> None:
         try:
             self._runtime.wait(admitted, timeout_s)
-        except TimeoutError:
+        except Exception as error:
             with self._lock:
                 # A worker lets entries in under the lock, and tells after it: in the inbox, it was not let in.
                 entry.withdrawn = entry in self._inbox
                 held = self._bytes_accepted() - self._outcomes.bytes_released
             if entry.withdrawn:
                 self._wake()
+            # Whatever it is that was raised, what the caller is told was not begun is not.
+            if not isinstance(error, TimeoutError):
+                raise
+            if entry.withdrawn:
                 raise self._overloaded(held) from None
 
     def _overloaded(self, held: int) -> OverloadedError:
