@@ -161,6 +161,31 @@ def test_writer_with_a_bad_clock_asks_and_uploads_again_once_an_hour(
     assert counting.requests["create"] == 11
 
 
+def test_upload_that_takes_longer_than_the_bound_is_repeated_once_under_a_clock_ahead(
+    memory_store: MemoryStore, runtime: SetRuntime
+) -> None:
+    """The upload's time was taken for a clock that was set, so the append never ended and each round left an orphan."""
+    runtime.ahead_s = 600
+    clock = ClockStore(FaultyStore(memory_store), now_us=now_us())
+    counting = CountingStore(clock)
+    LogWriter.initialize(clock, LOG)
+    slow_s = 2 * CLOCK_AHEAD_S_MAX
+
+    def before(kind: str, _path: str) -> None:
+        if kind == "create":
+            clock.pass_s(slow_s)
+            runtime.passed_s += slow_s
+
+    clock.before = before
+    with LogWriter.open(
+        counting, LOG, options=WriterOptions(rebases_max=10, delivery_timeout_s=36_000), runtime=runtime
+    ) as writer:
+        writer.append(b"x")
+
+    assert counting.requests["create"] == 2
+    assert next_us(memory_store) <= clock.now_us + BOUND_US
+
+
 def test_log_whose_time_is_ahead_already_costs_no_requests(memory_store: MemoryStore) -> None:
     append_years_ahead(memory_store)
     counting = CountingStore(memory_store)

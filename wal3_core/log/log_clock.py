@@ -47,18 +47,17 @@ class LogClock:
         self._runtime = runtime
         self._ahead_us = int(options.clock_ahead_s_max * US_PER_S)
         self._seen: _Seen | None = None
-        self._own_us = 0
 
     def now_us(self) -> int:
         """Tell the time for the next fragment: one's own, unless that is known to be too far ahead; no request."""
-        self._own_us, seen = self._runtime.now_us(), self._seen
+        own_us, seen = self._runtime.now_us(), self._seen
         if seen is None:
-            return self._own_us
+            return own_us
         store_us = self._store_us(seen)
-        lead_us = self._own_us - store_us
+        lead_us = own_us - store_us
         # Another lead than was found: the clock was set, or the monotonic one stood still. The commit asks again.
         if lead_us <= self._ahead_us or abs(lead_us - seen.lead_us) > self._ahead_us:
-            return self._own_us
+            return own_us
         return store_us + self._ahead_us
 
     def look(
@@ -77,7 +76,8 @@ class LogClock:
             # Condemned while the writer slept.
             return Displaced(base, f"{last.path} is gone", contended=False)
         store_us = found.last_modified_us
-        self._seen = _Seen(store_us, self._runtime.monotonic_s(), self._own_us - store_us)
+        # Our clock as of now, not of when the fragment was sealed: the upload's time is no part of how far it is ahead.
+        self._seen = _Seen(store_us, self._runtime.monotonic_s(), self._runtime.now_us() - store_us)
         if latest_us <= store_us + self._ahead_us:
             return None
         cause = f"the clock of {self._runtime.process_name()} is ahead of the store's: {latest_us} at {store_us}"
