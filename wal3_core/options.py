@@ -152,7 +152,8 @@ class WriterOptions:
     ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
     ``rebases_max`` times. While the store does not answer, an append is tried for
     ``delivery_timeout_s`` seconds; None stands for what the store's URL says (``?timeout_s=``), and for
-    120 where it says nothing. ``retry`` says how long the pauses between are. A writer's clock moves
+    120 where it says nothing. ``retry`` says how long the pauses between are, and ends it earlier where it
+    has a ``timeout_s``, or so many tries, of its own. A writer's clock moves
     the log's time at most ``clock_ahead_s_max`` seconds beyond the store's. None of them allows a fragment
     that a reader's defaults refuse.
     """

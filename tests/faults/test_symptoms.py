@@ -25,9 +25,9 @@ from wal3_core import (
     LogReplacedError,
     LogWriter,
     PinStore,
-    ReaderOptions,
     Policy,
     PolicyStore,
+    ReaderOptions,
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
@@ -431,6 +431,8 @@ def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
     with suppress(GarbageCollectedError):
         assert next(LogReader.open(slow, "a", options=options).follow(idle_s=30)).offset == 1
     assert len(looks) >= 3
+
+
 def change_the_policy_while_a_collection_is_announced() -> None:
     """Its collector has read the policy as it was, and sleeps before it prunes."""
     store = MemoryStore(shared_runtime())
@@ -469,6 +471,8 @@ def delete_a_cursor_while_its_name_is_used_again() -> None:
     with suppress(UnavailableError):
         CursorStore(slow, "a").delete("c")
     assert others.offsets() == {"c": 2}
+
+
 def migrate_while_another_begins_the_successor_s_name() -> None:
     """A migration died behind its seal; a writer goes where SealedError points, before it is finished."""
     store = MemoryStore(shared_runtime())

@@ -83,6 +83,27 @@ def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyS
     assert bodies(faulty.inner) == [b"before", *(b"%d" % number for number in range(20))]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "target"), [("create", "/log/"), ("head", "/log/"), ("replace", "MANIFEST"), ("get", "MANIFEST")]
+)
+def test_request_of_an_append_is_tried_for_the_append_s_time_and_not_the_store_s(
+    memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
+) -> None:
+    memory_store.url += "?timeout_s=0.1"
+    LogWriter.initialize(memory_store, "a")
+    faulty = FaultyStore(memory_store)
+    options = WriterOptions(retry=QUICK, delivery_timeout_s=30)
+    with LogWriter.open(faulty, "a", options=options, ordered=ordered) as writer:
+        faulty.fail(kind, target, "unavailable", times=1_000_000)
+        # The manifest is loaded where a CAS was refused.
+        faulty.fail("replace", "MANIFEST", "conflict", times=1_000_000 if kind == "get" else 0)
+        threading.Timer(0.5, faulty.heal).start()
+        assert took_s(lambda: writer.append(b"x")) >= 0.5
+
+    assert bodies(memory_store) == [b"x"]
+
+
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, target: str) -> None:
     options = WriterOptions(retry=QUICK, delivery_timeout_s=0.4)
@@ -106,6 +127,25 @@ def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyS
             future.result(30)
 
     assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
+
+
+def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
+    """Nobody looked at its time: each round left an orphan."""
+    uploads: list[str] = []
+
+    def condemn(kind: str, path: str) -> None:
+        if kind == "head":
+            uploads.append(path)
+            time.sleep(0.05)
+            faulty.inner.delete(path)
+
+    faulty.before = condemn
+    options = WriterOptions(delivery_timeout_s=0.2, rebases_max=1_000_000, commit_pause_s_max=0.01)
+    with LogWriter.open(faulty, "a", options=options) as writer:
+        waited_s = took_s(lambda: writer.submit(b"x").result(30), NotDurableError)
+
+    assert waited_s >= 0.2
+    assert len(uploads) <= 6
 
 
 def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> None:

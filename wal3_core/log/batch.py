@@ -118,6 +118,7 @@ class Entry:
     ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` is what the
     writer had accepted of all appends when it had accepted this one; ``admitted`` is set when there is
     room for one whose caller waits for that, and ``withdrawn`` when that caller has given up waiting.
+    ``last_try`` is set once it waits anew though its time is over.
     """
 
     columns: Columns
@@ -127,6 +128,7 @@ class Entry:
     bytes_accepted: int = 0
     admitted: Outcome[None] | None = None
     withdrawn: bool = False
+    last_try: bool = False
     reseals: int = 0
     rebases: int = 0
 

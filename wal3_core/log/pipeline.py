@@ -362,7 +362,7 @@ class Pipeline:
         until_s = self._settling.until_s(chain.from_iterable(flight.entries for flight in ready))
         try:
             left_s = until_s - self._runtime.monotonic_s()
-            refused = self._clock.look(base, pointers, within(self._retry, left_s))
+            refused = self._clock.look(base, pointers, within(self._options.retry, left_s))
             result: CommitResult = refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             result = Lost(f"{type(error).__name__}: {error}")

@@ -150,18 +150,21 @@ class Settling:
         error = _not_durable(f"log {self._url}: {failure}", failure)
         failed, kept = self._overdue(self._queue.take_all(), failure)
         self._fail(failed, error, failure)
-        self._queue.put_back(kept)
+        self._put_back(kept, str(failure))
 
     def _fail_flights(self, flights: Sequence[Flight], error: AppendError, cause: BaseException | None) -> None:
         """Fail the first fragments in flight, but for appends that have time left; those and the others wait anew."""
         count = sum(len(flight.entries) for flight in flights)
         entries = self._take_flights()
         failed, kept = self._overdue(entries[:count], cause)
-        self._queue.put_back([*kept, *entries[count:]])
         self._fail(failed, error, cause)
+        self._put_back([*kept, *entries[count:]], str(cause))
 
     def _overdue(self, entries: Sequence[Entry], cause: BaseException | None) -> tuple[list[Entry], list[Entry]]:
-        """Divide appends into those that fail now and those that are tried on; all fail where that is no use."""
+        """Divide appends into those that fail now and those that are tried on; all fail where that is no use.
+
+        None is late where the options' own limits of a request's tries ended it.
+        """
         due_s = self._runtime.monotonic_s() - self._delivery_timeout_s
         late = [entry for entry in entries if entry.accepted_s <= due_s]
         if not late or hopeless(cause):
@@ -171,8 +174,26 @@ class Settling:
     def _lose(self, ready: Sequence[Flight], error: AppendError) -> None:
         """Tell that there is no telling. Those behind were in no commit yet, so they may be given new places."""
         lost = list(chain.from_iterable(flight.entries for flight in ready))
-        self._queue.put_back(self._take_flights()[len(lost) :])
+        behind = self._take_flights()[len(lost) :]
         self._fail(lost, error, None, Unsettled(tuple(ready)))
+        self._put_back(behind, str(error))
+
+    def _put_back(self, entries: Sequence[Entry], cause: str) -> None:
+        """Let appends wait for new places, ahead of those that were queued; who must not any more fails."""
+        kept: list[Entry] = []
+        spent: list[Entry] = []
+        for entry in entries:
+            (kept if self._may_wait_anew(entry) else spent).append(entry)
+        self._queue.put_back(kept)
+        text = f"log {self._url}: not in the log when its {self._delivery_timeout_s} s were over: {cause}"
+        self._fail(spent, NotDurableError(text), None)
+
+    def _may_wait_anew(self, entry: Entry) -> bool:
+        """Whether an append that lost its place is given another: until its time is over, and once after that."""
+        had_last_try = entry.last_try
+        entry.last_try = self.until_s([entry]) <= self._runtime.monotonic_s()
+        # Halted, the writer refuses it anyway, and says why.
+        return not had_last_try or self.halt.failure is not None
 
     def _give_new_places(self, displaced: Displaced, began_s: float) -> None:
         kept: list[Entry] = []
@@ -181,8 +202,10 @@ class Settling:
             entry.reseals += displaced.contended
             entry.rebases += not displaced.contended
             # One with a condition fails by that, or lands where it wants to.
-            contended = entry.expect_next is None and entry.reseals > self._options.reseals_max
-            if (contended or entry.rebases > self._options.rebases_max) and self.halt.failure is None:
+            conditional = displaced.contended and entry.expect_next is not None
+            too_often = entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max
+            over = too_often or not self._may_wait_anew(entry)
+            if over and not conditional and self.halt.failure is None:
                 times = entry.reseals + entry.rebases
                 text = f"log {self._url}: records lost their place {times} times: {displaced.cause}"
                 self._fail([entry], ContentionError(text), None)

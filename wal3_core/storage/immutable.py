@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.storage.object_store import Buffer, Done, ObjectStore, Unknown
+from wal3_core.storage.object_store import Buffer, Done, ObjectStore, PutOutcome, Unknown
 from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def write_immutable(
     for attempt in attempts(for_store(retry, store), runtime):
         if attempt > 1:
             retried()
-        outcome = store.create(path, data)
+        outcome = _create(store, path, data)
         if isinstance(outcome, Done):
             return
         if isinstance(outcome, Unknown):
@@ -51,6 +51,16 @@ def write_immutable(
             raise UnavailableError(message)
     message = f"{store.url}/{path}: not written in {attempt} tries: {cause}"
     raise UnavailableError(message)
+
+
+def _create(store: ObjectStore, path: str, data: Buffer) -> PutOutcome:
+    try:
+        return store.create(path, data)
+    except StoreDeniedError:
+        raise
+    except UnavailableError as error:
+        # It was not even sent, for want of a lock or a file descriptor: no reason to give up what has time left.
+        return Unknown(str(error))
 
 
 def _read(store: ObjectStore, path: str, length: int) -> bytes | None:
