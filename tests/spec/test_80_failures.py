@@ -411,3 +411,36 @@ def test_displaced_writer_is_told_when_new_places_are_not_wanted(memory_store: M
         assert old.append(b"old 3").offset == 3
 
     assert bodies(memory_store) == [b"old 1", b"new 1", b"old 3"]
+
+
+class Unencodable(ThreadRuntime):
+    """A process on a host whose name no document can hold."""
+
+    def process_name(self) -> str:
+        return "h\udcff"
+
+
+def test_append_that_fails_before_anything_was_sent_is_not_durable(faulty: FaultyStore) -> None:
+    with (
+        Unencodable() as runtime,
+        LogWriter.open(faulty, "a", options=OPTIONS, runtime=runtime) as writer,
+        pytest.raises(NotDurableError, match="half of a surrogate pair"),
+    ):
+        writer.append(b"never")
+
+    assert bodies(faulty.inner) == []
+
+
+@pytest.mark.parametrize(("kind", "error"), [("head", NotDurableError), ("replace", UnknownDurabilityError)])
+def test_append_is_of_unknown_outcome_only_once_its_commit_was_sent(
+    faulty: FaultyStore, kind: str, error: type[Exception]
+) -> None:
+    """What a store raises that no store should is a defect, of which nobody knows how far it came."""
+
+    def before(asked: str, _path: str) -> None:
+        if asked == kind:
+            raise ZeroDivisionError
+
+    faulty.before = before
+    with LogWriter.open(faulty, "a", options=OPTIONS) as writer, pytest.raises(error, match="ZeroDivisionError"):
+        writer.append(b"x")

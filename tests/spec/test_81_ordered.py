@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,3 +157,21 @@ def test_refused_submit_was_never_submitted_and_halts_nothing(faulty: FaultyStor
 def test_writer_that_is_not_ordered_is_not_resumed(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a") as writer, pytest.raises(InvalidRequestError, match="ordered"):
         writer.resume()
+
+
+def test_resume_of_a_writer_that_is_not_halted_counts_what_is_on_its_way(faulty: FaultyStore) -> None:
+    """It told of no appends, and that none would be in the log, before three of them were."""
+    gate = threading.Event()
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with ordered(faulty, WriterOptions()) as writer:
+        futures = [writer.submit(b"%d" % number) for number in range(3)]
+        with ThreadPoolExecutor() as threads:
+            resuming = threads.submit(writer.resume)
+            with pytest.raises(TimeoutError):
+                resuming.result(0.2)
+            gate.set()
+            resumed = resuming.result(30)
+
+        assert (resumed.appends, resumed.next_offset, resumed.failure) == (3, 4, None)
+        assert [future.result(0).offset for future in futures] == [1, 2, 3]
+        assert writer.resume().appends == 0

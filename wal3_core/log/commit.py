@@ -157,18 +157,22 @@ class Committer:
                 unresolved = cause
             if isinstance(current, Installed) and current.etag != base.etag:
                 return _Moved(current, ambiguous=bool(unresolved))
-            if isinstance(current, LogError) and hopeless(current):
-                return Lost(unresolved) if unresolved else Failed(str(current), current)
+            if isinstance(current, Exception) and hopeless(current):
+                return Lost(unresolved) if unresolved else Failed(_cause(current), current)
         return Lost(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
 
     def _try(
         self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
-    ) -> tuple[InstallOutcome | UnavailableError, Installed | LogError | None]:
+    ) -> tuple[InstallOutcome | Exception, Installed | Exception | None]:
         """Send one CAS; unless it was done, say also what the manifest is now, or why there is no telling."""
-        changed = base.manifest.apply_fragments(incarnation.entry, fragments)
+        try:
+            changed = base.manifest.apply_fragments(incarnation.entry, fragments)
+            prepared = self._manifests.prepare(self._amend(changed), base)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing was sent
+            return error, error
         outcome: InstallOutcome | UnavailableError
         try:
-            outcome = self._manifests.install(self._amend(changed), base)
+            outcome = self._manifests.send(prepared, base)
         except UnavailableError as error:
             # Certainly not applied.
             outcome = error
@@ -182,14 +186,16 @@ class Committer:
             return outcome, error
 
 
-def _cause(outcome: Refused | Unknown | UnavailableError) -> str:
+def _cause(outcome: Refused | Unknown | Exception) -> str:
     match outcome:
         case Refused():
             return "conflicts"
         case Unknown(cause):
             return cause
-        case UnavailableError():
+        case LogError():
             return str(outcome)
+        case _:
+            return f"{type(outcome).__name__}: {outcome}"
 
 
 def hopeless(found: BaseException | None) -> bool:

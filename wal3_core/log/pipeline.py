@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError, OverloadedError
 from wal3_core.log.batch import BatchQueue, Entry
-from wal3_core.log.commit import CommitResult, Committed, Committer, Lost
+from wal3_core.log.commit import CommitResult, Committed, Committer, Displaced, Failed, Lost
 from wal3_core.log.halt import Resumed, Settler
 from wal3_core.log.log_clock import LogClock
 from wal3_core.log.outcomes import tell
@@ -30,9 +30,10 @@ from wal3_core.storage.retry import for_store, until_answered, within
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from wal3_core.log.flight import Flight
+    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Durability
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
@@ -136,13 +137,16 @@ class Pipeline:
         )
 
     def resume(self) -> Resumed:
-        """Let a halted ordered writer go on; UnavailableError while there is no telling what became of its appends."""
+        """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
         self._runtime.check_process()
         halt = self._settling.halt
         if not halt.ordered:
             message = f"log {self._url}: expected an ordered writer to resume, found one that is not"
             raise InvalidRequestError(message)
         while True:
+            if halt.failure is None:
+                # What is on its way may yet be durable, or halt the writer: it is to be counted now, and not later.
+                self.flush()
             unsettled = halt.unsettled
             verdict: Durability | None = None
             if unsettled is not None:
@@ -150,7 +154,8 @@ class Pipeline:
                 verdict = settler.settle(unsettled, self._retry)
             with self._lock:
                 # Another caller may have resumed it meanwhile, and it may have halted again.
-                if halt.unsettled is unsettled:
+                under_way = halt.failure is None and (self._flights or self._queue or self._inbox)
+                if halt.unsettled is unsettled and not under_way:
                     return halt.resume(verdict)
 
     def stats(self) -> WriterStats:
@@ -360,11 +365,12 @@ class Pipeline:
         pointers = [flight.pointer for flight in ready if flight.pointer is not None]
         began_s = self._runtime.monotonic_s()
         until_s = self._settling.until_s(chain.from_iterable(flight.entries for flight in ready))
+        result: CommitResult
         try:
-            left_s = until_s - self._runtime.monotonic_s()
-            refused = self._clock.look(base, pointers, within(self._options.retry, left_s))
-            result: CommitResult = refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)
+            refused = self._look_at_time(base, pointers, until_s)
+            result = refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            # It came behind a CAS that was sent: what comes before one is a result.
             result = Lost(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
         with self._lock:
@@ -376,6 +382,16 @@ class Pipeline:
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
         self._go_on(tasks, outcomes)
+
+    def _look_at_time(
+        self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float
+    ) -> Displaced | Failed | None:
+        """Say why fragments must not be committed with the time they have; nothing was sent when that fails."""
+        try:
+            left_s = until_s - self._runtime.monotonic_s()
+            return self._clock.look(base, fragments, within(self._options.retry, left_s))
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+            return Failed(f"{type(error).__name__}: {error}", error)
 
     def _recover(self) -> None:
         """Load the manifest anew: its state was lost track of, or an append's condition has to be looked at."""

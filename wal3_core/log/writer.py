@@ -170,7 +170,8 @@ class LogWriter:
 
         An outcome that was unknown is found out: from the manifest, which is written once more so that
         nothing under way can be applied later. Raises UnavailableError while the store does not answer, and
-        UnknownDurabilityError when the log can not tell any more; the writer stays halted then.
+        UnknownDurabilityError when the log can not tell any more; the writer stays halted then. Of a writer that
+        is not halted it blocks, as ``flush`` does, until nothing is on its way, and counts that, too.
         """
         return self._pipeline.resume()
 

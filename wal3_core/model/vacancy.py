@@ -30,8 +30,8 @@ class Vacancy:
     """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a name that is kept, nobody's.
 
     ``source`` says what is copied, ``pin`` which of its pins keeps it meanwhile, and ``terms`` all else that must be
-    the same for another call to go on with it. A name that is kept is the successor's of the log ``source``, whose id is
-    the ``terms``.
+    the same for another call to go on with it. A name that is kept is the successor's of the log ``source``, whose id
+    is the ``terms``.
     """
 
     kind: VacancyKind

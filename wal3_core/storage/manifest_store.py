@@ -48,6 +48,14 @@ class Installed:
     etag: Etag
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A manifest to be installed, and the bytes that are sent."""
+
+    manifest: Manifest
+    data: bytes
+
+
 InstallOutcome = Installed | Refused | Unknown
 # What stands in a name's manifest: a log, or that there is none.
 Entry = Manifest | Vacancy
@@ -141,6 +149,10 @@ class ManifestStore:
 
         InvalidRequestError, and nothing written, for one that breaks an invariant or could not be read back.
         """
+        return self.send(self.prepare(changed, witness), witness)
+
+    def prepare(self, changed: Manifest, witness: Installed) -> Prepared:
+        """Make what ``send`` sends; errors as ``install``, and nothing was sent."""
         assert changed.log_id == witness.manifest.log_id
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
         data = encoded(changed, self.what)
@@ -149,8 +161,12 @@ class ManifestStore:
             message = f"{self.what}: expected less than {BYTES_MAX} bytes: let snapshots be written (see snapshot/)"
             raise StoreDeniedError(message)
         check_readable(data, changed, _read, self.what)
-        outcome = self._store.replace(MANIFEST, data, witness.etag)
-        return Installed(changed, outcome.etag) if isinstance(outcome, Done) else outcome
+        return Prepared(changed, data)
+
+    def send(self, prepared: Prepared, witness: Installed) -> InstallOutcome:
+        """Swap a manifest in that was prepared for this witness, if the store still holds it."""
+        outcome = self._store.replace(MANIFEST, prepared.data, witness.etag)
+        return Installed(prepared.manifest, outcome.etag) if isinstance(outcome, Done) else outcome
 
     def change(
         self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = _REBASES_MAX
