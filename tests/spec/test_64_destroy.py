@@ -25,13 +25,11 @@ from wal3_core import (
     copy,
     destroy,
     list_logs,
-    pinned_records,
     plan_destroy,
     scrub,
     seal,
 )
 from wal3_core.log.collector import Collector
-from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST, fragment_path, life_folder
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.vacancy import Vacancy
@@ -42,8 +40,6 @@ from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
@@ -239,81 +235,6 @@ def test_unknown_object_that_appears_meanwhile_stops_it(memory_store: MemoryStor
         destroy(store, "a")
 
     assert inside.read("log/notes.txt") == b"somebody's"
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemoryStore, *, late: bool) -> None:
-    fill(memory_store, "a", 3)
-    store = FaultyStore(memory_store)
-
-    def pin(kind: str, _path: str) -> None:
-        if kind == "replace":
-            store.before = lambda _kind, _path: None
-            PinStore(memory_store, "a").create("audit", reason="a test")
-
-    if late:
-        store.before = pin
-    else:
-        PinStore(memory_store, "a").create("audit", reason="a test")
-    with pytest.raises(InvalidRequestError, match="expected no pins, found audit"):
-        destroy(store, "a")
-
-    assert len(list(LogReader.open(memory_store, "a").records())) == 3
-    destroy(memory_store, "a", also_pinned=True)
-    assert remains(memory_store, "a") == []
-
-
-def test_log_that_a_pin_kept_from_being_destroyed_is_as_it_was(memory_store: MemoryStore) -> None:
-    """It was left sealed and announced: nothing could be appended to it any more, pinned or copied."""
-    fill(memory_store, "a", 3)
-    store = FaultyStore(memory_store)
-
-    def pin(kind: str, _path: str) -> None:
-        if kind == "replace":
-            store.before = lambda _kind, _path: None
-            PinStore(memory_store, "a").create("audit", reason="a test")
-
-    with LogWriter.open(memory_store, "a", options=FEW) as writer:
-        store.before = pin
-        with pytest.raises(InvalidRequestError, match="expected no pins, found audit: remove them"):
-            destroy(store, "a")
-
-        manifest = LogReader.open(memory_store, "a").manifest()
-        assert (manifest.seal, manifest.destroying) == (None, False)
-        writer.append(b"still open")
-    PinStore(memory_store, "a").create("another", reason="a test")
-    assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b")).num_records == 4
-
-
-def test_pin_that_was_made_while_another_call_took_its_announcement_back_is_not_destroyed(
-    memory_store: MemoryStore,
-) -> None:
-    """One call is about to make the name vacant; another withdraws, a pin is made, a third announces again."""
-    fill(memory_store, "a", 3)
-    store = FaultyStore(memory_store)
-    names = ManifestStore(log_store(memory_store, "a"), shared_runtime())
-
-    def change(change: Callable[[Manifest], Manifest]) -> None:
-        seen = names.look()
-        assert seen is not None
-        assert isinstance(seen.document, Manifest)
-        assert names.swap(change(seen.document), seen) is not None
-
-    def meet(kind: str, path: str) -> None:
-        if kind == "replace" and path == f"a/{MANIFEST}" and LogReader.open(memory_store, "a").manifest().seal:
-            store.before = lambda _kind, _path: None
-            change(Manifest.withdraw_destroy)
-            PinStore(memory_store, "a").create("audit", reason="a test")
-            change(Manifest.announce_destroy)
-
-    store.before = meet
-    expected = "expected no pins, found audit.*sealed as being destroyed: a copy of it is open"
-    with pytest.raises(InvalidRequestError, match=expected):
-        destroy(store, "a")
-
-    assert len(list(pinned_records(memory_store, "a", "audit"))) == 3
-    assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b")).num_records == 3
-    fill(memory_store, "b", 1)
 
 
 def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) -> None:
