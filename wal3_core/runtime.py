@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.arguments import with_methods
-from wal3_core.errors import ClosedError
-from wal3_core.workers import COMMON, Share, Workers
+from wal3_core.errors import ClosedError, InvalidRequestError
+from wal3_core.workers import COMMON, OwnedLock, Share, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +44,8 @@ WORKERS_MAX = 32
 US_PER_S = 1_000_000
 # Topics of followers that are reading just then; whoever comes back to one that went asks its store once more.
 _TOPICS_KEPT_MAX = 1000
+# States of a Future.
+_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})
 
 
 class Lock(Protocol):
@@ -53,6 +55,9 @@ class Lock(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+    def owned(self) -> bool:
+        """Whether this thread holds it, and would wait for itself."""
+        ...
 
 
 class Timer(Protocol):
@@ -91,7 +96,10 @@ class Runtime(Protocol):
         ...
 
     def check_process(self) -> None:
-        """Raise ClosedError in a process forked from the one this runtime was made in: its workers stayed there."""
+        """Raise ClosedError in a process forked from the one this runtime was made in: its workers stayed there.
+
+        InvalidRequestError where the call comes in the middle of what this thread does for the runtime.
+        """
         ...
 
     def lock(self) -> Lock:
@@ -186,38 +194,58 @@ class _TimerThread:
 
 
 class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
-    """A Condition as a Future wants one, that is entered and left in one step."""
+    """What a Future has a Condition for, but that nobody waits under it: it is entered and left in one step."""
 
     def __init__(self) -> None:
-        self._waiters: deque[_thread.LockType] = deque()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Let go of the lock until notified or ``timeout`` seconds have passed; it is held again in any case."""
-        waiter = _thread.allocate_lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        try:
-            self.release()
-            return waiter.acquire(True, -1 if timeout is None else max(timeout, 0))  # noqa: FBT003 - takes no keywords
-        finally:
-            if not self._is_owned():  # type: ignore[attr-defined]
-                # As threading.Condition does: unlike acquire, this can not be interrupted.
-                self._acquire_restore((1, _thread.get_ident()))  # type: ignore[attr-defined]
-            with contextlib.suppress(ValueError):
-                self._waiters.remove(waiter)
+        self.waiters: deque[_thread.LockType] = deque()
 
     def notify_all(self) -> None:
         """Wake everyone who waits."""
-        while self._waiters:
-            self._waiters.popleft().release()
+        while self.waiters:
+            self.waiters.popleft().release()
 
 
 class Outcome(Future[T]):
-    """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs."""
+    """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs.
+
+    Who waits holds no lock meanwhile, so a signal's handler that comes then may wait for the same, or for others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition = _Gate()  # type: ignore[assignment]
+        self._condition: _Gate = _Gate()  # type: ignore[assignment]
+        self._state: str
+
+    def done(self) -> bool:
+        """Whether it has its outcome, which it is given in one step."""
+        return self._state in _ENDED
+
+    def result(self, timeout: float | None = None) -> T:
+        """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def _await(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        waiters = self._condition.waiters
+        waiters.append(waiter)
+        try:
+            # Looked at behind the append: it was set before, or whoever sets it finds the waiter.
+            if not self.done():
+                waiter.acquire(True, -1 if timeout is None else max(timeout, 0))  # noqa: FBT003 - takes no keywords
+        finally:
+            with contextlib.suppress(ValueError):
+                waiters.remove(waiter)
+        if not self.done():
+            raise TimeoutError
 
 
 class _Topic:
@@ -271,14 +299,16 @@ class ThreadRuntime:
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def check_process(self) -> None:
-        """Raise ClosedError in a forked child."""
+        """Raise ClosedError in a forked child, InvalidRequestError in the middle of the runtime's own work."""
         if os.getpid() != self._process:
             message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
             raise ClosedError(message)
+        if self._workers.lock.owned():
+            raise reentered("this process's workers")
 
     def lock(self) -> Lock:
         """Make a lock."""
-        return threading.Lock()
+        return OwnedLock()
 
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
         """Run a task on the workers; here and now when there are none, as at the interpreter's exit."""
@@ -357,6 +387,14 @@ class ThreadRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def reentered(what: str) -> InvalidRequestError:
+    """Say that a call came in the middle of another one, which its own thread can not finish first."""
+    return InvalidRequestError(
+        f"{what}: expected no call from a signal's handler or a __del__ in the middle of another call of the same"
+        f" thread: nothing was done; let it note what is to be done, and do that later"
+    )
 
 
 def ahead(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import sys
-import threading
 from collections import deque
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -159,13 +158,21 @@ class TaskQueue:
             store.busy[name] = log
 
 
+class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
+    """A lock that knows whose it is: a signal's handler, or a ``__del__``, may come while its own thread holds it."""
+
+    def owned(self) -> bool:
+        """Whether this thread holds it."""
+        return self._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
 class Workers:
     """Threads that run tasks, begun as they are needed."""
 
     def __init__(self, count_max: int, run: Callable[[Task], None]) -> None:
         self._caps = Caps.of(count_max)
         self._run = run
-        self._lock = threading.Lock()
+        self.lock = OwnedLock()
         self._inbox: deque[tuple[Share, Task]] = deque()
         self._queue = TaskQueue(self._caps)
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -175,7 +182,7 @@ class Workers:
 
     def spawn(self, task: Task, share: Share) -> bool:
         """Queue a task; False when nobody would run it: after the end, or where no thread can be had."""
-        with self._lock:
+        with self.lock:
             if self._closing:
                 return False
             if not self._begun:
@@ -190,7 +197,7 @@ class Workers:
 
     def close(self) -> None:
         """Run what is queued, and end the threads."""
-        with self._lock:
+        with self.lock:
             if self._closing:
                 return
             self._closing = True
@@ -220,14 +227,14 @@ class Workers:
                         sys.excepthook(*sys.exc_info())
                 # What it holds may be large.
                 del task, taken
-                with self._lock:
+                with self.lock:
                     self._queue.finish(share)
         # One tells the other.
         self._wakes.put(None)
         self._ended.put(None)
 
     def _take(self) -> tuple[Share, Task] | None:
-        with self._lock:
+        with self.lock:
             while self._inbox:
                 self._queue.add(*self._inbox.popleft())
             taken = self._queue.take()

@@ -69,6 +69,11 @@ class Simulation:
         return self._trace.hexdigest()
 
     @property
+    def current(self) -> Task | None:
+        """The task that runs."""
+        return self._current
+
+    @property
     def in_task(self) -> bool:
         """Whether there is something that can give way."""
         return self._current is not None
@@ -155,6 +160,10 @@ class SimLock:
         self._process = process
         self._simulation = process.simulation
         self._held = False
+        self._holder: Task | None = None
+
+    def owned(self) -> bool:
+        return self._held and self._holder is not None and self._holder is self._simulation.current
 
     def __enter__(self) -> bool:
         if self._process.dead:
@@ -165,7 +174,7 @@ class SimLock:
                 self._simulation.pause()
             while self._held:
                 self._simulation.block(lambda: not self._held, None)
-        self._held = True
+        self._held, self._holder = True, self._simulation.current
         return True
 
     def __exit__(

@@ -7,13 +7,15 @@ places where that has another handler are left out. Prints how many places there
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import faulthandler
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from wal3_core import LogReader, LogWriter, WriterOptions
+from wal3_core import ClosedError, InvalidRequestError, LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.memory import MemoryStore
 
@@ -57,8 +59,12 @@ class Interrupter:
             if checked and name != "CALL" and handler(frame.f_code, at) == handler(frame.f_code, frame.f_lasti):
                 self.left -= 1
                 if self.left == 0:
-                    raise KeyboardInterrupt
+                    self.come()
         return self.trace
+
+    def come(self) -> None:
+        """Do what comes at that place."""
+        raise KeyboardInterrupt
 
     def interrupts(self, action: Callable[[], object]) -> bool:
         """Whether the action was interrupted; False when it has fewer places."""
@@ -75,6 +81,18 @@ class Interrupter:
         finally:
             sys.settrace(None)
         return False
+
+
+class Caller(Interrupter):
+    """Makes a call at the n-th place, as a signal's handler does; it may be refused there."""
+
+    def __init__(self, number: int, call: Callable[[], object]) -> None:
+        super().__init__(number)
+        self._call = call
+
+    def come(self) -> None:
+        with contextlib.suppress(InvalidRequestError):
+            self._call()
 
 
 def answered(action: Callable[[], object]) -> None:
@@ -151,13 +169,38 @@ def survives(kind: str, number: int) -> bool:
     return interrupted
 
 
+def goes_on(handled: str, number: int) -> bool:
+    """Have a handler call a writer at the n-th place of an append; False when there is no such place."""
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = HeldStore(runtime)
+        options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
+        writer = LogWriter.open_or_initialize(store, "a", runtime=runtime, options=options)
+        calls: dict[str, Callable[[], object]] = {
+            "stats": writer.stats,
+            "submit": lambda: writer.submit(b"handler"),
+            "append": lambda: writer.append(b"handler"),
+            "flush": writer.flush,
+            "close": writer.close,
+        }
+        caller = Caller(number, calls[handled])
+        with contextlib.suppress(ClosedError):
+            caller.interrupts(lambda: append_and_wait(writer))
+        answered(writer.close)
+        bodies = [record.body for record in LogReader.open(store, "a", runtime=runtime).records()]
+        assert handled == "close" or bodies.count(b"interrupted") == 1, f"{handled} {number}: {bodies}"
+    return caller.left <= 0
+
+
 def main(kind: str, every: int) -> None:
+    handled = kind.removeprefix("handler:")
     for number in range(1, PLACES_MAX, every):
-        if not survives(kind, number):
+        if not (survives(kind, number) if handled == kind else goes_on(handled, number)):
             print(number - 1)
             return
     raise AssertionError("expected an end")
 
 
 if __name__ == "__main__":
+    # What hangs says where.
+    faulthandler.dump_traceback_later(ANSWER_S_MAX * 3, repeat=True)
     main(sys.argv[1], int(sys.argv[2]))

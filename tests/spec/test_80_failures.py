@@ -13,9 +13,12 @@ import pytest
 from tests.stores import Fault, FaultyStore, life_store
 from wal3_core import (
     ContentionError,
+    InvalidRequestError,
+    LogError,
     LogReader,
     LogWriter,
     NotDurableError,
+    OverloadedError,
     UnknownDurabilityError,
     WriterOptions,
     scrub,
@@ -411,6 +414,52 @@ def test_displaced_writer_is_told_when_new_places_are_not_wanted(memory_store: M
         assert old.append(b"old 3").offset == 3
 
     assert bodies(memory_store) == [b"old 1", b"new 1", b"old 3"]
+
+
+@pytest.mark.parametrize("call", ["flush", "close", "resume"])
+def test_call_in_a_callback_that_waits_for_what_its_thread_has_yet_to_tell_is_refused(
+    faulty: FaultyStore, call: str
+) -> None:
+    """It waited for ever, and so did whoever waited for the other appends of the batch."""
+    gate, refused = threading.Event(), []
+    faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
+    with LogWriter.open(faulty, "a", ordered=True) as writer:
+        writer.submit(b"first")
+        futures = [writer.submit(b"%d" % number) for number in range(2)]
+
+        def wait(_: object) -> None:
+            with pytest.raises(InvalidRequestError, match="in a callback"):
+                getattr(writer, call)()
+            refused.append(call)
+
+        futures[0].add_done_callback(wait)
+        gate.set()
+        assert [future.result(30).offset for future in futures] == [2, 3]
+
+    assert refused == [call]
+
+
+def test_call_in_the_middle_of_a_step_of_the_writer_is_refused_where_it_would_wait_for_that(
+    faulty: FaultyStore,
+) -> None:
+    """As from a ``__del__``, which comes whenever memory is collected."""
+    refused: list[BaseException] = []
+
+    def before(kind: str, path: str) -> None:
+        if kind == "create" and "/log/" in path:
+            faulty.before = lambda _kind, _path: None
+            for call in (writer.flush, writer.close, lambda: writer.append(b"1"), lambda: writer.submit(b"1")):
+                try:
+                    call()
+                except LogError as error:
+                    refused.append(error)
+
+    faulty.before = before
+    with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
+        assert writer.submit(b"x").result(30).offset == 1
+
+    assert [type(error) for error in refused] == [InvalidRequestError] * 3 + [OverloadedError]
+    assert bodies(faulty.inner) == [b"x"]
 
 
 class Unencodable(ThreadRuntime):

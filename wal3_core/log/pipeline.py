@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from contextvars import ContextVar
+from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ from wal3_core.log.settling import Settling, Underway
 from wal3_core.log.snapshotter import Snapshotter
 from wal3_core.log.stats import Meter, WriterStats
 from wal3_core.log.tail import Tail
-from wal3_core.runtime import Outcome
+from wal3_core.runtime import Outcome, reentered
 from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import for_store, until_answered, within
 from wal3_core.storage.snapshot_store import SnapshotStore
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.manifest_store import Installed, ManifestStore
+
+
+# What this thread does for a writer: its pipeline while it takes a step, the pipeline's outcomes while it tells them.
+_DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
 
 
 class Pipeline:
@@ -60,7 +66,7 @@ class Pipeline:
         self._retry = for_store(options.retry, manifests)
         self._manifests = manifests
         self._snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._snapshotter = Snapshotter(self._snapshots, runtime, options, self._share, self._advance)
+        self._snapshotter = Snapshotter(self._snapshots, runtime, options, self._share, self._drive_on)
         self._meter = Meter(runtime)
         self._committer = Committer(
             self._manifests, runtime, options, amend=self._snapshotter.amend, retried=self._meter.retried
@@ -73,6 +79,8 @@ class Pipeline:
         self._committing = False
         self._recovering = False
         self._woken = False
+        # By whom, but no worker was asked yet.
+        self._waking: deque[None] = deque()
         self._closed = False
         # In bytes since the writer was opened: taken from the inbox, to be cut without waiting.
         self._bytes_admitted = 0
@@ -89,7 +97,7 @@ class Pipeline:
 
     def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
         """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""
-        self._runtime.check_process()
+        self._check_reentry()
         try:
             self._accept(entry, at_once=timeout_s is not None and timeout_s <= 0)
             self._wake()
@@ -98,7 +106,7 @@ class Pipeline:
             raise
         except BaseException:
             # An interrupt may have come between the two, and a queued append wants somebody to drive it.
-            self._runtime.spawn(self._advance, share=self._share)
+            self._runtime.spawn(self._drive_on, share=self._share)
             raise
         if entry.admitted is not None:
             self._await_room(entry, entry.admitted, timeout_s)
@@ -108,7 +116,7 @@ class Pipeline:
             self._check_open()
             held = self._bytes_accepted() - self._outcomes.bytes_released
             if held and held + entry.bytes_held > self._options.bytes_held_max:
-                if at_once:
+                if at_once or _DOING.get() is self:
                     raise self._overloaded(held)
                 entry.admitted = Outcome()
             entry.bytes_accepted = self._bytes_accepted() + entry.bytes_held
@@ -138,7 +146,7 @@ class Pipeline:
 
     def resume(self) -> Resumed:
         """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
-        self._runtime.check_process()
+        self._check_flushed_here()
         halt = self._settling.halt
         if not halt.ordered:
             message = f"log {self._url}: expected an ordered writer to resume, found one that is not"
@@ -185,14 +193,14 @@ class Pipeline:
 
     def close(self) -> None:
         """Take no more appends, and block until those queued have their outcome."""
-        self._runtime.check_process()
+        self._check_flushed_here()
         with self._lock:
             self._closed = True
         self.flush()
 
     def flush(self) -> None:
         """Block until everything queued so far has its outcome, without waiting for fuller batches."""
-        self._runtime.check_process()
+        self._check_flushed_here()
         with self._lock:
             waited_for = self._outcomes.futures()
             waited_for += [entry.future for flight in self._flights for entry in flight.entries]
@@ -203,6 +211,26 @@ class Pipeline:
         for future in waited_for:
             with contextlib.suppress(LogError):
                 self._runtime.wait(future)
+
+    def check_awaited_here(self) -> None:
+        """Refuse to wait for an append where it would wait for itself, as in a ``__del__`` that comes in a step."""
+        self._check_reentry()
+        if _DOING.get() is self:
+            raise reentered(f"log {self._url}")
+
+    def _check_flushed_here(self) -> None:
+        self.check_awaited_here()
+        if _DOING.get() is self._outcomes:
+            message = (
+                f"log {self._url}: expected no call that waits for all appends in a callback of one of them, whose"
+                f" thread has others yet to tell of: nothing was done; make that call in another thread"
+            )
+            raise InvalidRequestError(message)
+
+    def _check_reentry(self) -> None:
+        self._runtime.check_process()
+        if self._lock.owned():
+            raise reentered(f"log {self._url}")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -217,14 +245,20 @@ class Pipeline:
 
     def _wake(self) -> None:
         """Have a worker look at the inbox; one that was asked to and has not begun yet will do."""
+        if self._woken and not self._waking:
+            return
         try:
-            if not self._woken:
-                self._woken = True
-                self._runtime.spawn(self._advance, share=self._share)
+            # Whoever comes in between, in a signal's handler that the worker is to wait for, asks for himself.
+            self._waking.append(None)
+            self._woken = True
+            self._runtime.spawn(self._drive_on, share=self._share)
         except BaseException:
             # Nobody would be woken any more if the interrupt came between the two.
-            self._runtime.spawn(self._advance, share=self._share)
+            self._runtime.spawn(self._drive_on, share=self._share)
             raise
+        finally:
+            with contextlib.suppress(IndexError):
+                self._waking.pop()
 
     # ------------------------------------------------------------------ steps, under the lock
 
@@ -253,8 +287,12 @@ class Pipeline:
     def _go_on(self, tasks: Iterable[Callable[[], None]], outcomes: Iterable[Callable[[], None]]) -> None:
         # Tasks first: an outcome's callbacks are the callers' code, and may take their time.
         for task in tasks:
-            self._runtime.spawn(task, share=self._share)
-        tell(outcomes)
+            self._runtime.spawn(partial(self._drive, task), share=self._share)
+        doing = _DOING.set(self._outcomes)
+        try:
+            tell(outcomes)
+        finally:
+            _DOING.reset(doing)
 
     def _admit(self) -> None:
         """Let in from the inbox what there is room for; all of it when the writer takes nothing, to be refused."""
@@ -319,7 +357,21 @@ class Pipeline:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_due_s = self._runtime.call_later(wait_s, self._on_timer, share=self._share), due_s
+        self._timer, self._timer_due_s = (
+            self._runtime.call_later(wait_s, partial(self._drive, self._on_timer), share=self._share),
+            due_s,
+        )
+
+    def _drive(self, step: Callable[[], None]) -> None:
+        """Take a step in a worker's thread, which must not wait for itself in what it comes to call."""
+        doing = _DOING.set(self)
+        try:
+            step()
+        finally:
+            _DOING.reset(doing)
+
+    def _drive_on(self) -> None:
+        self._drive(self._advance)
 
     def _advance(self) -> None:
         """Take the steps that somebody asked for."""

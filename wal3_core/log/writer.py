@@ -47,6 +47,11 @@ class LogWriter:
     Any number of writers may have a log open; when two append at once, one of them is given new
     places for its records, or told that they are not in the log. An open writer without appends
     makes no requests and has no thread.
+
+    A call from a signal's handler or a ``__del__`` that comes in the middle of another call, and could only
+    wait for that one, raises InvalidRequestError and does nothing; ``stats`` never does. In a callback of an
+    append's future ``flush``, ``close`` and ``resume`` raise it, too: they would wait for what that thread
+    has yet to tell.
     """
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
@@ -118,6 +123,7 @@ class LogWriter:
         the record is not in the log and never will be, UnknownDurabilityError when there is no telling,
         InvalidRequestError when it can not be a record.
         """
+        self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
 
     @checked(records=several, expect_next=optional(integer))
@@ -126,6 +132,7 @@ class LogWriter:
 
         Errors as ``append``; ``expect_next`` is of the first record.
         """
+        self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
 
     @checked(**_APPENDING)
