@@ -18,6 +18,7 @@ from wal3_core.cli.program import cli
 
 if TYPE_CHECKING:
     from io import BufferedWriter
+    from typing import IO
 
 PROGRAM = Path(sys.executable).parent / "wal3"
 
@@ -28,7 +29,7 @@ class Command:
 
     url: str
 
-    def __call__(self, *arguments: str, stdin: bytes | str | None = None) -> Result:
+    def __call__(self, *arguments: str, stdin: bytes | str | IO[bytes] | None = None) -> Result:
         return CliRunner().invoke(cli, ["--store", self.url, *arguments], input=stdin, catch_exceptions=False)
 
     def ok(self, *arguments: str, stdin: bytes | str | None = None) -> bytes:
@@ -49,11 +50,15 @@ class Process:
     url: str
 
     def start(
-        self, *arguments: str, stdout: int | BufferedWriter = subprocess.PIPE, background: bool = False
+        self,
+        *arguments: str,
+        stdin: int = subprocess.PIPE,
+        stdout: int | BufferedWriter = subprocess.PIPE,
+        background: bool = False,
     ) -> Program:
         return Program(
             [PROGRAM, "--store", self.url, *arguments],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": ""},

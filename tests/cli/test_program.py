@@ -135,7 +135,12 @@ def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigte
     assert process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}
 
 
-def test_slow_input_is_appended_as_it_comes_and_interrupting_tells_how_much(wal3_process: Process) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code", "told"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+)
+def test_slow_input_is_appended_as_it_comes_and_a_signal_ends_that_and_tells_how_much(
+    wal3_process: Process, number: signal.Signals, exit_code: int, told: bytes
+) -> None:
     wal3_process("init", "events")
 
     with (
@@ -148,36 +153,13 @@ def test_slow_input_is_appended_as_it_comes_and_interrupting_tells_how_much(wal3
         process.stdin.write(b"first\nsecond\n")
         process.stdin.flush()
         seen = [json.loads(follower.stdout.readline())["body"] for _ in range(2)]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         complaint = process.stderr.read()
         follower.send_signal(signal.SIGINT)
 
     assert seen == ["first", "second"]
-    assert (process.returncode, complaint) == (
-        130,
-        b"Error: 2 records appended (offsets 1 to 2); interrupted; lines 1 to 2 are in the log\n",
-    )
-
-
-def test_sigterm_ends_an_append_as_ctrl_c_does_and_says_what_is_in(wal3_process: Process) -> None:
-    wal3_process("init", "events")
-
-    with (
-        wal3_process.start("append", "--raw", "events") as process,
-        wal3_process.start("tail", "--follow", "events") as follower,
-    ):
-        assert process.stdin is not None
-        assert process.stderr is not None
-        assert follower.stdout is not None
-        process.stdin.write(b"only\n")
-        process.stdin.flush()
-        follower.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        complaint = process.stderr.read()
-        follower.send_signal(signal.SIGINT)
-
-    assert process.returncode == 143
-    assert complaint == b"Error: 1 record appended (offsets 1 to 1); terminated; line 1 is in the log\n"
+    assert process.returncode == exit_code
+    assert complaint == b"Error: 2 records appended (offsets 1 to 2); %b; lines 1 to 2 are in the log\n" % told
 
 
 def test_progress_stays_off_pipes(wal3: Command) -> None:

@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from wal3_core.cli.failures import Failure, InvalidFailure
+from wal3_core.cli.failures import Failure, InvalidFailure, leave
 from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw
 from wal3_core.cli.output import count, print_json, progress
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.stopping import StoppedError, StopSignals
-from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
+from wal3_core.cli.stopping import PAUSE_S, StopSignals
+from wal3_core.errors import (
+    InvalidRequestError,
+    LogError,
+    NotDurableError,
+    OverloadedError,
+    UnknownDurabilityError,
+)
 from wal3_core.log.writer import LogWriter
+from wal3_core.runtime import later, shared_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wal3_core.cli.lines import ByteStream
     from wal3_core.log.halt import Resumed
@@ -67,7 +74,7 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
     Lines go on as they come in, many at a time, and in order: what is in the log is always the beginning
     of the input. At a line that is no record, or can not be appended, it stops, and says which lines are in
     the log. While the store does not answer it tries for two minutes (`wal3 --timeout`). Ctrl-C and SIGTERM
-    end it once what it has read is in the log.
+    end it once what it has read is in the log, a second one at once.
 
     \b
     Examples:
@@ -76,10 +83,9 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
       tail -f access.log                      | wal3 append --raw --create access
       wal3 cat users                          | wal3 --store s3://bucket append --create users
     """  # noqa: D301 - \b keeps click from wrapping what follows
+    stream = _standard_input()
     opened = LogWriter.open_or_initialize if create else LogWriter.open
     writer = opened(session.store(), log, ordered=True)
-    # The binary stream behind stdin has it, though its declared type has not.
-    stream = cast("ByteStream", sys.stdin.buffer)
     with StopSignals() as signals, progress(f"append {log}", None) as advance:
         appending = Appending(writer, signals, lambda done: advance(done, None))
         stopped = appending.run(stream, message_of_raw if raw else message_of_json)
@@ -87,8 +93,20 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
         print_json({"log": log, **appending.to_json()})
     elif stopped is None:
         click.echo(f"{appending.summary} to {log}")
-    if stopped is not None:
-        raise stopped
+    if stopped is None:
+        return
+    if signals.at_once:
+        leave(stopped)
+    raise stopped
+
+
+def _standard_input() -> ByteStream:
+    """Return it without its buffer, which takes nothing yet for the end."""
+    if sys.stdin is None:
+        message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
+        raise InvalidFailure(message)
+    # It has one, though its declared type has not.
+    return cast("ByteStream", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,41 +164,43 @@ class Appending:
         }
 
     def run(self, stream: ByteStream, parse: Parser) -> Failure | None:
-        """Append everything; returns what ended it early, after all that was sent has its outcome."""
-        ended: Failure | None = None
-        try:
-            self._submit_all(stream, parse)
-        except InvalidRequestError as error:
-            ended = InvalidFailure(str(error))
-        except StoppedError:
-            ended = self._signals.failure
-        try:
-            while self._sent:
-                self._settle()
-        except StoppedError:
-            return self._abandoned()
-        if self._failures:
+        """Append everything; returns what ended it early.
+
+        All that was sent has its outcome then, unless a second signal came.
+        """
+        ended = self._submit_all(stream, parse)
+        self._settle(0)
+        if self._sent:
+            ended = self._abandoned()
+        elif self._failures:
             ended = self._failed()
         elif ended is not None and not isinstance(ended, InvalidFailure):
             ended = type(ended)(f"{ended.message}; {self._lines}")
         return None if ended is None else type(ended)(f"{self.summary}; {ended.message}")
 
-    def _submit_all(self, stream: ByteStream, parse: Parser) -> None:
+    def _submit_all(self, stream: ByteStream, parse: Parser) -> Failure | None:
+        """Send all lines, until one fails or a signal comes; returns what ended it early."""
         line = 0
         batches = line_batches(stream)
-        while not self._failures:
+        while not self._failures and not self._signals.stop:
             try:
-                with self._signals.waiting():
-                    lines = next(batches, None)
+                lines = next(batches, None)
             except InvalidRequestError as error:
-                message = f"line {line + 1}: {error}"
-                raise InvalidRequestError(message) from error
+                return InvalidFailure(f"line {line + 1}: {error}")
+            except OSError as error:
+                return Failure(f"standard input: {error}")
             if lines is None:
-                return
+                break
             several = iter(lines)
             while batch := list(islice(several, _BATCH_LINES_MAX)):
-                self._submit(batch, line + 1, parse)
+                try:
+                    self._submit(batch, line + 1, parse)
+                except InvalidRequestError as error:
+                    return InvalidFailure(str(error))
                 line += len(batch)
+            # Also while the input is slow: a line that was refused is told then, and not with the next one.
+            self._settle(_BATCHES_AHEAD)
+        return self._signals.failure if self._signals.stop else None
 
     def _submit(self, lines: list[bytes], first_line: int, parse: Parser) -> None:
         """Parse and send; what comes before a bad line is sent too."""
@@ -199,27 +219,38 @@ class Appending:
             self._send(messages, first_line, number - (bad is not None))
         if bad is not None:
             raise bad
-        while self._sent and (self._sent[0].future.done() or len(self._sent) > _BATCHES_AHEAD):
-            self._settle()
+        self._settle(_BATCHES_AHEAD)
 
     def _send(self, messages: list[Message], first_line: int, last_line: int) -> None:
+        """Send a batch as soon as there is room for it; not after a second signal, nor anything behind it then."""
         num_bytes = sum(len(message.key or b"") + len(message.body or b"") for message in messages)
-        try:
-            future = self._writer.submit_many(messages)
-        except NotDurableError as error:
-            # Halted or sealed: an outcome like the others, behind theirs.
-            future = Future()
-            future.set_exception(error)
-        self._sent.append(_Sent(first_line, last_line, len(messages), num_bytes, future))
-
-    def _settle(self) -> None:
-        try:
-            position = self._sent[0].future.result()
-        except LogError as error:
-            self._failures.append((self._sent.popleft(), error))
+        while not self._signals.at_once:
+            try:
+                future = self._writer.submit_many(messages, timeout_s=PAUSE_S)
+            except OverloadedError:
+                # Not begun: outcomes make room, and signals are looked at in between.
+                continue
+            except NotDurableError as error:
+                # Halted or sealed: an outcome like the others, behind theirs.
+                future = Future()
+                future.set_exception(error)
+            self._sent.append(_Sent(first_line, last_line, len(messages), num_bytes, future))
             return
-        sent = self._sent.popleft()
-        self._count(sent, position.offset + sent.messages)
+
+    def _settle(self, sent_max: int) -> None:
+        """Take the outcomes that are there; wait for more while over ``sent_max`` batches are on their way."""
+        while self._sent:
+            sent = self._sent[0]
+            waits = len(self._sent) > sent_max
+            if not (self._signals.wait(sent.future) if waits else sent.future.done()):
+                return
+            self._sent.popleft()
+            try:
+                position = sent.future.result()
+            except LogError as error:
+                self._failures.append((sent, error))
+            else:
+                self._count(sent, position.offset + sent.messages)
 
     def _count(self, sent: _Sent, next_offset: int) -> None:
         self._appends += 1
@@ -230,13 +261,16 @@ class Appending:
         self._last_offset = next_offset - 1
         self._progress(self._records)
 
-    def _failed(self) -> Failure | None:
+    def _failed(self) -> Failure:
         """Say which lines are in the log, having asked the log where that was unknown."""
         error = self._failures[0][1]
         settled = ""
         if isinstance(error, UnknownDurabilityError):
+            resuming = later(shared_runtime(), self._writer.resume)
+            if not self._signals.wait(resuming):
+                return self._abandoned()
             try:
-                resumed = self._writer.resume()
+                resumed = resuming.result()
             except LogError as why:
                 return self._unknown(error, why)
             settled = " (found out from the log after an unanswered commit)"
@@ -262,12 +296,20 @@ class Appending:
     def _unknown(self, error: LogError, why: LogError) -> Failure:
         unknown = [sent for sent, failure in self._failures if isinstance(failure, UnknownDurabilityError)]
         return Failure(
-            f"{self._lines}; whether lines {unknown[0].first_line} to {unknown[-1].last_line} are is unknown, and no"
-            f" line behind them is: {error}; the log could not be asked: {why};"
+            f"{self._unknown_lines(unknown)}: {error}; the log could not be asked: {why};"
             f" read the log before appending them again"
         )
 
     def _abandoned(self) -> Failure:
-        first, last = self._sent[0].first_line, self._sent[-1].last_line
-        message = f"{self.summary}; {self._lines}; whether lines {first} to {last} are is unknown"
-        return type(self._signals.failure)(f"{message}: stopped while they were under way")
+        """Say what is known of what was sent, without waiting for more."""
+        if self._failures and not isinstance(self._failures[0][1], UnknownDurabilityError):
+            # Nothing behind a line that is not in the log ever will be.
+            return self._failed()
+        unknown = [*(sent for sent, _ in self._failures), *self._sent]
+        return type(self._signals.failure)(f"{self._unknown_lines(unknown)}: stopped while they were under way")
+
+    def _unknown_lines(self, unknown: Sequence[_Sent]) -> str:
+        return (
+            f"{self._lines}; whether lines {unknown[0].first_line} to {unknown[-1].last_line} are is unknown, and no"
+            f" line behind them is"
+        )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
 import click
 
 from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
@@ -34,6 +39,15 @@ class TerminatedFailure(Failure):
     """Ends it as SIGTERM does."""
 
     exit_code = EXIT_TERMINATED
+
+
+def leave(failure: Failure) -> NoReturn:
+    """End the process with a failure, at once: what its workers have under way is not waited for."""
+    failure.show()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(failure.exit_code)
 
 
 def failure(error: LogError) -> Failure:

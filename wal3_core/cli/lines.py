@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import select
 from typing import TYPE_CHECKING, Protocol
 
+from wal3_core.cli.stopping import PAUSE_S
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.record import Message, check_message
 from wal3_core.options import WriterOptions
@@ -32,27 +34,38 @@ _FIELDS = frozenset({"key", "key_b64", "body", "body_b64", "offset", "timestamp_
 
 
 class ByteStream(Protocol):
-    """What lines are read from."""
+    """What lines are read from: a stream without a buffer, or one that never waits."""
 
-    def read1(self, size: int, /) -> bytes:
-        """Return what there is, at most ``size`` bytes, waiting only when there is nothing; empty at the end."""
+    def read(self, size: int, /) -> bytes | None:
+        """Return what there is, at most ``size`` bytes; empty at the end, None where there is nothing yet."""
+        ...
+
+    def fileno(self) -> int:
+        """Name the open file; OSError where the bytes come from none."""
         ...
 
 
 def line_batches(stream: ByteStream) -> Iterator[list[bytes]]:
     """Split a stream into lines, without their newlines, as many at a time as have come in.
 
-    So a slow stream's lines go on at once, and a quick one's in large batches. InvalidRequestError
-    for a line that is longer than any record.
+    So a slow stream's lines go on at once, and a quick one's in large batches. An empty list says that no
+    line has ended: the caller gets to look at other things ten times a second. InvalidRequestError for a
+    line that is longer than any record, OSError where the stream can not be read.
     """
     begun: list[bytes] = []
     begun_bytes = 0
-    while chunk := stream.read1(_CHUNK_BYTES):
+    while True:
+        chunk = stream.read(_CHUNK_BYTES) if _is_readable(stream) else None
+        if chunk is None:
+            yield []
+            continue
+        if not chunk:
+            break
         *whole, rest = chunk.split(b"\n")
         if whole:
             whole[0] = b"".join((*begun, whole[0]))
-            yield whole
             begun, begun_bytes = [], 0
+        yield whole
         begun.append(rest)
         begun_bytes += len(rest)
         if begun_bytes > LINE_BYTES_MAX:
@@ -60,6 +73,15 @@ def line_batches(stream: ByteStream) -> Iterator[list[bytes]]:
             raise InvalidRequestError(message)
     if begun_bytes:
         yield [b"".join(begun)]
+
+
+def _is_readable(stream: ByteStream) -> bool:
+    """Wait a moment for something to read, or the end."""
+    try:
+        file = stream.fileno()
+    except OSError:
+        return True
+    return bool(select.select([file], [], [], PAUSE_S)[0])
 
 
 def message_of_raw(line: bytes) -> Message:

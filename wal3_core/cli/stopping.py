@@ -1,23 +1,23 @@
-"""Ctrl-C and SIGTERM as a command that writes takes them: at once while it waits for input, else between two steps."""
+"""Ctrl-C and SIGTERM as a command that writes takes them: noted when they come, and looked at between two steps.
+
+Nothing is raised where they come: what a step has handed over would not be known then. So no step waits
+longer than ``PAUSE_S`` seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from wal3_core.cli.failures import Failure, InterruptedFailure, TerminatedFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from concurrent.futures import Future
     from types import FrameType, TracebackType
 
+PAUSE_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class StoppedError(KeyboardInterrupt):
-    """Somebody wants the command to end."""
 
 
 class StopSignals:
@@ -26,7 +26,6 @@ class StopSignals:
     def __init__(self) -> None:
         self._before: dict[signal.Signals, object] = {}
         self._received: list[int] = []
-        self._waiting = False
 
     def __enter__(self) -> Self:
         # Another thread than the main one takes no signals.
@@ -44,20 +43,25 @@ class StopSignals:
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self._received.append(number)
-        # The second one does not wait for anything.
-        if self._waiting or len(self._received) > 1:
-            raise StoppedError
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Raise StoppedError in the block when a signal comes, or when one came before it."""
-        self._waiting = True
-        try:
-            if self._received:
-                raise StoppedError
-            yield
-        finally:
-            self._waiting = False
+    @property
+    def stop(self) -> bool:
+        """Whether somebody wants the command to end."""
+        return bool(self._received)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether somebody wants that without waiting for anything: by a second signal."""
+        return len(self._received) > 1
+
+    def wait(self, future: Future[Any]) -> bool:
+        """Wait until a future has its outcome; False when that is not to be waited for any more."""
+        while not future.done():
+            if self.at_once:
+                return False
+            with contextlib.suppress(TimeoutError):
+                future.exception(PAUSE_S)
+        return True
 
     @property
     def failure(self) -> Failure:
