@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from typing import Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import boto3
 from dagster import ConfigurableResource, DagsterInstance, ResourceDependency
@@ -22,6 +22,7 @@ from wal3_core import InvalidRequestError, open_store
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
+from wal3_core.storage.open_store import split_store_url
 from wal3_orchestration.store_guard import require_known
 
 STORE_VARIABLE = "WAL3_STORE"
@@ -53,7 +54,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
     def url(self) -> str:
         """The store's URL, as any process can open it: an endpoint set on the S3 resource is in it."""
         url = self.require_url()
-        parts = urlsplit(url)
+        parts = split_store_url(url)
         endpoint = self.s3.endpoint_url if parts.scheme == "s3" else None
         if endpoint is None or "endpoint=" in parts.query:
             return url
@@ -71,7 +72,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
     def open(self) -> ObjectStore:
         """Open the store; an S3 one with the session that the S3 resource describes."""
         url = self.url
-        return open_store(url, session=self._session() if urlsplit(url).scheme == "s3" else None)
+        return open_store(url, session=self._session() if split_store_url(url).scheme == "s3" else None)
 
     def open_known(self, instance: DagsterInstance) -> ObjectStore:
         """Open the store; Failure when it is not the one that the instance looks after."""

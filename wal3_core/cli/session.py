@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import click
 
-from wal3_core.storage.open_store import open_store
+from wal3_core.storage.open_store import open_store, split_store_url
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
@@ -40,7 +40,7 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
     """
     if url.startswith(("/", ".")):
         return open_store(Path(url).resolve().as_uri())
-    parts = urlsplit(url)
+    parts = split_store_url(url)
     if timeout_s is not None and parts.scheme in _REMOTE:
         options = {**dict(parse_qsl(parts.query)), "timeout_s": f"{timeout_s:g}"}
         url = parts._replace(query=urlencode(options)).geturl()

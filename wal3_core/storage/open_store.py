@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlsplit
 
 import boto3
 from botocore.exceptions import BotoCoreError
@@ -34,6 +35,8 @@ _S3_OPTIONS = _REMOTE_OPTIONS | {"endpoint", "region", "profile", "etags"}
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
 _LOCK_WAIT_S_LIMIT = 24 * 60 * 60
+# No store's name has a NUL, and what urlsplit leaves out would lead to another store.
+_CONTROL = re.compile("[\0-\x1f]|%00")
 _memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -52,9 +55,9 @@ def open_store(
     directory (20 unless told). ``memory:name`` is the same store for the whole process. Raises
     InvalidRequestError for a URL that can not be read, UnavailableError when there are no credentials.
     """
-    parts = urlsplit(url)
+    parts = split_store_url(url)
     options = dict(parse_qsl(parts.query))
-    if parts.scheme == "memory":
+    if parts.scheme == "memory" and not parts.netloc and not parts.query:
         return _memory_store(parts.path, runtime or shared_runtime())
     if parts.scheme == "file":
         return _local_store(url, parts, runtime or shared_runtime())
@@ -66,9 +69,22 @@ def open_store(
             raise UnavailableError(message) from error
     message = (
         f"store URL: expected file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
-        f" or memory:, found {url!r}"
+        f" or memory:name, found {url!r}"
     )
     raise InvalidRequestError(message)
+
+
+def split_store_url(url: str) -> SplitResult:
+    """Take a store's URL apart; InvalidRequestError where a part of it would go unread."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        message = f"store URL: expected one that can be read, found {url!r} ({error})"
+        raise InvalidRequestError(message) from error
+    if parts.fragment or _CONTROL.search(url):
+        message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {url!r}"
+        raise InvalidRequestError(message)
+    return parts
 
 
 def _memory_store(name: str, runtime: Runtime) -> MemoryStore:
@@ -83,7 +99,9 @@ def _local_store(url: str, parts: SplitResult, runtime: Runtime) -> LocalStore:
         message = f"store URL: expected file:///absolute/path, and no option but lock_wait_s, found {url!r}"
         raise InvalidRequestError(message)
     waits_s = _seconds(options.get("lock_wait_s", str(LOCK_WAIT_S_MAX)), url)
-    return LocalStore(Path(unquote(parts.path)), runtime=runtime, lock_wait_s_max=waits_s)
+    # A directory's name is bytes, and need not be UTF-8.
+    root = Path(os.fsdecode(unquote_to_bytes(parts.path)))
+    return LocalStore(root, runtime=runtime, lock_wait_s_max=waits_s)
 
 
 def _seconds(text: str, url: str) -> float:
@@ -104,6 +122,11 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3
     if unknown:
         message = f"store URL: expected options {sorted(known)} on {parts.scheme}, found {sorted(unknown)}"
         raise InvalidRequestError(message)
+    try:
+        folder = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError as error:
+        message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
+        raise InvalidRequestError(message) from error
     client_options = _timeouts(options)
     bucket = parts.netloc
     match parts.scheme:
@@ -120,8 +143,7 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3
                 reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
             )
     # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
-    url = parts._replace(fragment="").geturl()
-    return RemoteStore(url, clients, folder=unquote(parts.path), unquoted_etags=options.get("etags") == "unquoted")
+    return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags=options.get("etags") == "unquoted")
 
 
 def _timeouts(options: Mapping[str, str]) -> ClientConfig:
