@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,12 +47,43 @@ class RefusingServer(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def refusing_endpoint() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingServer) as server:
+class RangelessServer(BaseHTTPRequestHandler):
+    """Has one object of ten bytes, and gives other bytes of it than those it is asked for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        whole = self.path.startswith("/whole")
+        body = b"0123456789" if whole else b"123456789"
+        self.send_response(200 if whole else 206)
+        if not whole:
+            self.send_header("Content-Range", "bytes 1-9/10")
+        self.send_header("Content-Length", "10" if self.command == "HEAD" else str(len(body)))
+        self.send_header("Last-Modified", "Sun, 22 Nov 2026 03:00:00 GMT")
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - http.server calls it so
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server; give its endpoint."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def refusing_endpoint() -> Iterator[str]:
+    with serving(RefusingServer) as endpoint:
+        yield endpoint
 
 
 @pytest.mark.usefixtures("s3_bucket_url")  # for credentials
@@ -71,6 +103,17 @@ def test_missing_bucket_is_a_denial(asked: str) -> None:
 
     with pytest.raises(StoreDeniedError, match="NoSuchBucket"):
         ASKED[asked](store)
+
+
+@pytest.mark.usefixtures("s3_bucket_url")
+@pytest.mark.parametrize("bucket", ["whole", "other"])
+def test_server_that_gives_other_bytes_than_it_is_asked_for_is_named(bucket: str) -> None:
+    """It was told as a store that does not answer."""
+    with serving(RangelessServer) as endpoint:
+        store = open_store(f"s3://{bucket}/folder?endpoint={endpoint}")
+
+        with pytest.raises(StoreDeniedError, match="folder.*: a: expected the bytes from 2 on, found that the server"):
+            store.read("a", start=2, length=5)
 
 
 @pytest.mark.usefixtures("s3_bucket_url")

@@ -38,6 +38,19 @@ def test_created_object_reads_back_whole_and_in_ranges(store: ObjectStore) -> No
     assert store.read("log/a.bin", start=95, length=50) == bytes(range(95, 100))
 
 
+def test_range_that_holds_nothing_of_an_object_reads_nothing(store: ObjectStore) -> None:
+    """Servers answer such a range with an error, which was told as an outage."""
+    etag_of(store.create("empty", b""))
+    etag_of(store.create("short", b"123"))
+
+    assert store.read("empty", length=10) == b""
+    assert store.read("empty", start=5, length=10) == b""
+    assert store.read("empty", start=5) == b""
+    assert store.read("short", start=3, length=10) == b""
+    assert store.read("short", start=4) == b""
+    assert store.read("missing", start=4, length=10) is None
+
+
 def test_missing_object_is_none_and_not_an_error(store: ObjectStore) -> None:
     assert store.read("no/such.bin") is None
     assert store.get("no/such.bin") is None

@@ -61,6 +61,9 @@ _DENIED = (
 )
 # A list that is refused, or finds no bucket, has no exception of its own, only these words.
 _DENIED_LIST = re.compile("status code: (401|403|404) ")
+# Nor has a range that holds no byte of an object, or one that is answered by other bytes.
+_NO_RANGE = re.compile("status code: 416 ")
+_OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,26 @@ class RemoteStore:
             except (exceptions.NotFoundError, FileNotFoundError) as error:
                 self._check_bucket(path, error)
                 return None
+            except exceptions.GenericError as error:
+                if not _NO_RANGE.search(str(error)) and not _OTHER_RANGE.search(str(error)):
+                    raise
+                return self._read_none(path, start, error)
+
+    def _read_none(self, path: str, start: int, error: exceptions.GenericError) -> bytes | None:
+        """Read a range that was not answered: of an object that ends before it, there is nothing to read."""
+        found = self.head(path)
+        if found is None:
+            return None
+        if found.size <= start:
+            return b""
+        if _NO_RANGE.search(str(error)):
+            # The object is another one by now, or the answer was.
+            raise error
+        message = (
+            f"store {self.url}: {path}: expected the bytes from {start} on, found that the server gives others than"
+            f" it is asked for: {_first_line(error)}"
+        )
+        raise StoreDeniedError(message)
 
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
