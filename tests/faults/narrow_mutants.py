@@ -54,7 +54,7 @@ CRASH_MUTANTS = (
     ),
 )
 
-# Each with the symptom of test_symptoms.py that finds it: what meets at one request takes a world hundreds of seeds.
+# Each with what finds it in test_narrow_windows.py: what meets at one request takes a world hundreds of seeds.
 NARROW_MUTANTS = (
     Mutation(
         "a commit under way is not shut out when its outcome is told",
@@ -121,6 +121,8 @@ NARROW_MUTANTS = (
         "wal3_core.log.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
+    ),
+    Mutation(
         "a policy is changed without a look at what is announced",
         "wal3_core.storage.policy_store:PolicyStore._withdraw_announced",
         "if base.manifest.collecting is not None:",
@@ -131,6 +133,8 @@ NARROW_MUTANTS = (
         "wal3_core.storage.named_store:NamedStore.delete",
         "            if isinstance(outcome, Unknown):\n",
         "            if isinstance(outcome, Unknown) and not generation:\n",
+    ),
+    Mutation(
         "a name that is kept for a successor is begun by anybody",
         MANIFESTS + "refuse_taken",
         "vacancy.kind is not VacancyKind.DESTROYED",
