@@ -197,6 +197,14 @@ def _move_cursor(stage: Stage, store: SimStore, _: SimProcess) -> None:
         hand.move(LogPosition(offset, 0))
 
 
+def _use_cursor_again(stage: Stage, store: SimStore, _: SimProcess) -> None:
+    """Create a cursor, delete it, and create it again at once."""
+    hand = Hand.reaching(stage, store, "c")
+    for offset in (3, 2) if hand else ():
+        hand.move(LogPosition(offset, 0))
+        hand.delete()
+
+
 def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
     reader = LogReader.open(store, LOG, runtime=process)
     read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
@@ -333,6 +341,7 @@ ONE_LIFE = (
     Scenario("two writers at once", ONE, {"victim": _append("a", "b"), "other": _append("x", "y")}),
     Scenario("cursor created, moved on and back", MANY, {"victim": Part(_move_cursor)}),
     Scenario("two hands on a cursor", MANY, {"victim": Part(_move_cursor), "other": Part(_move_cursor)}),
+    Scenario("cursor used again", MANY, {"victim": Part(_use_cursor_again), "other": Part(_move_cursor)}),
     Scenario("close with appends under way", ONE, {"victim": Part(_close_with_appends_under_way)}),
     Scenario("read through snapshots", MANY, {"victim": Part(_read)}),
     Scenario("seal", ONE, {"victim": Sealing(0.0)}),
@@ -340,11 +349,14 @@ ONE_LIFE = (
     Scenario("migrate while appending", ONE, {"victim": Sealing(0.0, SUCCESSOR), "writer": _append("a", "b")}),
     Scenario("collect", CONSUMED, {"victim": Collecting(2, 0.1)}),
     Scenario("collect beside a new cursor", CONSUMED, {"victim": Collecting(1, 0.1), "mover": Part(_move_cursor)}),
+    Scenario(
+        "collect beside a name used again", CONSUMED, {"victim": Part(_use_cursor_again), "o": Collecting(1, 0.1)}
+    ),
     Scenario("two collectors at once", CONSUMED, {"victim": Collecting(1, 0.1), "other": Collecting(1, 0.1)}),
     Scenario("collect while appending", CONSUMED, {"victim": Collecting(1, 0.1), "writer": _append("a", "b", "c")}),
     Scenario("collect orphans", ORPHANS, {"victim": Collecting(2, 0.1)}),
     Scenario("collect orphans while appending", ORPHANS, {"victim": Collecting(1, 0.1), "writer": _append("a", "b")}),
-    Scenario("pin, read and let go", MANY, {"victim": Pinning(0.0, 0.1)}),
+    Scenario("pin, read, let go and pin again", MANY, {"victim": Pinning(0.0, 0.1, rounds=2)}),
     Scenario("collect beside a pin", CONSUMED, {"victim": Collecting(2, 0.1), "pinner": Pinning(0.0, 0.2)}),
     Scenario("pack snapshots", MANY, {"victim": Packing(1, 0.1, PACKING)}),
     Scenario("pack while appending", MANY, {"victim": Packing(1, 0.1, PACKING), "writer": _append("a", "b", "c")}),

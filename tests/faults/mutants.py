@@ -27,7 +27,7 @@ FOUND_AT = {
     "a clock that was right once is believed": 65,
     "an unknown outcome is taken for not durable when the writer is resumed": 553,
     "cursors are not read again before pruning": 73,
-    "an announced collection is not looked at by who keeps a place": 104,
+    "an announced collection is not looked at by who keeps a place": 170,
     "pins are not asked before deleting": 65,
     "the fence is not moved before orphans go": 51,
     "a snapshot goes before what it holds": 91,
