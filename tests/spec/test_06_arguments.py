@@ -83,7 +83,7 @@ MADE_INSIDE = {
 # A sum is made at every step, so by its class methods alone from what comes from outside.
 MADE_INSIDE |= {"Setsum"}
 # Between values and their stored form; what they read is bytes from outside, and has tests of its own.
-CODEC = {"to_json", "from_json", "to_bytes", "from_bytes"}
+CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
 GARBAGE = f"gc/GARBAGE.{'0' * 64}.{'0' * 16}"
 RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: policy}
 

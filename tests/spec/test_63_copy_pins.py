@@ -14,6 +14,7 @@ from wal3_core import (
     InvalidRequestError,
     LogAt,
     LogExistsError,
+    LogNotFoundError,
     LogReplacedError,
     PinStore,
     StoreDeniedError,
@@ -279,6 +280,24 @@ def test_copy_whose_pin_somebody_deletes_meanwhile_is_told_that_and_of_no_damage
 
     with pytest.raises(InvalidRequestError, match="expected it to stay until the copy is whole, found it deleted"):
         copy(LogAt(once(memory_store, 1, unpin), "a"), LogAt(memory_store, "b"))
+
+
+def test_copy_whose_source_is_being_destroyed_is_told_that_and_of_no_damage(memory_store: MemoryStore) -> None:
+    """Of what it reads fragments are deleted first, and its pin is still there."""
+    fill(memory_store, "a", 6)
+    dying = FaultyStore(memory_store)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "delete" and "/pin/" in path:
+            raise Crashed
+
+    def end() -> None:
+        dying.before = before
+        with pytest.raises(Crashed):
+            destroy(dying, "a", also_pinned=True)
+
+    with pytest.raises(LogNotFoundError, match="it was destroyed"):
+        copy(LogAt(once(memory_store, 1, end), "a"), LogAt(memory_store, "b"))
 
 
 @pytest.mark.parametrize("fault", ["denied", "conflict"])

@@ -222,6 +222,8 @@ class _Copying:
         except CorruptError:
             # Who took over lets go of what this one reads, and deletes what it wrote.
             claim.check_ours()
+            # So does who destroys the source, pinned or not.
+            until_answered(self._from.load, self._retry, self._runtime)
             pins.check(plan.pin_name)
             raise
         claim.write_documents(plan.cursors, self._policy())
