@@ -90,6 +90,40 @@ def test_lock_that_comes_free_in_time_fails_nobody(tmp_path: Path) -> None:
     assert 0.4 < time.monotonic() - began_s < WAIT_S_MAX
 
 
+def fork_and_die(connection: Connection, url: str) -> None:
+    """Fork while a lock is held, as a program with other threads may, and be killed there."""
+    store = open_store(url)
+    found = store.get("object")
+    assert isinstance(found, Versioned)
+
+    def rename(*_: object) -> None:
+        forked = os.fork()
+        if not forked:
+            time.sleep(2 * WAIT_S_MAX)
+            os._exit(0)
+        connection.send(("forked", forked))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.rename = rename  # type: ignore[assignment] # in this process alone
+    store.replace("object", b"never", found.etag)
+
+
+def test_lock_of_a_dead_process_is_not_held_by_what_it_had_forked(tmp_path: Path) -> None:
+    """It was, for as long as the child lived, and the dead process was named."""
+    store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=5")
+    made = store.create("object", b"1")
+    assert isinstance(made, Done)
+    with child(fork_and_die, store.url) as (process, connection):
+        forked = await_word(connection, "forked")
+        assert isinstance(forked, int)
+        try:
+            process.join(WAIT_S_MAX)
+
+            assert isinstance(store.replace("object", b"2", made.etag), Done)
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was synced while a lock was held."""

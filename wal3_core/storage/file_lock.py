@@ -3,6 +3,9 @@
 The kernel frees a lock when its holder dies, but not when its holder is stopped (SIGSTOP, a paused
 container, a debugger). So nobody waits for ever: the wait has a deadline, and says then what it
 waited for and who may hold it.
+
+A child that is forked meanwhile has the file open, too, and would hold the lock when its parent is
+dead. So it lets go of it first of all.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ _PAUSE_S_MIN = 0.0005
 _PAUSE_S_MAX = 0.02
 # Of /proc/locks: number, class, mode, access, process, device and inode.
 _LOCK_FIELDS = 6
+# The files of this process that are locked, or about to be.
+_lockable: set[int] = set()
 _STATES = {"T": "stopped", "t": "held by a debugger", "Z": "dead", "D": "waiting for its disk"}
 
 
@@ -42,12 +47,12 @@ class LockWait:
 
         The file is opened each time: flock excludes open files, so threads exclude each other too.
         """
-        with path.open("ab") as file:
+        with path.open("ab") as file, this_process_alone(file):
             self._acquire(file, kind, path, purpose)
             try:
                 yield file
             finally:
-                # Closing would not do where a child was forked meanwhile: it has the file open, too.
+                # Closing would not do where a child was forked just now, and has not let go of it yet.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _acquire(self, file: BinaryIO, kind: int, path: Path, purpose: str) -> None:
@@ -62,6 +67,29 @@ class LockWait:
                 raise UnavailableError(message)
             self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+
+
+@contextlib.contextmanager
+def this_process_alone(file: BinaryIO) -> Iterator[None]:
+    """Have a child that is forked within the block let go of a lock on the file."""
+    handle = file.fileno()
+    _lockable.add(handle)
+    try:
+        yield
+    finally:
+        _lockable.discard(handle)
+
+
+def _let_go() -> None:
+    # By the system alone, since the thread that uses the file was not forked; and so that the handle stays taken.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for handle in _lockable:
+        os.dup2(nowhere, handle, inheritable=False)
+    os.close(nowhere)
+    _lockable.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _try(file: BinaryIO, kind: int) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.file_lock import LockWait
+from wal3_core.storage.file_lock import LockWait, this_process_alone
 from wal3_core.storage.local_roots import LOCKS, OWN_FOLDER, check_above, check_between, claim, is_root, without_links
 from wal3_core.storage.object_store import (
     Buffer,
@@ -250,7 +250,7 @@ class LocalStore:
 
     def _remove_empty_above(self, target: Path) -> None:
         """Remove the folders that are empty now; they stay while somebody creates something, wherever that is."""
-        with contextlib.suppress(OSError), self._folders_lock.open("ab") as lock:
+        with contextlib.suppress(OSError), self._folders_lock.open("ab") as lock, this_process_alone(lock):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 for folder in target.parents[: len(target.relative_to(self._root).parts) - 1]:
