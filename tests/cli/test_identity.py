@@ -1,0 +1,28 @@
+"""``store-id`` prints which store this is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.fleet.identity import store_identity
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from .conftest import Command
+
+
+def test_store_without_identity_is_told_how_to_get_one_and_given_none(wal3: Command) -> None:
+    result = wal3("store-id")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: store {wal3.url}: expected an identity, found none: give it one with --create\n"
+    assert store_identity(open_store(wal3.url)) is None
+
+
+def test_store_is_given_an_identity_once_and_tells_it_ever_after(wal3: Command) -> None:
+    made = wal3.ok("store-id", "--create").decode().removesuffix("\n")
+
+    assert made == store_identity(open_store(wal3.url))
+    assert wal3.ok("store-id", "--create").decode() == f"{made}\n"
+    assert wal3.ok("store-id").decode() == f"{made}\n"
+    assert wal3.json("store-id", "--json") == [{"store": wal3.url, "store_id": made}]
