@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,9 +76,14 @@ def once(store: ObjectStore, at: int, act: Callable[[], object]) -> FaultyStore:
 
 
 def cut_short(source: ObjectStore, target: ObjectStore) -> None:
-    """Copy two fragments, and die."""
+    """Die at the third fragment; those that were on their way beside it are there, too."""
     with pytest.raises(Crashed):
         copy(LogAt(source, "a"), LogAt(once(target, 3, crash), "b"))
+    others = len(manifest_of(source, "a").fragments) - 1
+    deadline_s = time.monotonic() + 20
+    while sum("/log/" in meta.path for meta in target.list_objects("b/")) < others:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 def pin_not_deleted(source: ObjectStore, target: ObjectStore, error: Exception, times: int) -> FaultyStore:

@@ -98,8 +98,9 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     LogNotFoundError when there is nothing of that name; InvalidRequestError names objects under its
     root that no log has. Logs below it are others, and not looked at.
     """
-    root = log_store(store, check_log_name(log))
-    seen = ManifestStore(root, runtime or shared_runtime()).look()
+    runtime = runtime or shared_runtime()
+    root = log_store(patient(store, runtime), check_log_name(log))
+    seen = ManifestStore(root, runtime).look()
     entry = None if seen is None else seen.document
     destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
     objects: Counter[Kind] = Counter()
