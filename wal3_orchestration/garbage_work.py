@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
 from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.log.deleter import Deleted, Deleter, DueDocument
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import Deletion, Orphans, delete_objects
@@ -47,7 +47,7 @@ class Due:
     """
 
     log: str
-    garbage: tuple[Garbage, ...] = ()
+    garbage: tuple[DueDocument, ...] = ()
     waiting: tuple[Deleted, ...] = ()
     found: Found
     on_spark: bool = False
@@ -148,7 +148,7 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
         looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
         waiting = tuple(each for each in looked if isinstance(each, Deleted))
         due = tuple(each for each in looked if not isinstance(each, Deleted))
-        if sum(garbage.num_fragments + len(garbage.orphans) for garbage in due) >= objects_max:
+        if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
             return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
         done = [Deletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
         return Due(log=log, garbage=due, waiting=waiting, found=_deleted(log, due, waiting, done))
@@ -168,12 +168,12 @@ def delete_logs(
     }
 
 
-def _deleted(log: str, due: Sequence[Garbage], waiting: Sequence[Deleted], done: Sequence[Deletion]) -> Found:
+def _deleted(log: str, due: Sequence[DueDocument], waiting: Sequence[Deleted], done: Sequence[Deletion]) -> Found:
     refusal = next((each.refusal for each in done if each.refusal is not None), None)
     problems = [problem for each in done for problem in each.deleted.problems]
     if problems and refusal is None:
         refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
-    finished = [garbage for garbage, what in zip(due, done, strict=True) if what.deleted.finished]
+    finished = [each.garbage for each, what in zip(due, done, strict=True) if what.deleted.finished]
     waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
     return Found(
         log=log,

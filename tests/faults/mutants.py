@@ -19,23 +19,23 @@ CLAIM = "wal3_core.log.copy_target:"
 DESTROYING = "wal3_core.log.destroyer:_Destroying."
 MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
 
-# Where a campaign that began at 0 found it last, if that took long: the tests begin there, and `make mutants` at 0.
-FOUND_AT = {
-    "the seal is not looked at": 21,
-    "fragments are committed out of order": 125,
-    "records of one append share an offset": 38,
-    "a clock that was right once is believed": 65,
-    "an unknown outcome is taken for not durable when the writer is resumed": 553,
-    "cursors are not read again before pruning": 73,
-    "an announced collection is not looked at by who keeps a place": 170,
-    "pins are not asked before deleting": 65,
-    "the fence is not moved before orphans go": 51,
-    "a snapshot goes before what it holds": 91,
-    "the interval is measured by one's own clock": 21,
-    "a refused seal is taken for done": 21,
-    "what is copied is not read": 60,
-    "a cursor store goes on in another log": 26,
-    "a copy is finished on whatever claim there is": 87,
+# What meets seldom: more than twenty worlds did not find it. `make mutants` has them, the tests all others.
+RARE = {
+    "the seal is not looked at",
+    "fragments are committed out of order",
+    "records of one append share an offset",
+    "a clock that was right once is believed",
+    "an unknown outcome is taken for not durable when the writer is resumed",
+    "cursors are not read again before pruning",
+    "an announced collection is not looked at by who keeps a place",
+    "pins are not asked before deleting",
+    "the fence is not moved before orphans go",
+    "a snapshot goes before what it holds",
+    "the interval is measured by one's own clock",
+    "a refused seal is taken for done",
+    "what is copied is not read",
+    "a cursor store goes on in another log",
+    "a copy is finished on whatever claim there is",
 }
 
 MUTANTS = (

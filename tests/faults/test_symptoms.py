@@ -17,6 +17,7 @@ from wal3_core import (
     PinStore,
     UnavailableError,
     WriterOptions,
+    collect,
     copy,
     destroy,
 )
@@ -83,6 +84,11 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
 
     assert isinstance(outcome, Pruned)
     assert manifests.load().manifest.first.position.offset == 6
+    # It drops less than what named it: it goes from where it lies.
+    assert outcome.garbage.path != announced
+    done = collect(store, "a", options=CollectorOptions(interval_s=0, fraction_max=1.0))
+    assert announced in {each.path for each in done.deleted}
+    assert Deleter(store, "a").pending() == []
 
 
 class ForgettingStore(MemoryStore):

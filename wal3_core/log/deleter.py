@@ -67,6 +67,14 @@ class Deleted:
         return not (self.num_held or self.wait_s or self.problems)
 
 
+@dataclass(frozen=True, slots=True)
+class DueDocument:
+    """A garbage document whose time has come, and its path: what a prune cuts anew is no part of the name any more."""
+
+    path: str
+    garbage: Garbage
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Some of what a garbage document names: pointers that go with all below them, snapshots, and orphans."""
@@ -169,11 +177,13 @@ class Deleter:
     @checked(path=given_garbage_path, progress=function)
     def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
         """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
-        [deleted] = self.delete_due([self.due(path)], progress=progress)
+        found = self.due(path)
+        due = found if isinstance(found, Deleted) else DueDocument(path, found)
+        [deleted] = self.delete_due([due], progress=progress)
         return deleted
 
     @checked(documents=several, now_us=integer)
-    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[Garbage | Deleted]:
+    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | Deleted]:
         """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
 
         What has to wait is not read: how long is said instead.
@@ -181,11 +191,12 @@ class Deleter:
         for meta in documents:
             wait_s = self._wait_s(meta, now_us)
             # What was listed may be older than what is there.
-            yield Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
+            found = Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
+            yield found if isinstance(found, Deleted) else DueDocument(meta.path, found)
 
     @checked(found=several, progress=function)
     def delete_due(
-        self, found: Iterable[Garbage | Deleted], *, progress: Callable[[int], None] = lambda _: None
+        self, found: Iterable[DueDocument | Deleted], *, progress: Callable[[int], None] = lambda _: None
     ) -> list[Deleted]:
         """Delete what documents that are due name; one look at manifest, cursors and pins serves for all of them.
 
@@ -198,7 +209,7 @@ class Deleter:
                 done.append(each)
                 continue
             references = self.references() if references is None else references
-            part = self._delete_part(each.path, Part.whole(each), _Pass(references, progress))
+            part = self._delete_part(each.path, Part.whole(each.garbage), _Pass(references, progress))
             done.append(self.finish(each.path, [part]))
         return done
 

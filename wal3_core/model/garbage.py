@@ -116,7 +116,10 @@ class Garbage:
 
     @property
     def path(self) -> str:
-        """Where the document lies: named by what is dropped, and by the collection."""
+        """Where a new document is put: named by what is dropped, and by the collection.
+
+        One that is changed stays where it is, whatever is dropped by then.
+        """
         return garbage_path(self.setsum, self.token)
 
     @property
