@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutation(
         "the generation does not rise",
-        "wal3_core.storage.manifest_store:ManifestStore.install",
+        MANIFESTS + "prepare",
         "generation=witness.manifest.generation + 1",
         "generation=witness.manifest.generation",
     ),
@@ -366,11 +366,11 @@ MUTANTS = (
     ),
     Mutation(
         "the copy's manifest is written first",
-        COPYING + "run",
-        "        num_fragments = self._copy_fragments(source, claim)\n"
-        "        copied = self._rewritten(source, claim)\n",
-        "        copied = self._rewritten(source, claim)\n        claim.finish(copied)\n"
-        "        num_fragments = self._copy_fragments(source, claim)\n",
+        COPYING + "_copy",
+        "            num_fragments = self._copy_fragments(plan.manifest, claim)\n"
+        "            copied = self._rewritten(plan.manifest, claim)\n",
+        "            copied = self._rewritten(plan.manifest, claim)\n            claim.finish(copied)\n"
+        "            num_fragments = self._copy_fragments(plan.manifest, claim)\n",
     ),
     Mutation(
         "what is copied is not read",
