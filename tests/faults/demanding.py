@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.faults.actors import await_all, judged
 from tests.faults.history import Append, Stretch
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
-from wal3_core import LogError, LogWriter, Message, UnavailableError, UnknownDurabilityError
+from wal3_core import CorruptError, LogError, LogWriter, Message, UnavailableError, UnknownDurabilityError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,9 @@ class OrderedWriter:
                 stretch.resumed = writer.resume()
             except UnknownDurabilityError:
                 return
-            except UnavailableError:
+            except (UnavailableError, CorruptError) as error:
+                # Unanswered, or damaged on the way time and again: it is halted as before.
+                stage.excuse(error)
                 stage.simulation.pause(5.0)
             else:
                 stage.world.fired["resumed"] += 1

@@ -176,9 +176,10 @@ class LogWriter:
         """Let an ordered writer go on after it has halted; say what of its appends is in the log.
 
         An outcome that was unknown is found out: from the manifest, which is written once more so that
-        nothing under way can be applied later. Raises UnavailableError while the store does not answer, and
-        UnknownDurabilityError when the log can not tell any more; the writer stays halted then. Of a writer that
-        is not halted it blocks, as ``flush`` does, until nothing is on its way, and counts that, too.
+        nothing under way can be applied later. Raises UnavailableError while the store does not answer, CorruptError
+        while the manifest can not be read, and UnknownDurabilityError when the log can not tell any more; the writer
+        stays halted then. Of a writer that is not halted it blocks, as ``flush`` does, until nothing is on its way,
+        and counts that, too.
         """
         return self._pipeline.resume()
 
