@@ -254,17 +254,17 @@ def _end(stage: Stage, operator: SimProcess) -> None:
         settle(stage, operator)
     _check_progress(stage, operator)
     check_small(stage, operator)
-    _drop_unfinished_cursors(stage, operator)
-    store = SimStore(stage.world, operator)
-    report = scrub(store, LOG, runtime=operator)
-    assert report.sound, report.problems
     lives = {log_id: life for log_id, life in stage.world.names.lives.items() if life.log == LOG}
-    stage.history.check(lives)
-    check_conditions(stage)
     for life in lives.values():
         for cursor in life.cursors.values():
             if cursor.moves:
                 cursor.check()
+    _drop_unfinished_cursors(stage, operator)
+    store = SimStore(stage.world, operator)
+    report = scrub(store, LOG, runtime=operator)
+    assert report.sound, report.problems
+    stage.history.check(lives)
+    check_conditions(stage)
     _check_contents(stage, operator)
     check_successor(stage, operator)
     check_destroyed(stage, operator, DOOMED)
