@@ -6,6 +6,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
+import boto3
 import pytest
 from hypothesis import settings
 
@@ -42,12 +43,20 @@ def s3_bucket_url(s3_endpoint: str) -> str:
     return use_endpoint(s3_endpoint)
 
 
+@pytest.fixture(scope="session")
+def aws_session(s3_bucket_url: str) -> boto3.session.Session:
+    """One session for all stores: each new one reads a megabyte of what AWS has where."""
+    assert s3_bucket_url
+    return boto3.session.Session()
+
+
 @pytest.fixture(params=["memory", "local", "s3"])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     """An empty store of each kind in turn."""
     if request.param == "memory":
         return MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
-    return open_store(request.getfixturevalue(f"{request.param}_url"))
+    session = request.getfixturevalue("aws_session") if request.param == "s3" else None
+    return open_store(request.getfixturevalue(f"{request.param}_url"), session=session)
 
 
 @pytest.fixture
