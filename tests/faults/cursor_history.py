@@ -7,7 +7,7 @@ linearizable when every answer agrees with it, and nothing has to be searched fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Literal
 
 from wal3_core.model.cursor import BYTES_MAX, Cursor
@@ -109,7 +109,8 @@ class CursorHistory:
                 during = self.landed[deletion.since : deletion.until + 1]
                 assert None in map(_told, during), f"told to be deleted, and never was: {deletion}"
         taken = list[int]()
-        for number, version in enumerate(self.landed):
+        # Objects go with their log alone; what arrives behind that is nobody's.
+        for number, version in enumerate(takewhile(lambda version: version is not None, self.landed[1:]), 1):
             if isinstance(version, Tombstone):
                 by = ended.get(version)
                 assert by is not None, f"deleted by nobody: {version}"
