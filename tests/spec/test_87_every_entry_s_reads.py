@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -190,6 +191,27 @@ def test_entry_of_which_every_request_goes_unanswered_once_waits_for_an_answer(f
     assert ENTRIES[entry](store) is not None
 
     assert asked
+
+
+class BriefStore(FaultyStore):
+    """A store of which it is said to be asked for a fifth of a second."""
+
+    @property
+    def url(self) -> str:
+        return "s3://bucket/brief?timeout_s=0.2"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_entry_gives_a_silent_store_up_when_the_time_that_its_url_says_is_over(filled: MemoryStore, entry: str) -> None:
+    """Two loops, one in the other, asked for two minutes whatever the URL said."""
+    store, began_s = BriefStore(filled), time.monotonic()
+    for kind in ("get", "read", "head", "list"):
+        store.fail(kind, "", "unavailable", times=10**9)
+
+    with pytest.raises(UnavailableError):
+        ENTRIES[entry](store)
+
+    assert time.monotonic() - began_s < 20
 
 
 def test_log_whose_manifest_is_longer_than_any_is_listed_as_one(memory_store: MemoryStore) -> None:

@@ -40,7 +40,7 @@ from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store, place_of, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.policy_store import PolicyStore
-from wal3_core.storage.retry import reread_if_damaged, until_answered
+from wal3_core.storage.retry import reread_if_damaged
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class _Copying:
             raise InvalidRequestError(message)
         # Before anything is pinned: for one that is taken nothing is.
         standing = self._into.look(address)
-        log_id = until_answered(self._from.log_id, self._retry, self._runtime)
+        log_id = self._from.log_id()
         pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
 
         def planned(name: str, pin: Pin) -> _Plan:
@@ -223,7 +223,7 @@ class _Copying:
             # Who took over lets go of what this one reads, and deletes what it wrote.
             claim.check_ours()
             # So does who destroys the source, pinned or not.
-            until_answered(self._from.load, self._retry, self._runtime)
+            self._from.load()
             pins.check(plan.pin_name)
             raise
         claim.write_documents(plan.cursors, self._policy())
@@ -268,7 +268,7 @@ class _Copying:
 
     def _load(self, pointer: SnapshotPointer) -> Snapshot:
         written = self._written.get(pointer.path)
-        return written or until_answered(lambda: self._snapshots.load(pointer), self._retry, self._runtime)
+        return written or self._snapshots.load(pointer)
 
     # ------------------------------------------------------------------ fragments
 
@@ -316,12 +316,8 @@ class _Copying:
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
         """Read a fragment's bytes, and check that its records are what the pointer says."""
         what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
-        data = until_answered(
-            # One byte more tells a longer file without fetching all of it.
-            lambda: store.read(pointer.path, length=pointer.num_bytes + 1),
-            self._retry,
-            self._runtime,
-        )
+        # One byte more tells a longer file without fetching all of it.
+        data = store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
             message = f"{what}: expected a file, found none"
             raise MissingError(message, path=pointer.path)

@@ -24,7 +24,6 @@ from wal3_core.runtime import Runtime, ahead
 from wal3_core.storage.document_store import D, DocumentStore
 from wal3_core.storage.immutable import write_immutable
 from wal3_core.storage.manifest_store import ManifestStore, describe, new_log_id
-from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class CopyTarget:
 
     def look(self, source: str) -> Seen[Entry] | None:
         """Return what stands there; raises where there is a log, or something else is being copied to."""
-        seen = until_answered(self._names.look, self._retry, self._runtime)
+        seen = self._names.look()
         earlier = copying_at(seen)
         if earlier is None:
             self._names.refuse_taken(seen)
@@ -90,7 +89,7 @@ class CopyTarget:
         that it replaces.
         """
         try:
-            seen = until_answered(self._names.look, self._retry, self._runtime)
+            seen = self._names.look()
         except LogError:
             return False
         standing = copying_at(seen)
@@ -190,7 +189,7 @@ class Claim:
 
         LogReplacedError where another call has taken over, or given it up.
         """
-        seen = until_answered(self._manifests.look, self._retry, self._runtime)
+        seen = self._manifests.look()
         if seen is not None and seen.etag == self._claimed.etag:
             return
         if seen is not None and isinstance(seen.document, Manifest):

@@ -27,7 +27,6 @@ from wal3_core.storage.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.named_store import is_tombstone
 from wal3_core.storage.object_store import ObjectStore, a_store, log_store
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -198,7 +197,7 @@ class _Destroying:
 
     def _look(self) -> Seen[Entry] | None:
         """Look at what has the name; LogReplacedError when that is not what was to be destroyed."""
-        seen = until_answered(self._manifests.look, self._retry, self._runtime)
+        seen = self._manifests.look()
         found = NO_LOG if seen is None else seen.document.log_id
         if found != self._log_id:
             message = (

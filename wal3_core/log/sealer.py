@@ -21,10 +21,11 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, until_answered
+from wal3_core.storage.retry import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ def seal(
     wanted = Seal(
         reason=reason,
         # The token makes the seal this call's own: another's is never taken for it.
-        sealed_by=sealed_by or f"{runtime.process_name()} {runtime.token()}",
+        sealed_by=sealed_by or stamp(runtime),
         timestamp_us=runtime.now_us(),
         successor=successor,
     )
@@ -158,7 +159,7 @@ class _Sealing:
         self._retry = RetryOptions()
 
     def load(self) -> Installed:
-        return until_answered(self._manifests.load, self._retry, self._runtime)
+        return self._manifests.load()
 
     def install(self, wanted: Seal, base: Installed) -> Seal:
         """Swap the seal in; a CAS that was refused or unanswered is settled by what the manifest then says."""
@@ -207,7 +208,7 @@ class _Keeping:
         LogExistsError when there is a log, or it is kept for another one; ``load`` loads the log that is to be sealed.
         """
         for _ in range(_REBASES_MAX):
-            seen = self._look()
+            seen = self._names.look()
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.is_kept_for(self._log_id):
                 # By another call, or one that was cut short: whichever seals the log, that is what it is kept for.
@@ -224,13 +225,10 @@ class _Keeping:
 
     def let_go(self, found: Seal | None) -> None:
         """Keep the name no longer when the log was sealed without naming it, which is for good."""
-        seen = self._look()
+        seen = self._names.look()
         kept = seen is not None and isinstance(seen.document, Vacancy) and seen.document.is_kept_for(self._log_id)
         if kept and found is not None and found.successor != self._successor:
             self._names.swap(self._vacancy(VacancyKind.DESTROYED), seen)
-
-    def _look(self) -> Seen[Entry] | None:
-        return until_answered(self._names.look, RetryOptions(), self._runtime)
 
     def _vacancy(self, kind: VacancyKind) -> Vacancy:
         log_id, kept = new_log_id(self._runtime), kind is VacancyKind.FOLLOWING

@@ -21,7 +21,6 @@ from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import until_answered
 from wal3_core.storage.snapshot_store import SnapshotMissingError, SnapshotStore
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ class SnapshotCompactor:
                 return None
             repacked = self._build(repack, base.manifest)
         except SnapshotMissingError:
-            newer = self._reload()
+            newer = self._manifests.load()
             if newer.etag == base.etag:
                 raise
             return _Overtaken(newer)
@@ -251,12 +250,9 @@ class SnapshotCompactor:
             outcome = self._manifests.install(changed, base)
             if isinstance(outcome, Installed):
                 return outcome
-            base = self._reload()
+            base = self._manifests.load()
         message = f"log {self._manifests.url}: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
-
-    def _reload(self) -> Installed:
-        return until_answered(self._manifests.load, self._options.retry, self._runtime)
 
 
 def _finding(repack: Repack) -> Finding:

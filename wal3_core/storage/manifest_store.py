@@ -27,7 +27,7 @@ from wal3_core.storage.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
 from wal3_core.storage.patient import patient
 from wal3_core.storage.readback import check_readable, encoded
-from wal3_core.storage.retry import reread_if_damaged, until_answered
+from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +179,7 @@ class ManifestStore:
             changed = change(base.manifest)
             if changed is None or isinstance(self.install(changed, base), Installed):
                 return
-            base = until_answered(self.load, self._retry, self._runtime)
+            base = self.load()
         message = f"log {self.url}: the manifest changed {rebases_max} times over"
         raise UnavailableError(message)
 

@@ -22,7 +22,6 @@ from wal3_core.storage.named_store import NamedStore
 from wal3_core.storage.object_store import ObjectStore, log_store, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
@@ -145,7 +144,7 @@ class PinStore:
         self._pins.forget(path)
 
     def _load(self) -> Manifest:
-        return until_answered(self._manifests.load, self._retry, self._runtime).manifest
+        return self._manifests.load().manifest
 
     def _pin(self, base: Manifest, reason: str, generation: int) -> Pin:
         return Pin(manifest=base, reason=reason, epoch_us=self._runtime.now_us(), generation=generation)

@@ -20,7 +20,6 @@ from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +91,6 @@ class PolicyStore:
 
     def _withdraw_announced(self) -> None:
         """Let who announced a collection plan it anew: the policy may have been read before it was changed."""
-        base = until_answered(self._manifests.load, self._retry, self._runtime)
+        base = self._manifests.load()
         if base.manifest.collecting is not None:
             self._manifests.withdraw(base, base.manifest.collecting)
