@@ -17,7 +17,7 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.object_store import Done, ObjectStore
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, reread_if_damaged
+from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
 _FORMAT_VERSION = 1
 _BYTES_MAX = 1024
@@ -58,7 +58,7 @@ def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
     store_id = runtime.token() + runtime.token()
     data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
     tries = 0
-    for tries in attempts(retry, runtime):  # noqa: B007 - told in the end
+    for tries in attempts(for_store(retry, store), runtime):  # noqa: B007 - told in the end
         if isinstance(store.create(STORE_IDENTITY, data), Done):
             return store_id
         found = reread_if_damaged(lambda: _read(store))

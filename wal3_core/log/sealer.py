@@ -25,7 +25,7 @@ from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts
+from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,18 +78,18 @@ def seal(
         successor=successor,
     )
     store = patient(store, runtime)
-    sealing = _Sealing(ManifestStore(log_store(store, check_log_name(log)), runtime), runtime)
-    base = sealing.load()
+    manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
+    sealing, base = _Sealing(manifests, runtime), manifests.load()
     if successor is None:
         return sealing.install(wanted, base)
     keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
     if base.manifest.seal is None:
-        keeping.keep(sealing.load)
+        keeping.keep(manifests.load)
     try:
         return sealing.install(wanted, base)
     except SealedError:
         with contextlib.suppress(LogError):
-            keeping.let_go(sealing.load().manifest.seal)
+            keeping.let_go(manifests.load().manifest.seal)
         raise
 
 
@@ -156,10 +156,7 @@ class _Sealing:
     def __init__(self, manifests: ManifestStore, runtime: Runtime) -> None:
         self._manifests = manifests
         self._runtime = runtime
-        self._retry = RetryOptions()
-
-    def load(self) -> Installed:
-        return self._manifests.load()
+        self._retry = for_store(RetryOptions(), manifests)
 
     def install(self, wanted: Seal, base: Installed) -> Seal:
         """Swap the seal in; a CAS that was refused or unanswered is settled by what the manifest then says."""
@@ -171,7 +168,7 @@ class _Sealing:
                 return self._checked(found, wanted)
             if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):
                 return wanted
-            before, base = base, self.load()
+            before, base = base, self._manifests.load()
             # The same version: the store is busy, not a writer quicker.
             if base.etag == before.etag and next(pauses, None) is None:
                 break
