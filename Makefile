@@ -34,7 +34,7 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
 # In two halves at once, which take about as long: in one the tests mostly wait for servers, processes and Spark.
-SERVICES := tests/hostile tests/orchestration tests/power tests/processes tests/spark
+SERVICES := tests/cli tests/hostile tests/orchestration tests/power tests/processes tests/spark
 .PHONY: test-library test-services
 test: java setup lint types ## Everything that must hold: linters, types, all tests
 	$(MAKE) --no-print-directory --jobs=2 test-library test-services

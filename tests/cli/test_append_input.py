@@ -156,6 +156,15 @@ def test_second_signal_ends_at_once_and_tells_which_lines_may_be_in(local_proces
     assert bodies(local_process.url) == [b"one"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Takes SIGINT though a parent has switched it off, as nohup and shells in the background do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_line_that_a_second_signal_finds_waiting_for_room_is_not_in_the_log_unless_told(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +217,7 @@ def test_second_signal_that_comes_when_all_is_known_changes_nothing_of_the_repor
     assert ended.message == "2 records appended (offsets 1 to 2); terminated; lines 1 to 2 are in the log"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_second_signal_ends_the_wait_for_what_became_of_an_unanswered_commit(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +240,10 @@ def test_second_signal_ends_the_wait_for_what_became_of_an_unanswered_commit(
         with StopSignals() as signals:
             ended = Appending(writer, signals, lambda _: None).run(io.BytesIO(b"one\ntwo\n"), message_of_raw)
     finally:
+        store.heal()
+        store.before = lambda _kind, _path: None
         go_on.set()
+    writer.close()
 
     assert ended is not None
     assert "no line is in the log; whether lines 1 to 2 are is unknown" in ended.message
