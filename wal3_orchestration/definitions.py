@@ -1,6 +1,6 @@
 """The code location: what Dagster loads."""
 
-from dagster import Definitions, in_process_executor
+from dagster import Definitions, definitions, in_process_executor
 
 from wal3_orchestration.defs import garbage_collection as garbage
 from wal3_orchestration.defs import snapshot_compaction as snapshots
@@ -12,18 +12,27 @@ from wal3_orchestration.defs.orphans import condemned_orphans, orphans_job, week
 from wal3_orchestration.defs.verification import nightly_verification, verification, verification_job
 from wal3_orchestration.resources import resources
 
-defs = Definitions(
-    assets=[
-        *(manifest, verification, snapshots.compacted_snapshots),
-        *(garbage.garbage_plan, garbage.pruned_manifest, condemned_orphans, garbage.deleted_garbage),
-    ],
-    jobs=[
-        *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),
-        *(garbage.garbage_plan_job, garbage.collection_job, garbage.deletion_job, accept_store_job),
-    ],
-    sensors=[discovery, pruning, deletion, snapshots.lopsided_snapshots],
-    schedules=[nightly_verification, garbage.daily_collection, weekly_orphans, snapshots.weekly_snapshot_compaction],
-    resources=resources(),
-    # One process and one Spark session a run; nothing is handed between steps but their order.
-    executor=in_process_executor,
-)
+
+@definitions
+def defs() -> Definitions:
+    """Return all that there is, for the store that the environment names when this is called."""
+    return Definitions(
+        assets=[
+            *(manifest, verification, snapshots.compacted_snapshots),
+            *(garbage.garbage_plan, garbage.pruned_manifest, condemned_orphans, garbage.deleted_garbage),
+        ],
+        jobs=[
+            *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),
+            *(garbage.garbage_plan_job, garbage.collection_job, garbage.deletion_job, accept_store_job),
+        ],
+        sensors=[discovery, pruning, deletion, snapshots.lopsided_snapshots],
+        schedules=[
+            nightly_verification,
+            garbage.daily_collection,
+            weekly_orphans,
+            snapshots.weekly_snapshot_compaction,
+        ],
+        resources=resources(),
+        # One process and one Spark session a run; nothing is handed between steps but their order.
+        executor=in_process_executor,
+    )

@@ -144,7 +144,8 @@ class Workflows:
             self._instance.delete_dynamic_partition(request.partitions_def_name, key)
 
     def _run(self, job: str, request: RunRequest, config: Mapping[str, object] | None = None) -> ExecuteInProcessResult:
-        result = defs.resolve_job_def(job).execute_in_process(
+        workflow = defs().resolve_job_def(job)
+        result = workflow.execute_in_process(
             instance=self._instance,
             run_config={**_QUIET, **(config or {})},
             partition_key=request.partition_key,

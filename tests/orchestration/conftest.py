@@ -106,7 +106,8 @@ def run(instance: DagsterInstance) -> Run:
     def execute(
         job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
     ) -> ExecuteInProcessResult:
-        return defs.resolve_job_def(job).execute_in_process(
+        workflow = defs().resolve_job_def(job)
+        return workflow.execute_in_process(
             instance=instance,
             run_config={**SILENT, **(config or {})},
             partition_key=request.partition_key,

@@ -24,7 +24,8 @@ def execute(job: str, log: str, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     request = run_request(log, log)
     with DagsterInstance.get() as instance:
-        result = defs.resolve_job_def(job).execute_in_process(
+        workflow = defs().resolve_job_def(job)
+        result = workflow.execute_in_process(
             instance=instance, partition_key=log, tags=request.tags, raise_on_error=False
         )
     raise SystemExit(0 if result.success else 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -26,7 +27,9 @@ def _program(path: Path, text: str) -> None:
 
 def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "wal3_orchestration.demo", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    # As a newcomer's is: no store is named.
+    environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_missing_java_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def _logs(instance: DagsterInstance) -> list[str]:
 
 def _accept(instance: DagsterInstance, **said: str | int | None) -> bool:
     config = {"ops": {"accepted_store": {"config": said}}}
-    job = defs.resolve_job_def(ACCEPT_JOB)
+    job = defs().resolve_job_def(ACCEPT_JOB)
     return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -13,6 +14,8 @@ from wal3_orchestration.resources import StoreResource, spark_resource
 
 if TYPE_CHECKING:
     import pytest
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_store_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +29,8 @@ def test_code_location_without_a_store_does_not_load_and_says_what_to_set() -> N
     environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
 
     told = subprocess.run(
-        [sys.executable, "-c", "import wal3_orchestration.definitions"],
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
         env=environment,
         check=False,
         capture_output=True,
