@@ -24,13 +24,14 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.arguments import with_methods
 from wal3_core.errors import ClosedError, InvalidRequestError
-from wal3_core.workers import COMMON, OwnedLock, Share, Workers
+from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -205,6 +206,20 @@ class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker a
             self.waiters.popleft().release()
 
 
+# The callbacks of what this thread gives its outcome, while they are not to be called there and then.
+_HELD: ContextVar[list[Callable[[], None]] | None] = ContextVar("wal3-held-callbacks", default=None)
+
+
+@contextlib.contextmanager
+def callbacks_held(held: list[Callable[[], None]]) -> Iterator[None]:
+    """Put the callbacks of the outcomes that are set within here instead of calling them."""
+    before = _HELD.set(held)
+    try:
+        yield
+    finally:
+        _HELD.reset(before)
+
+
 class Outcome(Future[T]):
     """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs.
 
@@ -229,6 +244,13 @@ class Outcome(Future[T]):
         """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
         self._await(timeout)
         return super().exception(0)
+
+    def _invoke_callbacks(self) -> None:
+        held, call = _HELD.get(), super()._invoke_callbacks  # type: ignore[misc]  # the standard library's own
+        if held is None:
+            call()
+        elif self._done_callbacks:  # type: ignore[attr-defined]
+            held.append(call)
 
     def _await(self, timeout: float | None) -> None:
         if self.done():
@@ -339,6 +361,10 @@ class ThreadRuntime:
 
     def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
         """Block until the future has its result."""
+        waiting: deque[Callable[[], None]] = getattr(self._inline, "waiting", None) or deque()
+        # Where this thread does all there is to do, nobody else would do what it waits for.
+        while waiting and not future.done():
+            attempt(waiting.popleft())
         return future.result(timeout_s)
 
     def publish(self, topic: str) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import sys
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -166,6 +167,15 @@ class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final to the type check
         return self._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
+def attempt(task: Task) -> None:
+    """Run a task, which tells its own callers of its errors: what is left is for a person to see."""
+    try:
+        task()
+    except BaseException:  # noqa: BLE001 - whatever it is, others have tasks behind it
+        with contextlib.suppress(BaseException):
+            sys.excepthook(*sys.exc_info())
+
+
 class Workers:
     """Threads that run tasks, begun as they are needed."""
 
@@ -220,11 +230,7 @@ class Workers:
             last = self._closing
             while (taken := self._take()) is not None:
                 share, task = taken
-                try:
-                    self._run(task)
-                except BaseException:  # noqa: BLE001 - a task tells its own callers; what is left is for a person to see
-                    with contextlib.suppress(BaseException):
-                        sys.excepthook(*sys.exc_info())
+                attempt(partial(self._run, task))
                 # What it holds may be large.
                 del task, taken
                 with self.lock:

@@ -39,7 +39,7 @@ def test_code_location_without_a_store_does_not_load_and_says_what_to_set() -> N
     )
 
     assert told.returncode == 1
-    assert "WAL3_STORE: expected the store's URL, found none: set it for the code location" in told.stderr
+    assert "WAL3_STORE: expected the store's URL, found none: set it for the code location" in told.stdout + told.stderr
 
 
 def test_s3_store_is_opened_with_the_session_and_endpoint_of_the_s3_resource(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.stores import FaultyStore
@@ -126,6 +127,21 @@ def wrong(at: int, **changes: object) -> list[Record]:
     return records
 
 
+def test_records_whose_buffer_is_used_again_are_kept_as_they_were_given(memory_store: MemoryStore) -> None:
+    """All of a fragment's were the last one, and the setsum agreed."""
+    buffer = bytearray(4)
+
+    def given() -> Iterator[Record]:
+        for number in range(10):
+            buffer[:] = b"r%03d" % number
+            yield Record(np.int64(FIRST + number), np.uint64(number), memoryview(buffer), buffer)  # type: ignore[arg-type]
+
+    bootstrap(memory_store, "a", given(), Origin(first_offset=FIRST), options=FEW)
+
+    kept = list(LogReader.open(memory_store, "a").records())
+    assert kept == [Record(FIRST + n, n, b"r%03d" % n, b"r%03d" % n) for n in range(10)]
+
+
 @pytest.mark.parametrize(
     ("records", "complaint"),
     [
@@ -133,9 +149,9 @@ def wrong(at: int, **changes: object) -> list[Record]:
         (wrong(7, offset=FIRST + 8), "at offset 1007, not older than 30, found one at 1008"),
         (wrong(7, offset=FIRST + 6), "at offset 1007, not older than 30, found one at 1006"),
         (wrong(7, timestamp_us=29), "at offset 1007, not older than 30, found one at 1007 of 29"),
-        (wrong(7, timestamp_us=30.0), "found one at 1007 of 30.0"),
+        (wrong(7, timestamp_us=30.0), "at offset 1007: timestamp_us: expected an integer, found float 30.0"),
         (wrong(7, timestamp_us=2**64), "found one at 1007 of"),
-        (wrong(0, offset=True), "found one at True"),
+        (wrong(0, offset=True), "at offset 1000: offset: expected an integer, found bool"),
         (wrong(6, body="text"), "record at offset 1006: body: expected bytes, found str"),
         (wrong(4, body=None, key=None), "record at offset 1004: record: expected a body, a key, or both"),
         ([*foreign(6), b"bytes"], "expected a Record at offset 1006, found bytes"),

@@ -133,6 +133,35 @@ def test_unanswered_commit_with_a_condition_is_done_once_or_told(faulty: FaultyS
     assert bodies(faulty.inner) == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("reseals_max", [0, 3])
+def test_condition_is_met_behind_who_came_before_an_unanswered_commit_was_looked_up(
+    memory_store: MemoryStore, faulty: FaultyStore, reseals_max: int
+) -> None:
+    """It was told that the log ends where the writer's own commit had left it, though that was not so."""
+    with (
+        LogWriter.open(faulty, "a", options=WriterOptions(reseals_max=reseals_max)) as writer,
+        LogWriter.open(memory_store, "a") as other,
+    ):
+        faulty.fail("replace", "MANIFEST", "applied-unknown")
+
+        def come_between(kind: str, path: str) -> None:
+            if kind == "get" and "MANIFEST" in path and faulty.fired["applied-unknown"]:
+                faulty.before = lambda _kind, _path: None
+                other.append(b"2")
+
+        faulty.before = come_between
+        writer.append(b"1")
+
+        with pytest.raises(ConditionNotMetError) as told:
+            writer.append(b"no", expect_next=2)
+        assert told.value.next_offset == 3
+        assert writer.append(b"3", expect_next=3).offset == 3
+        other.append(b"4")
+        assert writer.stats().places_lost == 0
+
+    assert bodies(memory_store) == [b"1", b"2", b"3", b"4"]
+
+
 def test_counter_raised_by_compare_and_append_counts_every_time_once(store: ObjectStore) -> None:
     """Each appends the number it read plus one, where it read it: none is skipped, none there twice."""
     LogWriter.initialize(store, "a")

@@ -31,11 +31,13 @@ from wal3_core import (
     open_store,
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
+from wal3_core.runtime import ThreadRuntime
+from wal3_core.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
-    from wal3_core.storage.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
@@ -195,6 +197,33 @@ def test_callback_that_appends_and_waits_holds_up_nobody(memory_store: MemorySto
             time.sleep(0.01)
 
     assert len(answers) == 20
+
+
+@pytest.mark.parametrize("workers_max", [1, 2, 3, 4, 32])
+def test_callbacks_that_read_the_log_or_wait_for_another_hold_up_nobody(workers_max: int) -> None:
+    """They took the workers that their reads waited for, and the log stood still for ever."""
+    runtime = ThreadRuntime(workers_max=workers_max)
+    store = MemoryStore(runtime)
+    logs = [LogWriter.open_or_initialize(store, name, runtime=runtime) for name in "ab"]
+    reader = LogReader.open(store, "a", runtime=runtime)
+    answers: list[int] = []
+
+    def ask(future: Future[LogPosition]) -> None:
+        offset = future.result().offset
+        logs[1].append(b"seen")
+        answers.append(sum(1 for record in reader.records() if record.offset <= offset) - offset)
+
+    for number in range(100):
+        logs[0].submit(b"%d" % number).add_done_callback(ask)
+    for log in logs:
+        log.flush()
+    until_s = time.monotonic() + 60
+    while len(answers) < 100 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    for log in logs:
+        log.close()
+
+    assert answers == [0] * 100
 
 
 @pytest.mark.parametrize(("target", "told"), [("/log/", NotDurableError), ("MANIFEST", UnknownDurabilityError)])

@@ -164,8 +164,8 @@ class _Bootstrapping:
         """Cut the records into fragments, each checked to go on from the one before."""
         batch, num_bytes, seq_no = list[Record](), 0, FIRST_SEQ_NO
         before = LogPosition(self._origin.first_offset, self._origin.timestamp_us)
-        for record in records:
-            size = self._check(record, before)
+        for given in records:
+            record, size = self._checked(given, before)
             if batch and (
                 num_bytes + size > self._options.batch_bytes_max or len(batch) == self._options.batch_records_max
             ):
@@ -177,26 +177,31 @@ class _Bootstrapping:
         if batch:
             yield _Batch(seq_no, batch)
 
-    def _check(self, record: Record, before: LogPosition) -> int:
-        """Return a record's size; InvalidRequestError when it is none, or does not go on where the one before ends."""
+    def _checked(self, record: Record, before: LogPosition) -> tuple[Record, int]:
+        """Return a copy of a record, whose buffers are the caller's, and its size.
+
+        InvalidRequestError when it is none, or does not go on where the one before ends.
+        """
         if not isinstance(record, Record):
             message = f"bootstrap: expected a Record at offset {before.offset}, found {type(record).__name__}"
             raise InvalidRequestError(message)
-        numbers = all(type(number) is int for number in (record.offset, record.timestamp_us))
-        if not numbers or record.offset != before.offset or not before.timestamp_us <= record.timestamp_us <= U64_MAX:
+        try:
+            offset, timestamp_us = integer(record.offset, "offset"), integer(record.timestamp_us, "timestamp_us")
+            plain = Message(record.body, record.key)
+            size = check_message(plain, record_bytes_max=self._options.record_bytes_max)
+        except InvalidRequestError as error:
+            message = f"bootstrap: record at offset {before.offset}: {error}"
+            raise InvalidRequestError(message) from error
+        if offset != before.offset or not before.timestamp_us <= timestamp_us <= U64_MAX:
             message = (
                 f"bootstrap: expected a record at offset {before.offset}, not older than {before.timestamp_us},"
-                f" found one at {record.offset!r} of {record.timestamp_us!r}"
+                f" found one at {offset} of {timestamp_us}"
             )
             raise InvalidRequestError(message)
-        if record.offset >= U64_MAX - 1:
-            message = f"bootstrap: expected offsets below {U64_MAX - 1}, found {record.offset}"
+        if offset >= U64_MAX - 1:
+            message = f"bootstrap: expected offsets below {U64_MAX - 1}, found {offset}"
             raise InvalidRequestError(message)
-        try:
-            return check_message(Message(record.body, record.key), record_bytes_max=self._options.record_bytes_max)
-        except InvalidRequestError as error:
-            message = f"bootstrap: record at offset {record.offset}: {error}"
-            raise InvalidRequestError(message) from error
+        return Record(offset, timestamp_us, plain.key, plain.body), size
 
     def _write(self, batch: _Batch) -> FragmentPointer:
         records = batch.records

@@ -179,7 +179,7 @@ class Claim:
 
     def finish(self, manifest: Manifest) -> None:
         """Make it a log; LogExistsError when somebody else has, LogReplacedError when somebody else goes on with it."""
-        if self._manifests.swap(manifest, self._claimed) is None:
+        if self._manifests.begin(manifest, self._claimed) is None:
             self.check_ours()
             message = f"log {self._manifests.url}: the copy is whole, and could not be made a log: copy it again"
             raise UnavailableError(message)

@@ -79,7 +79,7 @@ class Outcomes:
 
 
 def tell(outcomes: Iterable[Callable[[], None]]) -> None:
-    """Tell callers; the first error that a callback of theirs raised is raised when all have been told."""
+    """Tell callers, or call their callbacks; the first error that one raised is raised when all have been called."""
     first: BaseException | None = None
     for outcome in outcomes:
         try:

@@ -26,10 +26,11 @@ from wal3_core.log.settling import Settling, Underway
 from wal3_core.log.snapshotter import Snapshotter
 from wal3_core.log.stats import Meter, WriterStats
 from wal3_core.log.tail import Tail
-from wal3_core.runtime import Outcome, reentered
+from wal3_core.runtime import Outcome, callbacks_held, reentered
 from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import for_store, until_answered, within
 from wal3_core.storage.snapshot_store import SnapshotStore
+from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
     from wal3_core.storage.manifest_store import Installed, ManifestStore
 
 
-# What this thread does for a writer: its pipeline while it takes a step, the pipeline's outcomes while it tells them.
+# The pipeline that this thread takes a step of.
 _DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
+# In place of a store: callbacks share workers with each other, and with nothing that they may wait for.
+_CALLBACKS = "callbacks"
 
 
 class Pipeline:
@@ -146,7 +149,7 @@ class Pipeline:
 
     def resume(self) -> Resumed:
         """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
-        self._check_flushed_here()
+        self.check_awaited_here()
         halt = self._settling.halt
         if not halt.ordered:
             message = f"log {self._url}: expected an ordered writer to resume, found one that is not"
@@ -193,14 +196,14 @@ class Pipeline:
 
     def close(self) -> None:
         """Take no more appends, and block until those queued have their outcome."""
-        self._check_flushed_here()
+        self.check_awaited_here()
         with self._lock:
             self._closed = True
         self.flush()
 
     def flush(self) -> None:
         """Block until everything queued so far has its outcome, without waiting for fuller batches."""
-        self._check_flushed_here()
+        self.check_awaited_here()
         with self._lock:
             waited_for = self._outcomes.futures()
             waited_for += [entry.future for flight in self._flights for entry in flight.entries]
@@ -217,15 +220,6 @@ class Pipeline:
         self._check_reentry()
         if _DOING.get() is self:
             raise reentered(f"log {self._url}")
-
-    def _check_flushed_here(self) -> None:
-        self.check_awaited_here()
-        if _DOING.get() is self._outcomes:
-            message = (
-                f"log {self._url}: expected no call that waits for all appends in a callback of one of them, whose"
-                f" thread has others yet to tell of: nothing was done; make that call in another thread"
-            )
-            raise InvalidRequestError(message)
 
     def _check_reentry(self) -> None:
         self._runtime.check_process()
@@ -285,14 +279,16 @@ class Pipeline:
         return tasks, self._outcomes.take()
 
     def _go_on(self, tasks: Iterable[Callable[[], None]], outcomes: Iterable[Callable[[], None]]) -> None:
-        # Tasks first: an outcome's callbacks are the callers' code, and may take their time.
         for task in tasks:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
-        doing = _DOING.set(self._outcomes)
+        callbacks: list[Callable[[], None]] = []
         try:
-            tell(outcomes)
+            with callbacks_held(callbacks):
+                tell(outcomes)
         finally:
-            _DOING.reset(doing)
+            if callbacks:
+                # The callers' code, which may wait for any outcome, and for what the workers of this log have to do.
+                self._runtime.spawn(partial(tell, callbacks), share=Share(_CALLBACKS, self._url))
 
     def _admit(self) -> None:
         """Let in from the inbox what there is room for; all of it when the writer takes nothing, to be refused."""

@@ -119,6 +119,9 @@ class Settling:
                     self._flights.popleft()
                     self.outcomes.acknowledge(flight)
                     self.halt.acknowledged(flight)
+                if not self._flights:
+                    # Others may have come behind them before the commit's outcome was known.
+                    self._tail.confirm(base, began_s)
             case Displaced():
                 self._give_new_places(result, began_s)
             case SealedOut(base):

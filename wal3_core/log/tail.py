@@ -50,8 +50,8 @@ class Tail:
         self.base, self.seen_s = base, seen_s
 
     def confirm(self, base: Installed, seen_s: float) -> None:
-        """Take over a manifest that was loaded while nothing was in flight."""
-        if self.base is not None and self.base.etag == base.etag:
+        """Take over a manifest that is known while nothing is in flight: the next place is where it ends."""
+        if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
             self.seen_s = seen_s
         else:
             self.reincarnate(base, seen_s)

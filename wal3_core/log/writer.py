@@ -49,9 +49,9 @@ class LogWriter:
     makes no requests and has no thread.
 
     A call from a signal's handler or a ``__del__`` that comes in the middle of another call, and could only
-    wait for that one, raises InvalidRequestError and does nothing; ``stats`` never does. In a callback of an
-    append's future ``flush``, ``close`` and ``resume`` raise it, too: they would wait for what that thread
-    has yet to tell.
+    wait for that one, raises InvalidRequestError and does nothing; ``stats`` never does. A callback of an
+    append's future may call all there is, and wait: it has a worker that nothing else waits for, up to a few
+    dozen of them at once.
     """
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
@@ -147,8 +147,8 @@ class LogWriter:
         """Queue one record; the future has what ``append`` returns or raises.
 
         Blocks only while ``bytes_held_max`` bytes wait to become durable, ``timeout_s`` seconds at most
-        (0: not at all), then raises OverloadedError and the record is certainly not in the log; so never
-        call it from a callback of such a future without one. An append that was queued can not be cancelled.
+        (0: not at all), then raises OverloadedError and the record is certainly not in the log. An append that
+        was queued can not be cancelled.
         """
         return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 

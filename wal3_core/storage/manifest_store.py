@@ -199,8 +199,22 @@ class ManifestStore:
 
     def swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | None:
         """Put something else in the place of what was seen; None when somebody else was there before."""
-        generation = 1 if seen is None else seen.document.generation + 1
-        return self._entries.save(MANIFEST, replace(entry, generation=generation), seen)
+        outcome = self._swap(entry, seen)
+        return outcome if isinstance(outcome, Seen) else None
+
+    def begin(self, manifest: Manifest, seen: Seen[Entry] | None) -> Seen[Entry] | None:
+        """Put a log in the place of what was seen, which was none; None when somebody else was there before."""
+        outcome = self._swap(manifest, seen)
+        if isinstance(outcome, Unknown):
+            # Whoever waited for the log may have gone on with it before that was looked up.
+            found = self.look()
+            entry = None if found is None else found.document
+            return found if isinstance(entry, Manifest) and entry.log_id == manifest.log_id else None
+        return outcome if isinstance(outcome, Seen) else None
+
+    def _swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | Refused | Unknown:
+        generation, etag = (1, None) if seen is None else (seen.document.generation + 1, seen.etag)
+        return self._entries.swap(MANIFEST, replace(entry, generation=generation), etag)
 
     def changed_us(self) -> int:
         """Tell the store's time when the manifest was last changed: the store's clock reads this or more by now."""
@@ -218,7 +232,7 @@ class ManifestStore:
         """Create the manifest of a new log; LogExistsError when there is one, CorruptError when one was lost."""
         seen = self.look()
         self.refuse_taken(seen, initial.follows)
-        created = self.swap(initial, seen)
+        created = self.begin(initial, seen)
         if created is None:
             message = f"log {self.url}: expected no log there, found one that was begun just now"
             raise LogExistsError(message)

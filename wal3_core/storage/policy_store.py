@@ -17,7 +17,7 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.document_store import DocumentStore, Seen
 from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, Unknown, log_store
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
 
@@ -82,10 +82,17 @@ class PolicyStore:
                 raise wrong("change", "to be given back a Policy", wanted)
             changed = replace(wanted, generation=before.generation + 1)
             changed.check()
-            saved = self._documents.save(POLICY, changed, seen)
-            if saved is not None:
+            saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
+            if isinstance(saved, Seen):
                 self._withdraw_announced()
                 return saved.document
+            if isinstance(saved, Unknown):
+                # What stands there may be a change of this one, which is not to be made twice.
+                message = (
+                    f"log {self._manifests.url}: {POLICY}: not known to be changed: {saved.cause}; another version"
+                    f" stands there by now: load it, and change that if need be"
+                )
+                raise UnavailableError(message)
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 

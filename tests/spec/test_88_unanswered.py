@@ -1,0 +1,110 @@
+"""A change was made, its answer lost, and somebody else went on before that was looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core import (
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    PolicyStore,
+    Record,
+    UnavailableError,
+    bootstrap,
+    copy,
+    initialize_successor,
+    seal,
+)
+from wal3_core.model.paths import MANIFEST, POLICY
+from wal3_core.storage.object_store import Done, Etag, PutOutcome, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.policy import Policy
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+RECORDS = [Record(offset, 0, None, b"%d" % offset) for offset in (1, 2, 3)]
+
+
+@dataclass
+class OvertakenStore(FaultyStore):
+    """Does not answer the first PUT of a document that it was done, and has ``overtake`` go on from that."""
+
+    path: str = ""
+    overtake: Callable[[], object] = lambda: None
+    overtaken: bool = False
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        return self._silent(path, data, self.inner.create(path, data))
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        return self._silent(path, data, self.inner.replace(path, data, etag))
+
+    def _silent(self, path: str, data: bytes, outcome: PutOutcome) -> PutOutcome:
+        # A vacancy is no log yet: nobody goes on from that.
+        if self.overtaken or path != self.path or b'"vacant"' in data or not isinstance(outcome, Done):
+            return outcome
+        self.overtaken = True
+        self.overtake()
+        return Unknown("the reply was dropped")
+
+
+def copied(store: ObjectStore, to: ObjectStore) -> None:
+    copy(LogAt(store, "a"), LogAt(to, "b"))
+
+
+def followed(store: ObjectStore, to: ObjectStore) -> None:
+    seal(store, "a", reason="full", successor="b")
+    initialize_successor(to, "a")
+
+
+BEGINNINGS: dict[str, Callable[[ObjectStore, ObjectStore], object]] = {
+    "initialize": lambda _, to: LogWriter.initialize(to, "b"),
+    "bootstrap": lambda _, to: bootstrap(to, "b", RECORDS),
+    "copy": copied,
+    "successor": followed,
+}
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_log_that_somebody_appends_to_before_its_beginning_was_answered_is_begun(
+    memory_store: MemoryStore, begin: str
+) -> None:
+    """It was told that another log has taken the name, for ever."""
+
+    def append() -> LogPosition:
+        with LogWriter.open(memory_store, "b") as writer:
+            return writer.append(b"waited for it")
+
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append(b"1")
+
+    BEGINNINGS[begin](memory_store, OvertakenStore(memory_store, path=f"b/{MANIFEST}", overtake=append))
+
+    assert [record.body for record in LogReader.open(memory_store, "b").records()][-1] == b"waited for it"
+
+
+def test_change_of_a_policy_is_not_made_twice(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    other = PolicyStore(memory_store, "a")
+    other.change(lambda policy: replace(policy, retention_s=3600))
+    path = next(meta.path for meta in memory_store.list_objects("a/") if meta.path.endswith(POLICY))
+    store = OvertakenStore(
+        memory_store, path=path, overtake=lambda: other.change(lambda policy: replace(policy, percent_max=50))
+    )
+
+    def an_hour_more(policy: Policy) -> Policy:
+        return replace(policy, retention_s=(policy.retention_s or 0) + 3600)
+
+    with pytest.raises(UnavailableError, match="policy.json: not known to be changed: the reply was dropped"):
+        PolicyStore(store, "a").change(an_hour_more)
+
+    assert (other.load().retention_s, other.load().percent_max) == (7200, 50)
