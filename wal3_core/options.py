@@ -32,6 +32,9 @@ _BYTES_MAX = 2**63 - 1
 # the second that stores tell times by; and little beside any retention.
 CLOCK_AHEAD_S_MAX = 60.0
 # How long a store that does not answer is asked again, where neither options nor the store's URL say.
+# How often maintenance tries a change of the manifest that others are quicker with. A writer that is never idle gives
+# way every ten seconds, so this is longer than several of its turns.
+REBASES_MAX = 4096
 TIMEOUT_S = 120.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
@@ -296,7 +299,7 @@ class CollectorOptions:
     deletes_per_s: float = 500.0
     deletes_ahead: int = 8
     rounds_max: int = 16
-    rebases_max: int = 256
+    rebases_max: int = REBASES_MAX
     snapshots_loaded_max: int = 256
     retry: RetryOptions = field(default_factory=RetryOptions)
 
@@ -331,7 +334,7 @@ class SnapshotCompactorOptions:
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
     pointers_per_step_max: int = 16_384
     requests_ahead: int = 8
-    rebases_max: int = 256
+    rebases_max: int = REBASES_MAX
     plans_max: int = 16
     retry: RetryOptions = field(default_factory=RetryOptions)
 

@@ -179,7 +179,10 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
     assert (pin.generation, pin.manifest.num_records) == (2, 1)
 
 
-def test_pin_stays_unfinished_when_the_log_never_rests(memory_store: MemoryStore) -> None:
+def test_pin_stays_unfinished_when_the_log_never_rests(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.storage.pin_store.REBASES_MAX", 16)
     fill(memory_store, "a", 40)
     begins = iter(range(2, 40))
 

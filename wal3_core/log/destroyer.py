@@ -20,7 +20,7 @@ from wal3_core.log.remains import delete_remains, unknown_objects
 from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import RetryOptions
+from wal3_core.options import REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import ManifestStore, new_log_id
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _NAMED_MAX = 10
 # An upload or a collection that was under way may leave something behind once or twice.
 _ROUNDS_MAX = 16
-# Each try that is refused means that somebody has changed the manifest meanwhile.
-_REBASES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +212,7 @@ class _Destroying:
         whoever is not seen then finds the announcement, or finds none and makes that CAS fail.
         """
         was_log, unpinned = False, also_pinned
-        for _ in range(_REBASES_MAX):
+        for _ in range(REBASES_MAX):
             seen = self._look()
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
@@ -255,7 +253,7 @@ class _Destroying:
 
     def _withdraw(self) -> None:
         """Take the announcement back, whoever made it: others that destroy the log announce it again."""
-        for _ in range(_REBASES_MAX):
+        for _ in range(REBASES_MAX):
             seen = self._look()
             if seen is None or not isinstance(seen.document, Manifest) or not seen.document.destroying:
                 return
@@ -264,7 +262,7 @@ class _Destroying:
         raise self._unsettled()
 
     def _unsettled(self) -> UnavailableError:
-        return UnavailableError(f"log {self._root.url}: the manifest changed {_REBASES_MAX} times over")
+        return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
 
 
 def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidRequestError:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError, OverloadedError
 from wal3_core.log.batch import BatchQueue, Entry
+from wal3_core.log.breath import Breath
 from wal3_core.log.commit import CommitResult, Committed, Committer, Displaced, Failed, Lost
 from wal3_core.log.halt import Resumed, Settler
 from wal3_core.log.log_clock import LogClock
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 _DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
 # In place of a store: callbacks share workers with each other, and with nothing that they may wait for.
 _CALLBACKS = "callbacks"
+# An append that has less time than this is committed without giving way to anybody.
+_LEFT_S_MIN = 10.0
 
 
 class Pipeline:
@@ -71,6 +74,7 @@ class Pipeline:
         self._snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(self._snapshots, runtime, options, self._share, self._drive_on)
         self._meter = Meter(runtime)
+        self._breath = Breath(runtime)
         self._committer = Committer(
             self._manifests, runtime, options, amend=self._snapshotter.amend, retried=self._meter.retried
         )
@@ -406,6 +410,7 @@ class Pipeline:
         self._go_on(tasks, outcomes)
 
     def _commit(self) -> None:
+        self._give_way()
         with self._lock:
             ready = list(takewhile(lambda flight: flight.pointer is not None, self._flights))
             base = self._tail.base
@@ -421,6 +426,7 @@ class Pipeline:
             # It came behind a CAS that was sent: what comes before one is a result.
             result = Lost(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
+        self._breath.committed()
         with self._lock:
             self._committing = False
             self._meter.commit_took(took_s)
@@ -430,6 +436,15 @@ class Pipeline:
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
         self._go_on(tasks, outcomes)
+
+    def _give_way(self) -> None:
+        """Let others at the manifest when it is their turn, unless an append could be late for it."""
+        pause_s = self._breath.due_s(self._meter.commit_s)
+        if pause_s:
+            with self._lock:
+                left_s = self._settling.until_s(self._flights[0].entries) - self._runtime.monotonic_s()
+            if left_s > _LEFT_S_MIN:
+                self._runtime.sleep(pause_s)
 
     def _look_at_time(
         self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float

@@ -19,7 +19,7 @@ from wal3_core.log.succession import goes_on_from
 from wal3_core.model.manifest import Manifest, Seal
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.options import CLOCK_AHEAD_S_MAX, RetryOptions
+from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.document_store import stamp
 from wal3_core.storage.manifest_store import Installed, ManifestStore, new_log_id
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.document_store import Seen
     from wal3_core.storage.manifest_store import Entry
     from wal3_core.storage.object_store import ObjectStore
-
-# Each try that is refused means that a writer has committed meanwhile.
-_REBASES_MAX = 256
 
 
 @checked(
@@ -162,7 +159,7 @@ class _Sealing:
         """Swap the seal in; a CAS that was refused or unanswered is settled by what the manifest then says."""
         pauses = attempts(self._retry, self._runtime)
         next(pauses)
-        for _ in range(_REBASES_MAX):
+        for _ in range(REBASES_MAX):
             found = base.manifest.seal
             if found is not None:
                 return self._checked(found, wanted)
@@ -204,7 +201,7 @@ class _Keeping:
 
         LogExistsError when there is a log, or it is kept for another one; ``load`` loads the log that is to be sealed.
         """
-        for _ in range(_REBASES_MAX):
+        for _ in range(REBASES_MAX):
             seen = self._names.look()
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.is_kept_for(self._log_id):
@@ -217,7 +214,7 @@ class _Keeping:
                 self._refuse_taken(seen)
             if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:
                 return
-        message = f"log {self._names.url}: the manifest changed {_REBASES_MAX} times over"
+        message = f"log {self._names.url}: the manifest changed {REBASES_MAX} times over"
         raise UnavailableError(message)
 
     def let_go(self, found: Seal | None) -> None:

@@ -22,7 +22,7 @@ from wal3_core.errors import (
 from wal3_core.model.manifest import BYTES_MAX, Manifest
 from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
-from wal3_core.options import POINTERS_MAX, RetryOptions
+from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.storage.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
 from wal3_core.storage.patient import patient
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Intent
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
-
-# Each try that is refused means that somebody has changed the manifest meanwhile.
-_REBASES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +166,7 @@ class ManifestStore:
         return Installed(prepared.manifest, outcome.etag) if isinstance(outcome, Done) else outcome
 
     def change(
-        self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = _REBASES_MAX
+        self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = REBASES_MAX
     ) -> None:
         """Change the manifest by CAS, until it is done or ``change`` says None: there is nothing to change any more.
 
@@ -183,7 +180,7 @@ class ManifestStore:
         message = f"log {self.url}: the manifest changed {rebases_max} times over"
         raise UnavailableError(message)
 
-    def withdraw(self, base: Installed, intent: Intent, *, rebases_max: int = _REBASES_MAX) -> None:
+    def withdraw(self, base: Installed, intent: Intent, *, rebases_max: int = REBASES_MAX) -> None:
         """Take back a collection that was announced, unless it is carried out or taken back by now."""
         self.change(
             base,

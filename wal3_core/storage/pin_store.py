@@ -15,7 +15,7 @@ from wal3_core.errors import InvalidRequestError, UnavailableError
 from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
-from wal3_core.options import PINS_AHEAD, RetryOptions
+from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, ahead, shared_runtime
 from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.named_store import NamedStore
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.storage.document_store import Seen
-
-# The writer's own snapshots get in between at most now and then.
-_TRIES_MAX = 16
 
 
 class PinStore:
@@ -66,7 +63,7 @@ class PinStore:
             raise self._taken(path)
         self._refuse_destroyed(path, base)
         generation, etag = (0, None) if seen is None else (seen.document.generation, seen.etag)
-        for _ in range(_TRIES_MAX):
+        for _ in range(REBASES_MAX):
             generation += 1
             saved = self._pins.save(path, self._pin(base, reason, generation), etag)
             if saved is None:
@@ -77,7 +74,7 @@ class PinStore:
                 return self._complete(path, saved)
             base, etag = now, saved.etag
         message = (
-            f"pin {self._store.url}/{path}: the log was being reorganised {_TRIES_MAX} times over;"
+            f"pin {self._store.url}/{path}: the log was being reorganised {REBASES_MAX} times over;"
             f" not finished: pin it again, or delete it"
         )
         raise UnavailableError(message)

@@ -1,0 +1,85 @@
+"""A writer that commits without a pause, and those who change its log's manifest from farther away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import CountingStore, FaultyStore
+from wal3_core import CollectorOptions, CursorStore, LogReader, LogWriter, PinStore, WriterOptions, collect, seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+NEAR_S, FAR_S = 0.005, 0.05
+# Without turns it is hundreds, and chance.
+TRIES_MAX = 60
+
+
+def away(store: ObjectStore, seconds: float) -> FaultyStore:
+    return FaultyStore(store, before=lambda _kind, _path: time.sleep(seconds))
+
+
+def pruned(store: ObjectStore) -> int | None:
+    plan = collect(store, "a", options=CollectorOptions(fraction_max=1.0, orphans_max=0)).plan
+    return None if plan is None else plan.num_records
+
+
+MAINTENANCE: dict[str, Callable[[ObjectStore], object]] = {
+    "seal": lambda store: seal(store, "a", reason="full"),
+    "pin": lambda store: PinStore(store, "a").create("audit", reason="a test").complete,
+    "collect": pruned,
+}
+
+
+@pytest.mark.parametrize("change", MAINTENANCE)
+def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_rests_gets_its_turn(
+    memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands of tries none came in time: the next commit was always there before."""
+    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.5)
+    stop = threading.Event()
+    # A fragment for each record, so that the tree is rolled all the time.
+    options = WriterOptions(batch_records_max=1)
+    LogWriter.initialize(memory_store, "a")
+
+    def write() -> None:
+        with LogWriter.open(away(memory_store, NEAR_S), "a", options=options) as writer:
+            while not stop.is_set() and not LogReader.open(memory_store, "a").manifest().seal:
+                for future in [writer.submit(b"x") for _ in range(8)][:1]:
+                    future.exception(30)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        while (end := LogReader.open(memory_store, "a").manifest().next.position).offset < 50:
+            time.sleep(0.01)
+        CursorStore(memory_store, "a").init("consumer", end)
+
+        far = CountingStore(away(memory_store, FAR_S))
+        assert MAINTENANCE[change](far)
+        assert far.requests["replace"] + far.requests["create"] < TRIES_MAX
+    finally:
+        stop.set()
+        writing.join(60)
+
+
+def test_append_that_has_little_time_left_gives_way_to_nobody(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 2.0)
+    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 2.0)
+    began_s = time.monotonic()
+
+    with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
+        for number in range(20):
+            writer.append(b"%d" % number)
+
+    assert time.monotonic() - began_s < 10
