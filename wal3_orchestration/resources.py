@@ -22,7 +22,7 @@ from wal3_core import InvalidRequestError, open_store
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
-from wal3_core.storage.open_store import split_store_url
+from wal3_core.storage.store_urls import options_of_url, split_store_url
 from wal3_orchestration.store_guard import require_known
 
 STORE_VARIABLE = "WAL3_STORE"
@@ -56,7 +56,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
         url = self.require_url()
         parts = split_store_url(url)
         endpoint = self.s3.endpoint_url if parts.scheme == "s3" else None
-        if endpoint is None or "endpoint=" in parts.query:
+        if endpoint is None or "endpoint" in options_of_url(url):
             return url
         query = f"{parts.query}&" if parts.query else ""
         return parts._replace(query=f"{query}endpoint={quote(endpoint, safe='')}").geturl()

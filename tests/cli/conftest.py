@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,6 +69,26 @@ class Process:
     def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         command = [PROGRAM, "--store", self.url, *arguments]
         return subprocess.run(in_foreground(command), input=stdin, capture_output=True, check=False, timeout=120)
+
+
+def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
+    """Run the program on a terminal and answer it once; returns its exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    with Program(
+        [PROGRAM, "--store", url, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        shown = b""
+        # Reading a terminal that nobody holds any more is an error.
+        try:
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        except OSError:
+            pass
+        process.wait(timeout=60)
+    os.close(ours)
+    return process.returncode, shown.decode()
 
 
 @pytest.fixture

@@ -90,7 +90,11 @@ def test_bad_line_is_named_and_what_came_before_it_is_in_the_log(wal3: Command) 
     result = wal3("append", "--json", "events", stdin=TWO + b'\n{"body": "good"}\nbad\n{"body": "after"}\n')
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: 3 records appended (offsets 1 to 3); line 5: expected a JSON object")
+    assert result.stderr.startswith(
+        "Error: 3 records appended (offsets 1 to 3); lines 1 to 4 are in the log; line 5 is not, nor is any line behind"
+        " it: expected a JSON object"
+    )
+    assert result.stderr.endswith(": --raw appends each line as it is\n")
     assert result.stderr.count("\n") == 1
     assert json.loads(result.stdout)["records"] == 3
     assert records(wal3.ok("cat", "events"))[-1] == (3, None, "good")
@@ -100,7 +104,10 @@ def test_append_to_a_missing_log_fails_unless_told_to_create_it(wal3: Command) -
     result = wal3("append", "events", stdin=TWO)
 
     assert result.exit_code == 2
-    assert "initialize the log first" in result.stderr
+    assert result.stderr.endswith(
+        ": initialize the log first (`wal3 init LOG`, or `wal3 append --create LOG`;"
+        " `wal3 ls` lists the logs there are)\n"
+    )
     wal3.ok("append", "--create", "events", stdin=TWO)
 
 

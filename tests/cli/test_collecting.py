@@ -197,6 +197,46 @@ def test_dry_run_shows_nothing_as_going_that_a_pin_holds(wal3: Command) -> None:
     assert set(told["objects"]) == before - files(wal3)  # type: ignore[call-overload]
 
 
+def test_dry_run_says_how_many_objects_pins_hold_and_which_pins(wal3: Command) -> None:
+    """It named no object and said no word of a pin, where the run counted them as held."""
+    appended(wal3, "a", 2)
+    wal3.ok("pin", "create", "a", "early", "--reason", "a test")
+    appended(wal3, "a", 2)
+    wal3.ok("pin", "create", "a", "late", "--reason", "a test")
+    wal3.ok("cursor", "set", "a", "reader", "4")
+    wal3.ok("pin", "create", "a", "whole", "--reason", "a test")
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--fraction-max", "1")
+    shown = wal3.ok("gc", "a", "--dry-run", "--fraction-max", "1").decode().splitlines()
+
+    assert (told["objects"], told["num_held"]) == ([], 3)
+    assert told["pins"] == {"early": 2, "late": 3, "whole": 3}
+    assert shown[1:] == ["  held by pins, to go once these are deleted: 3 objects: early (2), late (3), whole (3)"]
+
+
+@pytest.mark.parametrize("interval_s", ["0", "86400"])
+def test_dry_run_counts_as_held_what_the_run_counts(wal3: Command, interval_s: str) -> None:
+    """Also of what was pruned before and is held by a pin since it was made."""
+    collectable(wal3)
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+    wal3.ok("gc", "a", "--interval-s", interval_s)
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    run = collected(wal3, "a", "--interval-s", "0")
+
+    assert told["num_held"] == run["num_held"] == 2
+    assert told["pins"] == {"audit": 2}
+
+
+def test_dry_run_without_pins_says_no_word_of_them(wal3: Command) -> None:
+    collectable(wal3)
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+
+    assert (told["num_held"], told["pins"]) == (0, {})
+    assert "pins" not in wal3.ok("gc", "a", "--dry-run").decode()
+
+
 def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> None:
     appended(wal3, "a")
 

@@ -75,6 +75,15 @@ def test_copy_over_a_log_or_of_none_or_of_what_it_does_not_hold_is_refused(wal3:
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
 
 
+def test_copy_over_a_log_is_told_what_to_do_about_it(wal3: Command) -> None:
+    appended(wal3, "a", 1)
+    appended(wal3, "b", 1)
+
+    refused = wal3("copy", "a", "b")
+
+    assert refused.stderr.endswith(": copy to another name, or destroy b first (`wal3 destroy`)\n")
+
+
 def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:
     appended(wal3, "a", 2)
     fragment = next((tmp_path / "store" / "a").glob("Life=*/log/**/*.parquet"))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pty
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.programs import Program
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.open_store import open_store
 
-from .conftest import PROGRAM
+from .conftest import on_terminal
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -116,29 +113,10 @@ def test_pins_are_destroyed_only_when_that_is_said(wal3: Command) -> None:
 
     assert result.exit_code == 2
     assert "expected no pins, found audit" in result.stderr
+    assert result.stderr.endswith("(`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`)\n")
     assert wal3.ok("destroy", "a", "--yes", "--also-pinned") == b"destroyed a: 3 objects deleted\n"
     # What says that it was destroyed stays: a later log of that name begins where it ends.
     assert held(wal3, "a") == [root(wal3, "a") / MANIFEST]
-
-
-def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
-    """Run the program on a terminal and answer it once; returns its exit code and what it showed."""
-    ours, theirs = pty.openpty()
-    with Program(
-        [PROGRAM, "--store", url, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
-    ) as process:
-        os.close(theirs)
-        os.write(ours, answer)
-        shown = b""
-        # Reading a terminal that nobody holds any more is an error.
-        try:
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        except OSError:
-            pass
-        process.wait(timeout=60)
-    os.close(ours)
-    return process.returncode, shown.decode()
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"a\n", 0), (b"y\n", 1)])

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from wal3_core.cli.program import cli
 
+from .conftest import on_terminal
+
 if TYPE_CHECKING:
     from .conftest import Command
 
@@ -56,10 +58,24 @@ def test_deleting_a_pin_asks_first(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
 
-    assert wal3("pin", "delete", "a", "audit", stdin="n\n").exit_code == 1
+    code, shown = on_terminal(wal3.url, b"n\n", "pin", "delete", "a", "audit")
+
+    assert code == 1
+    assert "Error: log a, pin audit: not deleted" in shown
     assert len(wal3.json("pin", "list", "a", "--json")) == 1
-    assert wal3("pin", "delete", "a", "audit", stdin="y\n").exit_code == 0
+    assert on_terminal(wal3.url, b"y\n", "pin", "delete", "a", "audit")[0] == 0
     assert wal3.json("pin", "list", "a", "--json") == []
+
+
+def test_deleting_a_pin_without_a_terminal_wants_yes(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+
+    refused = wal3("pin", "delete", "a", "audit")
+
+    assert refused.exit_code == 2
+    assert refused.stderr == "Error: log a, pin audit: expected --yes, or a terminal to ask for a yes, found neither\n"
+    assert len(wal3.json("pin", "list", "a", "--json")) == 1
 
 
 def test_damaged_pin_can_be_deleted(wal3: Command) -> None:

@@ -75,8 +75,23 @@ def test_migration_to_another_log_is_refused(wal3: Command) -> None:
     result = wal3("migrate", "a", "c", "--reason", "full")
 
     assert result.exit_code == 1
-    assert "it goes on in b" in result.stderr
+    assert result.stderr.endswith("; it goes on in b (`wal3 migrate a b` begins that one)\n")
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
+
+
+def test_migration_of_a_log_that_was_sealed_for_no_successor_is_told_the_way_on(wal3: Command) -> None:
+    appended(wal3, "a", "1")
+    wal3.ok("seal", "a", "--reason", "full")
+
+    result = wal3("migrate", "a", "b", "--reason", "a log a year")
+
+    assert result.exit_code == 1
+    assert "sealed already, by " in result.stderr
+    assert result.stderr.endswith(
+        ": full; a seal stays, and names no successor: `wal3 copy a TARGET` makes an open log of it\n"
+    )
+    wal3.ok("copy", "a", "b")
+    assert wal3.ok("append", "--raw", "b", stdin="2\n") == b"1 record appended (offsets 2 to 2) to b\n"
 
 
 def test_tail_of_a_sealed_log_ends_and_says_where_it_goes_on(wal3: Command) -> None:

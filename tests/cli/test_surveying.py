@@ -21,6 +21,8 @@ from wal3_core.storage.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
 
+from .conftest import on_terminal
+
 if TYPE_CHECKING:
     from wal3_core.storage.doctor import DoctorReport
     from wal3_core.storage.object_store import ObjectStore
@@ -218,19 +220,47 @@ def test_deleting_a_cursor_asks_first(wal3: Command) -> None:
     appended(wal3, "events", 1)
     wal3.ok("cursor", "set", "events", "reader", "first")
 
-    refused = wal3("cursor", "delete", "events", "reader", stdin="n\n")
+    code, shown = on_terminal(wal3.url, b"n\n", "cursor", "delete", "events", "reader")
+
+    assert code == 1
+    assert "Error: log events, cursor reader: not deleted" in shown
+    assert wal3("cursor", "get", "events", "reader").exit_code == 0
+    assert on_terminal(wal3.url, b"y\n", "cursor", "delete", "events", "reader")[0] == 0
+    assert wal3("cursor", "get", "events", "reader").exit_code == 2
+
+
+@pytest.mark.parametrize("answer", ["", "y\n"])
+def test_deleting_a_cursor_without_a_terminal_wants_yes(wal3: Command, answer: str) -> None:
+    """It said no more than that it was aborted."""
+    appended(wal3, "events", 1)
+    wal3.ok("cursor", "set", "events", "reader", "first")
+
+    refused = wal3("cursor", "delete", "events", "reader", stdin=answer)
+
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "Error: log events, cursor reader: expected --yes, or a terminal to ask for a yes, found neither\n"
+    )
+    assert wal3("cursor", "get", "events", "reader").exit_code == 0
+
+
+def test_cursor_below_what_a_log_holds_is_refused_with_both_named(wal3: Command) -> None:
+    for number in range(3):
+        wal3.ok("append", "--create", "--raw", "events", stdin=f"{number}\n")
+    wal3.ok("cursor", "set", "events", "reader", "3")
+    wal3.ok("gc", "events")
+
+    refused = wal3("cursor", "set", "events", "reader", "1")
 
     assert refused.exit_code == 1
-    assert wal3("cursor", "get", "events", "reader").exit_code == 0
-    assert wal3("cursor", "delete", "events", "reader", stdin="y\n").exit_code == 0
-    assert wal3("cursor", "get", "events", "reader").exit_code == 2
+    assert refused.stderr.startswith("Error: log events, cursor reader: expected an offset the log still holds, from ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("set", "events", "reader", "0"), "found 0"),
-        (("set", "events", "reader", "99"), "expected an offset from 1 to 4, found 99"),
+        (("set", "events", "reader", "99"), "log events, cursor reader: expected an offset from 1 to 4, found 99"),
         (("set", "events", "reader", "-1"), ""),
         (("set", "events", "reader", "soon"), "expected a number, first or next, found 'soon'"),
         (("set", "events", "no/name", "1"), "cursor name"),

@@ -90,7 +90,7 @@ def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyS
 def test_request_of_an_append_is_tried_for_the_append_s_time_and_not_the_store_s(
     memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
 ) -> None:
-    memory_store.url += "?timeout_s=0.1"
+    memory_store.url = "s3://bucket?timeout_s=0.1"  # only how long it is asked is taken from it
     LogWriter.initialize(memory_store, "a")
     faulty = FaultyStore(memory_store)
     options = WriterOptions(retry=QUICK, delivery_timeout_s=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 
 from wal3_core import InvalidRequestError, open_store
 from wal3_core.cli.program import cli
+from wal3_core.cli.session import open_named
 from wal3_core.storage.local import LocalStore
+from wal3_core.storage.object_store import place_of
+from wal3_core.storage.retry import timeout_s_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NAMES = st.binary(min_size=1, max_size=40).filter(
@@ -65,6 +70,60 @@ def test_url_that_can_not_be_read_whole_is_refused_by_name(url: str) -> None:
         open_store(url)
 
     assert repr(url) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("s3://bucket?endpoint=", "endpoint without a value"),
+        ("s3://bucket?endpoint", "endpoint without a value"),
+        ("s3://bucket?endpoint=%20", "endpoint without a value"),
+        ("s3://bucket?region=&endpoint=http://127.0.0.1:1", "region without a value"),
+        ("s3://bucket?timeout_s=", "timeout_s without a value"),
+        ("s3://bucket?endpont=", "the unknown 'endpont'"),
+        ("s3://bucket?endpont=http://127.0.0.1:1", "the unknown 'endpont'"),
+        ("s3://bucket?lock_wait_s=1", "the unknown 'lock_wait_s'"),
+        ("s3://bucket?=x", "the unknown ''"),
+        ("s3://bucket?endpoint=http://127.0.0.1:1&endpoint=http://127.0.0.1:2", "endpoint 2 times"),
+        ("gs://bucket?endpoint=http://127.0.0.1:1", "the unknown 'endpoint'"),
+        ("az://container?timeout_s=1&timeout_s=1", "timeout_s 2 times"),
+        ("file:///tmp/a?lock_wait_s=", "lock_wait_s without a value"),
+        ("file:///tmp/a?lock_wait_s=1&lock_wait_s=2", "lock_wait_s 2 times"),
+        ("file:///tmp/a?timeout_s=30", "the unknown 'timeout_s'"),
+        ("memory:a?timeout_s=30", "the unknown 'timeout_s'"),
+    ],
+)
+def test_option_that_is_unknown_or_empty_or_there_twice_is_refused_by_name(url: str, found: str) -> None:
+    """An empty endpoint, of a shell variable that is not set, led to Amazon's own bucket of that name."""
+    with pytest.raises(InvalidRequestError, match="store URL: expected no option") as refused:
+        open_store(url)
+
+    assert f"found {found} in {url!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket?endpoint=", "s3://bucket?endpoint=http://a&endpoint=http://b"])
+@pytest.mark.parametrize("ask", [timeout_s_of, place_of, partial(open_named, timeout_s=1)])
+def test_whoever_reads_the_options_of_a_url_refuses_what_opening_it_does(
+    ask: Callable[[str], object], url: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="store URL: expected no option but endpoint, etags, profile"):
+        ask(url)
+
+
+def test_etags_are_unquoted_or_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+
+    with pytest.raises(InvalidRequestError, match="expected etags to be unquoted, or not there, found 'bare'"):
+        open_store("s3://bucket?etags=bare")
+
+
+def test_command_refuses_an_empty_endpoint_in_a_line() -> None:
+    result = CliRunner().invoke(cli, ["--store", "s3://bucket?endpoint=", "--timeout", "1", "ls"])
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: store URL: expected no option but endpoint, etags, profile, region")
+    assert "found endpoint without a value" in result.stderr
 
 
 def test_command_refuses_a_url_that_can_not_be_read_in_a_line() -> None:

@@ -109,6 +109,10 @@ def _standard_input() -> ByteStream:
     return cast("ByteStream", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
+def _refused(line: int, cause: LogError) -> str:
+    return f"line {line} is not, nor is any line behind it: {cause}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """Records on their way: from ``first_line`` to ``last_line`` of the input."""
@@ -174,7 +178,9 @@ class Appending:
             ended = self._abandoned()
         elif self._failures:
             ended = self._failed()
-        elif ended is not None and not isinstance(ended, InvalidFailure):
+        elif isinstance(ended, InvalidFailure):
+            ended = InvalidFailure(f"{self._lines}; {ended.message}")
+        elif ended is not None:
             ended = type(ended)(f"{ended.message}; {self._lines}")
         return None if ended is None else type(ended)(f"{self.summary}; {ended.message}")
 
@@ -186,7 +192,7 @@ class Appending:
             try:
                 lines = next(batches, None)
             except InvalidRequestError as error:
-                return InvalidFailure(f"line {line + 1}: {error}")
+                return InvalidFailure(_refused(line + 1, error))
             except OSError as error:
                 return Failure(f"standard input: {error}")
             if lines is None:
@@ -211,7 +217,7 @@ class Appending:
             try:
                 message = parse(line)
             except InvalidRequestError as error:
-                bad = InvalidRequestError(f"line {number}: {error}")
+                bad = InvalidRequestError(_refused(number, error))
                 break
             if message is not None:
                 messages.append(message)
@@ -279,10 +285,7 @@ class Appending:
             return Failure(f"{self._lines}{settled}; it stopped there: {error}")
         sent, left = self._failures[0]
         cause = left if settled else error
-        return Failure(
-            f"{self._lines}{settled}; line {sent.first_line} is not, nor is any line behind it: {cause};"
-            f" they can be appended again"
-        )
+        return Failure(f"{self._lines}{settled}; {_refused(sent.first_line, cause)}; they can be appended again")
 
     def _count_settled(self, resumed: Resumed) -> None:
         """Count the batches that turned out to be in the log; they are the first of those that failed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -32,7 +34,11 @@ _S_PER_H = 3600
 @click.command("gc")
 @click.argument("logs", metavar="LOG...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Collect every log of the store.")
-@click.option("--dry-run", is_flag=True, help="Print exactly what would go, and why; change nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print exactly what would go, why, and what pins hold; write nothing but gc/CLOCK, to learn the store's time.",
+)
 @click.option(
     "--interval-s",
     type=click.FloatRange(min=0),
@@ -180,13 +186,17 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
     pending = deleter.pending()
     begun = list(_begun(deleter, pending))
     plan = collector.plan(asked.limit_offset)
-    paths = list(deleter.without_pinned(collector.objects(plan)))
+    objects = list(collector.objects(plan))
+    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pending))))
+    paths = [path for path in objects if path not in held]
     orphans = deleter.orphans(pending)
+    pins = Counter(chain.from_iterable(held.values()))
     if as_json:
-        document = {**plan.to_json(), "objects": [*paths], "orphans": [*orphans]}
-        print_json({**document, "begun": [each.to_json() for each in begun]})
+        document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
+        print_json({**document, "orphans": [*orphans], "begun": [each.to_json() for each in begun]})
     else:
         _show_plan(plan, paths, orphans, begun)
+        _show_held(len(held), pins)
     if not plan.empty:
         # What the run would refuse.
         collector.verify(plan)
@@ -215,6 +225,13 @@ def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Be
     for each in begun:
         for path in each.paths:
             click.echo(f"  {path} ({each.when})")
+
+
+def _show_held(num_held: int, pins: Counter[str]) -> None:
+    """Say what stays for the sake of pins, and of which."""
+    if num_held:
+        named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
+        click.echo(f"  held by pins, to go once these are deleted: {count(num_held)} objects: {named}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import click
 
+from wal3_core.cli.failures import InvalidFailure
 from wal3_core.cli.output import count, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
+from wal3_core.errors import LogExistsError
 from wal3_core.log.copier import LogAt
 from wal3_core.log.copier import copy as copy_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @click.command()
@@ -41,7 +49,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
-    with progress(f"copy {log}", None) as advance:
+    with _target_named(target), progress(f"copy {log}", None) as advance:
         copied = copy_log(
             LogAt(store, log),
             LogAt(other, target),
@@ -66,3 +74,15 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
         f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
         f" setsum {copied.setsum} verified"
     )
+
+
+@contextmanager
+def _target_named(target: str) -> Iterator[None]:
+    """Say what to do about a log that has the target's name; one that is there by another call's copy may stay."""
+    try:
+        yield
+    except LogExistsError as error:
+        if "expected no log there" not in str(error):
+            raise
+        message = f"{error}: copy to another name, or destroy {target} first (`wal3 destroy`)"
+        raise InvalidFailure(message) from error

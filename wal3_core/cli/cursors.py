@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.asking import confirm
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.reader import LogReader
 from wal3_core.model.paths import cursor_name
 from wal3_core.model.position import LogPosition
@@ -108,7 +109,11 @@ def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
     # Loaded before the position is looked up: whoever moves the cursor in between is noticed.
     reader = LogReader.open(store, log)
     witness = cursors.load(name)
-    position = _position(reader, offset)
+    try:
+        position = _position(reader, offset)
+    except (InvalidRequestError, GarbageCollectedError) as error:
+        message = f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}"
+        raise type(error)(message) from error
     if witness is None:
         cursors.init(name, position)
         click.echo(f"created {name} at {position.offset}")
@@ -124,7 +129,7 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
     if offset == "next" or offset == str(manifest.next.position.offset):
         return manifest.next.position
     if not (offset.isascii() and offset.isdecimal()):
-        message = f"cursor offset: expected a number, first or next, found {offset!r}"
+        message = f"expected a number, first or next, found {offset!r}"
         raise InvalidRequestError(message)
     return _position_of_record(reader, int(offset), manifest)
 
@@ -136,6 +141,8 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
 @pass_session
 def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     """Delete the cursor NAME of LOG; what only it pinned may then be collected.
+
+    Asks first; where nobody can be asked, --yes is needed.
 
     \b
     Examples:
@@ -154,7 +161,8 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
             raise _no_cursor(log, name)
         where = f"at {witness.cursor.position.offset}"
     if not yes:
-        click.confirm(f"Delete {name} {where} of {log}, and what it pins with the next collection?", abort=True)
+        question = f"Delete {name} {where} of {log}, and what it pins with the next collection?"
+        confirm(f"log {log}, cursor {name}", question)
     cursors.delete(name)
     click.echo(f"deleted {name} {where}")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from wal3_core.cli.failures import Failure, InvalidFailure
+from wal3_core.cli.asking import require_terminal
+from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.destroyer import DestroyPlan, plan_destroy
@@ -51,9 +50,7 @@ def destroy(session: Session, log: str, dry_run: bool, yes: bool, also_pinned: b
 
 
 def _confirm(plan: DestroyPlan) -> None:
-    if not sys.stdin.isatty():
-        message = f"log {plan.log}: expected --yes, or a terminal to ask for the log's name, found neither"
-        raise InvalidFailure(message)
+    require_terminal(f"log {plan.log}", "for the log's name")
     _show(plan, as_json=False)
     if click.prompt("Type the log's name to destroy it", default="", show_default=False) != plan.log:
         message = f"log {plan.log}: expected its name, found another: nothing was destroyed"

@@ -11,6 +11,14 @@ import click
 
 from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
 
+_NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs there are"
+# What the library says is to be done, which knows of no commands, and how that is done here.
+_COMMANDS = {
+    "initialize the log first": _NEW_LOG,
+    "initialize it anew": _NEW_LOG,
+    "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
+}
+
 EXIT_UNSOUND = 1
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -64,4 +72,10 @@ def explain(error: LogError) -> str:
         case NotDurableError():
             return f"the records are not in the log: {error}; they can be appended again"
         case _:
-            return str(error)
+            return with_commands(str(error))
+
+
+def with_commands(message: str) -> str:
+    """Put the commands that do it behind what the library says is to be done."""
+    commands = next((commands for words, commands in _COMMANDS.items() if words in message), None)
+    return message if commands is None else f"{message} ({commands})"

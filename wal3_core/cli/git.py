@@ -27,7 +27,7 @@ def ingest_git(session: Session, repo: Path, log: str, folder: str, as_json: boo
     A record for every file that a commit on the first-parent line of HEAD changed, oldest first: the
     key is the path, the body the file's bytes, a deletion a tombstone. The last record of every key is
     then what `git ls-tree -r HEAD` lists. Renames are a deletion and an addition; submodules are
-    skipped, and named.
+    skipped, and named. Run again, it appends the whole history again.
 
     \b
     Examples:

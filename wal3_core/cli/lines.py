@@ -30,6 +30,7 @@ _RECORD_BYTES_MAX = WriterOptions().record_bytes_max
 # JSON may spell each byte of a record in six characters.
 LINE_BYTES_MAX = 6 * _RECORD_BYTES_MAX + 1024
 _BODIES = frozenset({"body", "body_b64"})
+_AS_IT_IS = "--raw appends each line as it is"
 _FIELDS = frozenset({"key", "key_b64", "body", "body_b64", "offset", "timestamp_us"})
 
 
@@ -98,14 +99,14 @@ def message_of_json(line: bytes) -> Message | None:
     try:
         fields = _DECODER.decode(line.decode())
     except (ValueError, RecursionError) as error:
-        message = f"expected a JSON object, found {_shown(line)} ({error})"
+        message = f"expected a JSON object, found {_shown(line)} ({error}): {_AS_IT_IS}"
         raise InvalidRequestError(message) from error
     if not isinstance(fields, dict):
-        message = f'expected a JSON object like {{"key": "k", "body": "b"}}, found {_shown(line)}'
+        message = f'expected a JSON object like {{"key": "k", "body": "b"}}, found {_shown(line)}: {_AS_IT_IS}'
         raise InvalidRequestError(message)
     if not fields.keys() <= _FIELDS:
         unknown = ", ".join(sorted(fields.keys() - _FIELDS))
-        message = f"expected the fields key, body, key_b64, body_b64, found {unknown[:80]!r}"
+        message = f"expected the fields key, body, key_b64, body_b64, found {unknown[:80]!r}: {_AS_IT_IS}"
         raise InvalidRequestError(message)
     if fields.keys().isdisjoint(_BODIES):
         # Left out is more likely forgotten than meant as a deletion.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.asking import confirm
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -88,6 +89,8 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
 def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
     """Delete the pin NAME of LOG; what only it keeps may then be collected.
 
+    Asks first; where nobody can be asked, --yes is needed.
+
     \b
     Examples:
       wal3 pin delete orders audit-2026
@@ -105,7 +108,7 @@ def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
         message = f"log {log}: expected a pin {name}, found none: `wal3 pin list {log}` lists them"
         raise InvalidRequestError(message)
     if not yes:
-        click.confirm(f"Delete {name} of {log}, and what only it keeps with the next collection?", abort=True)
+        confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and what only it keeps with the next collection?")
     pins.delete(name)
     click.echo(f"deleted {name}")
 

@@ -11,13 +11,15 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import SealedError
+from wal3_core.log.reader import LogReader
 from wal3_core.log.sealer import migrate as migrate_log
 from wal3_core.log.sealer import seal as seal_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wal3_core.model.manifest import Seal
+    from wal3_core.storage.object_store import ObjectStore
 
 _reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever meets the seal.")
 
@@ -60,18 +62,28 @@ def migrate(session: Session, log: str, successor: str, reason: str, as_json: bo
     Examples:
       wal3 migrate orders orders-2026 --reason "a log a year"
     """  # noqa: D301 - \b keeps click from wrapping what follows
-    with _sealed_before():
-        found = migrate_log(session.store(), log, successor, reason=reason)
+    store = session.store()
+    with _sealed_before(lambda: _way_on(store, log)):
+        found = migrate_log(store, log, successor, reason=reason)
     _show(log, found, as_json=as_json)
 
 
 @contextmanager
-def _sealed_before() -> Iterator[None]:
-    """Report a log that is sealed already without a word on appends."""
+def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
+    """Report a log that is sealed already without a word on appends, and with the way on from there."""
     try:
         yield
     except SealedError as error:
-        raise Failure(str(error)) from error
+        message = f"{error}{way_on()}"
+        raise Failure(message) from error
+
+
+def _way_on(store: ObjectStore, log: str) -> str:
+    """Say how records are appended again where the log was sealed for no successor, or another one."""
+    found = LogReader.open(store, log).manifest().seal
+    if found is not None and found.successor is not None:
+        return f" (`wal3 migrate {log} {found.successor}` begins that one)"
+    return f"; a seal stays, and names no successor: `wal3 copy {log} TARGET` makes an open log of it"
 
 
 def _show(log: str, found: Seal, *, as_json: bool) -> None:

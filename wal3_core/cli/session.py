@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import click
 
-from wal3_core.storage.open_store import open_store, split_store_url
+from wal3_core.storage.open_store import open_store
+from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
@@ -42,7 +43,7 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
         return open_store(Path(url).resolve().as_uri())
     parts = split_store_url(url)
     if timeout_s is not None and parts.scheme in _REMOTE:
-        options = {**dict(parse_qsl(parts.query)), "timeout_s": f"{timeout_s:g}"}
+        options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
         url = parts._replace(query=urlencode(options)).geturl()
     return open_store(url)
 

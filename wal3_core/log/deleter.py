@@ -214,18 +214,30 @@ class Deleter:
         return done
 
     @checked(paths=several)
-    def without_pinned(self, paths: Iterable[str]) -> Iterator[str]:
-        """Leave out what a pin refers to."""
-        pinned = self._pinned()
-        return (path for path in paths if not hold_any(pinned, path))
+    def held(self, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Name those of the objects that pins refer to, each with the names of these pins."""
+        references = {
+            name: References([pin.manifest.pointers], self._snapshots.load, partly_deleted=not pin.complete)
+            for name, pin in self._pins.list().items()
+        }
+        for path in paths:
+            pins = tuple(name for name, each in references.items() if each.hold(path))
+            if pins:
+                yield path, pins
 
     @checked(garbage=instance_of(Garbage), references=optional(several))
     def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
         """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
-        references, part = self.references() if references is None else references, Part.whole(garbage)
-        for path in chain(every_path(part.dropped, self._snapshots.load), part.replaced, part.orphans):
+        references = self.references() if references is None else references
+        for path in chain(self.dropped_objects(garbage), garbage.orphans):
             if not hold_any(references, path):
                 yield path
+
+    @checked(garbage=instance_of(Garbage))
+    def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
+        """Name what a garbage document leads to but its orphans, held or not."""
+        part = Part.whole(garbage)
+        return chain(every_path(part.dropped, self._snapshots.load), part.replaced)
 
     @checked(path=given_garbage_path, now_us=optional(integer))
     def due(self, path: str, *, now_us: int | None = None) -> Garbage | Deleted:

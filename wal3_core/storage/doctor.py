@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.runtime import Runtime, shared_runtime
@@ -27,6 +27,7 @@ from wal3_core.storage.object_store import (
     share_of,
 )
 from wal3_core.storage.open_store import open_store
+from wal3_core.storage.store_urls import options_of_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -357,7 +358,7 @@ def _with_bare_etags(url: str) -> str:
 
 def _works_with_bare_etags(url: str, folder: str) -> bool:
     parts = urlsplit(url)
-    if parts.scheme != "s3" or "etags" in dict(parse_qsl(parts.query)):
+    if parts.scheme != "s3" or "etags" in options_of_url(url):
         return False
     store = FolderStore(open_store(_with_bare_etags(url)), folder)
     found = store.get("replace")

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from wal3_core.arguments import with_methods
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_log_name
+from wal3_core.storage.store_urls import TUNING_OPTIONS, options_of_url
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
-
-# Options of a store's URL that say how it is asked, and not which store it is.
-TUNING_OPTIONS = frozenset({"etags", "lock_wait_s", "request_timeout_s", "timeout_s"})
 
 # What is written: bytes, or a view of them that spares a copy.
 Buffer = bytes | memoryview
@@ -210,8 +208,8 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
 
 def place_of(url: str) -> str:
     """Tell stores apart: return a store's URL, or that of what lies in one, without what only says how it is asked."""
-    address, _, query = url.partition("?")
-    options = sorted(pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in TUNING_OPTIONS)
+    address = url.partition("?")[0]
+    options = sorted(pair for pair in options_of_url(url).items() if pair[0] not in TUNING_OPTIONS)
     return f"{address}?{urlencode(options)}" if options else address
 
 

@@ -8,7 +8,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
 
 import boto3
 from botocore.exceptions import BotoCoreError
@@ -22,6 +22,7 @@ from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.store_urls import REMOTE_OPTIONS, options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,13 +31,9 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-_REMOTE_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
-_S3_OPTIONS = _REMOTE_OPTIONS | {"endpoint", "region", "profile", "etags"}
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
 _LOCK_WAIT_S_LIMIT = 24 * 60 * 60
-# No store's name has a NUL, and what urlsplit leaves out would lead to another store.
-_CONTROL = re.compile("[\0-\x1f]|%00")
 _memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -56,11 +53,11 @@ def open_store(
     InvalidRequestError for a URL that can not be read, UnavailableError when there are no credentials.
     """
     parts = split_store_url(url)
-    options = dict(parse_qsl(parts.query))
-    if parts.scheme == "memory" and not parts.netloc and not parts.query:
+    options = options_of_url(url)
+    if parts.scheme == "memory" and not parts.netloc:
         return _memory_store(parts.path, runtime or shared_runtime())
     if parts.scheme == "file":
-        return _local_store(url, parts, runtime or shared_runtime())
+        return _local_store(url, parts, options, runtime or shared_runtime())
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
         try:
             return _remote_store(parts, options, session)
@@ -74,29 +71,14 @@ def open_store(
     raise InvalidRequestError(message)
 
 
-def split_store_url(url: str) -> SplitResult:
-    """Take a store's URL apart; InvalidRequestError where a part of it would go unread."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        message = f"store URL: expected one that can be read, found {url!r} ({error})"
-        raise InvalidRequestError(message) from error
-    if parts.fragment or _CONTROL.search(url):
-        message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {url!r}"
-        raise InvalidRequestError(message)
-    return parts
-
-
 def _memory_store(name: str, runtime: Runtime) -> MemoryStore:
     with _memory_lock:
         return _memory_stores.setdefault(name, MemoryStore(runtime, name=name))
 
 
-def _local_store(url: str, parts: SplitResult, runtime: Runtime) -> LocalStore:
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = set(options) - {"lock_wait_s"}
-    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/") or unknown:
-        message = f"store URL: expected file:///absolute/path, and no option but lock_wait_s, found {url!r}"
+def _local_store(url: str, parts: SplitResult, options: Mapping[str, str], runtime: Runtime) -> LocalStore:
+    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        message = f"store URL: expected file:///absolute/path, found {url!r}"
         raise InvalidRequestError(message)
     waits_s = _seconds(options.get("lock_wait_s", str(LOCK_WAIT_S_MAX)), url)
     # A directory's name is bytes, and need not be UTF-8.
@@ -117,10 +99,8 @@ def _seconds(text: str, url: str) -> float:
 
 
 def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None) -> RemoteStore:
-    known = _S3_OPTIONS if parts.scheme == "s3" else _REMOTE_OPTIONS
-    unknown = set(options) - known
-    if unknown:
-        message = f"store URL: expected options {sorted(known)} on {parts.scheme}, found {sorted(unknown)}"
+    if options.get("etags", "unquoted") != "unquoted":
+        message = f"store URL: expected etags to be unquoted, or not there, found {options['etags']!r}"
         raise InvalidRequestError(message)
     try:
         folder = unquote(parts.path, errors="strict")
@@ -143,12 +123,12 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3
                 reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
             )
     # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
-    return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags=options.get("etags") == "unquoted")
+    return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
 
 
 def _timeouts(options: Mapping[str, str]) -> ClientConfig:
     """Check the seconds in a store's URL; return how long a client waits for one request."""
-    for name in sorted(_REMOTE_OPTIONS & options.keys()):
+    for name in sorted(REMOTE_OPTIONS & options.keys()):
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
             message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
             raise InvalidRequestError(message)

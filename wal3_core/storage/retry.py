@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.options import TIMEOUT_S, RetryOptions
+from wal3_core.storage.store_urls import options_of_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Addressed(Protocol):
 
 def timeout_s_of(url: str) -> float:
     """Seconds for which a store that does not answer is asked again, as its URL says."""
-    named = dict(parse_qsl(urlsplit(url).query)).get("timeout_s")
+    named = options_of_url(url).get("timeout_s")
     return TIMEOUT_S if named is None else float(named)
 
 

@@ -1,0 +1,29 @@
+"""Questions before something is deleted."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from wal3_core.cli.failures import Failure, InvalidFailure
+
+
+def require_terminal(what: str, wanted: str) -> None:
+    """Refuse to ask where nobody can answer: InvalidFailure names what answers beforehand."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        message = f"{what}: expected --yes, or a terminal to ask {wanted}, found neither"
+        raise InvalidFailure(message)
+
+
+def confirm(what: str, question: str) -> None:
+    """Ask whether to delete something; Failure when that is not wanted."""
+    require_terminal(what, "for a yes")
+    try:
+        wanted = click.confirm(question)
+    except click.Abort:
+        # Ctrl-D, or Ctrl-C.
+        wanted = False
+    if not wanted:
+        message = f"{what}: not deleted"
+        raise Failure(message)

@@ -1,0 +1,60 @@
+"""A store's URL, taken apart: each part of it is read, or the URL is refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from wal3_core.errors import InvalidRequestError
+
+# Options that say how a store is asked, and not which store it is.
+TUNING_OPTIONS = frozenset({"etags", "lock_wait_s", "request_timeout_s", "timeout_s"})
+REMOTE_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
+_OPTIONS = {
+    "file": frozenset({"lock_wait_s"}),
+    "memory": frozenset[str](),
+    "s3": REMOTE_OPTIONS | {"endpoint", "region", "profile", "etags"},
+    "gs": REMOTE_OPTIONS,
+    "az": REMOTE_OPTIONS,
+}
+# No store's name has a NUL, and what urlsplit leaves out would lead to another store.
+_CONTROL = re.compile("[\0-\x1f]|%00")
+
+
+def split_store_url(url: str) -> SplitResult:
+    """Take a store's URL apart; InvalidRequestError where a part of it would go unread."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        message = f"store URL: expected one that can be read, found {url!r} ({error})"
+        raise InvalidRequestError(message) from error
+    if parts.fragment or _CONTROL.search(url):
+        message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {url!r}"
+        raise InvalidRequestError(message)
+    return parts
+
+
+def options_of_url(url: str) -> dict[str, str]:
+    """Return the options of a store's URL; InvalidRequestError for one that is unknown, empty, or there twice.
+
+    Left out, it would lead to another store: ``?endpoint=`` to Amazon's own bucket of that name.
+    """
+    parts = split_store_url(url)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    times = Counter(name for name, _ in pairs)
+    known = _OPTIONS.get(parts.scheme, times.keys())
+    for name, value in pairs:
+        if name not in known:
+            raise _refusal(url, parts.scheme, f"the unknown {name!r}")
+        if not value.strip():
+            raise _refusal(url, parts.scheme, f"{name} without a value")
+        if times[name] > 1:
+            raise _refusal(url, parts.scheme, f"{name} {times[name]} times")
+    return dict(pairs)
+
+
+def _refusal(url: str, scheme: str, found: str) -> InvalidRequestError:
+    known = ", ".join(sorted(_OPTIONS.get(scheme, ())))
+    expected = f"no option but {known}, each once and with a value," if known else "no options"
+    return InvalidRequestError(f"store URL: expected {expected} on {scheme}, found {found} in {url!r}")
