@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core import CorruptError, CursorStore, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
+from wal3_core import CursorStore, LogError, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
+from wal3_core.fleet.asking import ask
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
@@ -84,12 +85,10 @@ class UnreadableLog:
 
 def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     """See a log as it is now; None when there is none. UnavailableError when the store does not answer."""
-    try:
-        return _look(store, log)
-    except CorruptError as error:
-        return UnreadableLog(log=log, message=str(error))
-    except StoreDeniedError as error:
-        return UnreadableLog(log=log, message=str(error), denied=True)
+    found = ask(partial(_look, store), log)
+    if not isinstance(found, LogError):
+        return found
+    return UnreadableLog(log=log, message=str(found), denied=isinstance(found, StoreDeniedError))
 
 
 def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:

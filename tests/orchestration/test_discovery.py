@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from dagster import SensorResult
 
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
+from wal3_core.model.paths import MANIFEST
+from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
 from wal3_orchestration.log_state import UnreadableLog, look_at_all
 from wal3_orchestration.partitions import LOGS_NAME
 
 if TYPE_CHECKING:
     from conftest import Tick, Write
-    from dagster import DagsterInstance, SensorResult
+    from dagster import DagsterInstance
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -109,6 +112,52 @@ def test_repeated_tick_asks_for_the_same_run(tick: Tick, write: Write) -> None:
     assert [request.run_key for request in first.run_requests or ()] == [
         request.run_key for request in second.run_requests or ()
     ]
+
+
+def _keys(result: SensorResult) -> list[str | None]:
+    return [request.run_key for request in result.run_requests or ()]
+
+
+def test_damage_that_comes_again_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+    """Dagster starts no second run of a key: each change has its own, also one that came before."""
+    write("alpha")
+    path, ticks = f"alpha/{MANIFEST}", [tick()]
+
+    def note() -> None:
+        ticks.append(tick(ticks[-1]))
+
+    for appended in (False, True, False):
+        held = fleet.read(path)
+        assert held is not None
+        fleet.delete(path)
+        note()
+        assert isinstance(fleet.create(path, held), Done)
+        if appended:
+            write("alpha")
+        note()
+
+    assert [_asked(each) for each in ticks] == [[("alpha", "alpha")]] * 7
+    assert len({key for each in ticks for key in _keys(each)}) == 7
+
+
+def test_tick_that_is_repeated_after_a_change_asks_for_the_same_run(tick: Tick, write: Write) -> None:
+    write("alpha")
+    before = tick()
+    write("alpha")
+
+    first, second = tick(before), tick(before)
+
+    assert _asked(first) == [("alpha", "alpha")]
+    assert _keys(first) == _keys(second)
+
+
+def test_cursor_of_another_form_is_as_none(tick: Tick, write: Write) -> None:
+    write("alpha")
+
+    result = tick(SensorResult(cursor='{"alpha": "0123456789abcdef"}'))
+
+    assert _asked(result) == [("alpha", "alpha")]
+    assert _asked(tick(result)) == []
 
 
 def test_damaged_manifest_hides_no_other_log(

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
+from tests.bad_names import BAD, GOOD, KINDS, Badness, cut_copy_short, spoil
 from tests.spark.logs import PER_FRAGMENT, fill, pointers
 from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
+from wal3_core.log.copier import LogAt, copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -231,6 +233,33 @@ def test_prefix_reads_a_log_and_those_below_it(read: Callable[..., DataFrame], l
     assert logs(prefix="") == ["a", "a/x", "a/y/z", "ab", "b"]
     assert logs(logs="b, a/x,b") == ["a/x", "b"]
     assert read(logs="b, a/x,b").count() == 2 * PER_FRAGMENT
+
+
+def test_copy_that_is_not_finished_is_left_out_of_a_prefix_until_it_is(
+    read: Callable[..., DataFrame], local_store: ObjectStore
+) -> None:
+    fill(local_store, "a/good", fragments=1)
+    cut_copy_short(local_store, "a/good", "a/copies/one")
+
+    assert read(prefix="a").count() == PER_FRAGMENT
+    for options in ({"prefix": "a/copies"}, {"logs": "a/good,a/copies/one"}):
+        with pytest.raises(PySparkException, match="found a copy of .* that is under way"):
+            read(**options).count()
+
+    copy(LogAt(local_store, "a/good"), LogAt(local_store, "a/copies/one"))
+    assert read(prefix="a").count() == 2 * PER_FRAGMENT
+
+
+@pytest.mark.parametrize("badness", [Badness.DENIED, Badness.DAMAGED, Badness.LOST])
+def test_log_that_can_not_be_read_fails_the_read_of_a_prefix(
+    read: Callable[..., DataFrame], local_store: ObjectStore, badness: Badness
+) -> None:
+    for log in (BAD, GOOD):
+        fill(local_store, log, fragments=1)
+    spoil(local_store, badness)
+
+    with pytest.raises(PySparkException, match=KINDS[badness]):
+        read(prefix="").count()
 
 
 def test_schema_of_the_user_says_what_is_read(

@@ -7,7 +7,6 @@ the others.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
-from wal3_core.errors import LogError, LogNotFoundError
+from wal3_core.errors import LogError
+from wal3_core.fleet.asking import ask
 from wal3_core.log.deleter import Deleted, Deleter, oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
@@ -127,10 +127,12 @@ def list_orphans(
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
-    """Ask for the store's time by one of the logs; nothing is an orphan when none of them is there."""
+    """Ask for the store's time by one of the logs; nothing is an orphan when none of them can tell it."""
     for log in logs:
-        with contextlib.suppress(LogNotFoundError):
-            return Deleter(store, log, options=options).store_now_us()
+        now_us = ask(lambda name: Deleter(store, name, options=options).store_now_us(), log)
+        if not isinstance(now_us, LogError):
+            return now_us
+        # Its task says what is wrong.
     return 0
 
 
@@ -219,11 +221,15 @@ def _delete_cost(pointer: Pointer | None) -> int:
 def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> Deletion:
     log, path = document
     parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
-    if found.refusal is not None:
-        # Some task of this log did nothing: the document stays and says what is left.
-        partly = Deleted(path=path, num_deleted=sum(part.num_deleted for part in parts))
-        return Deletion(log=log, deleted=partly, refusal=found.refusal)
-    return Deletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
+    refusal = found.refusal
+    if refusal is None:
+        try:
+            return Deletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
+        except LogError as error:
+            refusal = Refusal.of(error)
+    # Some task of this log did nothing, or the document could not be removed: it says what is left.
+    partly = Deleted(path=path, num_deleted=sum(part.num_deleted for part in parts))
+    return Deletion(log=log, deleted=partly, refusal=refusal)
 
 
 def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:

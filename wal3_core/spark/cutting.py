@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import LogError
+from wal3_core.fleet.asking import ask
 from wal3_core.log.reader import LogReader
 from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
@@ -97,8 +98,7 @@ def open_piece(store: ObjectStore, piece: Piece) -> list[Piece] | None:
     if not isinstance(piece.pointer, SnapshotPointer):
         return None
     reader = LogReader(store, piece.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=piece.log_id)
-    try:
-        below = reader.load_snapshot(piece.pointer).pointers
-    except CorruptError:
+    found = ask(reader.load_snapshot, piece.pointer)
+    if isinstance(found, LogError):
         return None
-    return [replace(piece, opened=True), *(replace(piece, pointer=pointer) for pointer in below)]
+    return [replace(piece, opened=True), *(replace(piece, pointer=pointer) for pointer in found.pointers)]

@@ -1,11 +1,11 @@
 """``spark.read.format("wal3")``: logs as a DataFrame, verified as they are read.
 
 Options: ``store`` (URL); one of ``log``, ``logs`` (names joined by commas) and ``prefix`` (all logs at or
-below it); ``from_offset``, ``to_offset``, ``from_timestamp_us``, ``to_timestamp_us`` (from inclusive, to
-exclusive); ``columns`` (names joined by commas; Spark does not tell a Python source which ones a query
-uses); ``verify`` (true); ``partitions`` or ``partition_bytes``; ``push_filters`` (false). Columns: log,
-offset, timestamp_us, key, body, fragment. A DataFrame ends where its logs ended when it was first
-used; load it again to see more.
+below it; a copy that is not finished is none yet); ``from_offset``, ``to_offset``, ``from_timestamp_us``,
+``to_timestamp_us`` (from inclusive, to exclusive); ``columns`` (names joined by commas; Spark does not tell
+a Python source which ones a query uses); ``verify`` (true); ``partitions`` or ``partition_bytes``;
+``push_filters`` (false). Columns: log, offset, timestamp_us, key, body, fragment. A DataFrame ends where its
+logs ended when it was first used; load it again to see more.
 
 ``push_filters`` hands Spark's filters on log, offset and timestamp_us to the source, in a session where
 ``spark.sql.python.filterPushdown.enabled`` is true. Spark 4.1 to 4.3 keeps what was planned for the filters
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scan import check_start, trim
@@ -39,7 +39,10 @@ from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.tasks import count_tasks
+from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -101,9 +104,7 @@ class LogSourceReader(DataSourceReader):
         if self._bounds.empty:
             return [Runs(())]
         store = open_store(request.store)
-        plan = partial(_plan_log, store, request, self._bounds)
-        planned = ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE)
-        pieces = [piece for log in planned for piece in log]
+        pieces = self._pieces(store)
         total = sum(piece.cost for piece in pieces)
         count = request.partitions or count_tasks(
             [total], cores=os.cpu_count() or 1, task_bytes=request.partition_bytes
@@ -113,6 +114,15 @@ class LogSourceReader(DataSourceReader):
             if not piece.opened:
                 _extend(tasks.setdefault(number, []), _run(piece, self._bounds))
         return [Runs(tuple(runs)) for runs in tasks.values()] or [Runs(())]
+
+    def _pieces(self, store: ObjectStore) -> list[Piece]:
+        """Plan each log; a listed name that has no log is left out, unless there is nothing else."""
+        plan = partial(_plan_unless_vacant, store, self._request, self._bounds)
+        planned = list(ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
+        vacant = [each for each in planned if isinstance(each, LogNotFoundError)]
+        if vacant and len(vacant) == len(planned):
+            raise vacant[0]
+        return [piece for log in planned if not isinstance(log, LogNotFoundError) for piece in log]
 
     def _logs(self, store: ObjectStore) -> list[str]:
         request = self._request
@@ -168,6 +178,22 @@ def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
     if request.from_offset is not None:
         check_start(manifest, request.from_offset)
     return list(_touched(store, pieces_of(log, manifest), bounds))
+
+
+def _plan_unless_vacant(
+    store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
+) -> list[Piece] | LogNotFoundError:
+    """Plan a log; the error where it was only listed, and is no log: not copied to its end, or destroyed meanwhile.
+
+    A manifest that is lost is no such thing: the log's records may be there.
+    """
+    try:
+        return _plan_log(store, request, bounds, log)
+    except LogNotFoundError as error:
+        runtime = shared_runtime()
+        if request.logs is not None or ManifestStore(patient(log_store(store, log), runtime), runtime).look() is None:
+            raise
+        return error
 
 
 def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:

@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
-from wal3_core.errors import CorruptError, LogNotFoundError, LogReplacedError, UnavailableError
+from wal3_core.errors import LogError, UnavailableError
+from wal3_core.fleet.asking import ask
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import Problem, ScrubReport, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
@@ -63,7 +64,7 @@ def verify_logs(
 ) -> list[ScrubReport]:
     """Read whole logs back, all of them in one job; return what ``scrub`` returns for each, in the order given.
 
-    A log that is damaged, or not there, has that in its report. Raises UnavailableError when the
+    A log that is damaged, denied, or not there, has that in its report. Raises UnavailableError when the
     store does not answer, InvalidRequestError for a name that no log can have.
     """
     store = open_store(check_shared(store_url))
@@ -165,11 +166,13 @@ def _settle_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problemati
         return []
     log_id = plan.manifest.log_id
     reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
-    try:
-        newest = reader.manifest()
-    except (CorruptError, LogNotFoundError, LogReplacedError):
-        # The log went bad or away since it was planned: the next round says so.
-        return None
+    settled = ask(partial(_settle, reader), missing)
+    # The log went bad or away since it was planned: the next round says so.
+    return None if isinstance(settled, LogError) else settled
+
+
+def _settle(reader: LogReader, missing: Sequence[Problematic]) -> list[Problematic] | None:
+    newest = reader.manifest()
     lost = [one for one in missing if still_named(reader, newest, one.path, int(one.start), int(one.limit))]
     first = newest.first.position.offset
     return lost if all(one in lost or int(one.limit) <= first for one in missing) else None

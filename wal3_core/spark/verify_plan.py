@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError
+from wal3_core.fleet.asking import ask
 from wal3_core.log.reader import LogReader
 from wal3_core.log.scrub import Problem, cursor_problems
-from wal3_core.model.paths import MANIFEST
+from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.cutting import Piece, pieces_of
@@ -36,11 +38,19 @@ class Plan:
 
 
 def plan_log(store: ObjectStore, log: str) -> Plan:
-    """Read the top of a log; what is wrong with it is in the plan."""
-    reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
+    """Read the top of a log; what is wrong with it is in the plan. UnavailableError when the store does not answer."""
+    found = ask(partial(_read, store), log)
+    if isinstance(found, LogReplacedError):
+        # Its name leads to another log since the first request: that one is planned.
+        return plan_log(store, log)
+    return Plan(log=log, problems=(Problem(MANIFEST, str(found)),)) if isinstance(found, LogError) else found
+
+
+def _read(store: ObjectStore, log: str) -> Plan:
+    manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
     try:
-        manifest = reader.manifest()
-    except (CorruptError, LogNotFoundError) as error:
-        return Plan(log=log, problems=(Problem(MANIFEST, str(error)),))
-    problems = tuple(cursor_problems(store, log, shared_runtime(), manifest))
+        problems = tuple(cursor_problems(store, log, shared_runtime(), manifest))
+    except StoreDeniedError as error:
+        # What the manifest leads to can still be read back.
+        problems = (Problem(CURSOR_FOLDER, str(error)),)
     return Plan(log=log, manifest=manifest, problems=problems)

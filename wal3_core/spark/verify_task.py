@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from wal3_core.errors import CorruptError, MissingError
+from wal3_core.errors import LogError, MissingError
+from wal3_core.fleet.asking import ask
 from wal3_core.log.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
@@ -34,7 +35,7 @@ _POINTER_BYTES_MAX = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problematic:
-    """A bad object, or a ``missing`` one, and the offsets that it stands for."""
+    """A bad object, one that is denied, or a ``missing`` one, and the offsets that it stands for."""
 
     path: str
     # As text: offsets may go beyond what a LONG holds.
@@ -44,7 +45,7 @@ class Problematic:
     missing: bool
 
     @classmethod
-    def of(cls, pointer: Pointer, error: CorruptError) -> Problematic:
+    def of(cls, pointer: Pointer, error: LogError) -> Problematic:
         """Note what is wrong with what a pointer names."""
         return cls(
             path=pointer.path,
@@ -61,7 +62,7 @@ class Finding:
 
     log: str
     pointer: Pointer
-    error: CorruptError | None
+    error: LogError | None
 
     def to_row(self) -> tuple[str | bool | int | None, ...]:
         """Show as a row of FINDINGS."""
@@ -136,13 +137,12 @@ def _expanded(
     if isinstance(pointer, FragmentPointer):
         yield reader, log, pointer
         return
-    try:
-        below = reader.load_snapshot(pointer).pointers
-    except CorruptError as error:
-        yield Finding(log, pointer, error)
+    found = ask(reader.load_snapshot, pointer)
+    if isinstance(found, LogError):
+        yield Finding(log, pointer, found)
         return
     yield Finding(log, pointer, None)
-    for each in () if opened else below:
+    for each in () if opened else found.pointers:
         yield from _expanded(reader, log, each)
 
 
@@ -150,8 +150,5 @@ def _check(work: tuple[LogReader, str, FragmentPointer] | Finding) -> Finding:
     if isinstance(work, Finding):
         return work
     reader, log, pointer = work
-    try:
-        reader.fetch(pointer)
-    except CorruptError as error:
-        return Finding(log, pointer, error)
-    return Finding(log, pointer, None)
+    found = ask(reader.fetch, pointer)
+    return Finding(log, pointer, found if isinstance(found, LogError) else None)

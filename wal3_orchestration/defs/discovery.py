@@ -1,7 +1,6 @@
 """Discovery: the store's logs become partitions, and a log that changed is looked at."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 
 from dagster import DefaultSensorStatus, RunRequest, SensorEvaluationContext, SensorResult, sensor
@@ -10,6 +9,7 @@ from wal3_core import list_logs
 from wal3_core.fleet.identity import store_identity
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.manifests import manifest_job
+from wal3_orchestration.fleet_seen import FleetSeen
 from wal3_orchestration.log_state import look_at_all
 from wal3_orchestration.partitions import LOGS, LOGS_NAME, cover, run_request
 from wal3_orchestration.resources import StoreResource
@@ -32,12 +32,12 @@ def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorR
     require_few_lost(opened, known, vanished, lost_max=store.logs_lost_max, fraction_max=store.logs_lost_fraction_max)
     if found and remembered(context.instance) is None:
         remember(context.instance, _identity(opened))
-    before = json.loads(context.cursor or "{}")
+    before = FleetSeen.from_cursor(context.cursor)
     requests = _requests([log for log in known if log in found] + new, before, found)
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(found)} logs, none changed",
-        cursor=json.dumps(found),
+        cursor=before.then(found).to_cursor(),
         dynamic_partitions_requests=[LOGS.build_add_request(new), LOGS.build_delete_request(vanished)],
     )
 
@@ -56,15 +56,9 @@ def _fingerprints(store: ObjectStore) -> dict[str, str]:
     }
 
 
-def _requests(keys: Sequence[str], before: Mapping[str, str], found: Mapping[str, str]) -> list[RunRequest]:
-    changed = {log for log in keys if before.get(log) != found[log]}
+def _requests(keys: Sequence[str], before: FleetSeen, found: Mapping[str, str]) -> list[RunRequest]:
+    changed = {log for log in keys if before.logs.get(log) != found[log]}
     return [
-        run_request(first, last, run_key=_run_key(keys, first, last, found))
+        run_request(first, last, run_key=before.run_key(keys[keys.index(first) : keys.index(last) + 1], found))
         for first, last in cover(keys, changed, runs_max=RUNS_PER_TICK_MAX)
     ]
-
-
-def _run_key(keys: Sequence[str], first: str, last: str, found: Mapping[str, str]) -> str:
-    """Name the run by what it will see: a tick that is repeated asks for the same run, not for another."""
-    covered = keys[keys.index(first) : keys.index(last) + 1]
-    return hashlib.sha256(json.dumps([(log, found[log]) for log in covered]).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""A bad name beside a good log: the sensors and steps serve the log, and tell of the name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from dagster import AssetKey, SensorResult, build_sensor_context
+
+from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
+from tests.stores import FaultyStore
+from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
+from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.destroyer import destroy
+from wal3_core.options import CollectorOptions
+from wal3_core.spark.verify_plan import plan_log
+from wal3_orchestration.defs.garbage_sensors import deletion, pruning
+from wal3_orchestration.garbage_due import find_due
+from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.outcomes import latest
+from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
+from wal3_orchestration.resources import CollectionResource, StoreResource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Run, Tick, Write
+    from dagster import DagsterInstance, RunRequest, SensorDefinition
+
+    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})
+AT_ONCE = CollectorOptions(interval_s=0)
+STEPS = {
+    "manifest_job": "manifest",
+    "collection_job": "pruned_manifest",
+    "orphans_job": "condemned_orphans",
+    "deletion_job": "deleted_garbage",
+    "snapshot_compaction_job": "compacted_snapshots",
+}
+
+
+def _prune(store: ObjectStore, log: str, offset: int) -> None:
+    collector = Collector(store, log)
+    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Pruned)
+
+
+def _evaluate(instance: DagsterInstance, sensor: SensorDefinition, **resources: object) -> list[RunRequest]:
+    with build_sensor_context(instance, resources=resources) as context:
+        result = sensor(context)
+    assert isinstance(result, SensorResult)
+    return list(result.run_requests or ())
+
+
+@pytest.fixture(params=Badness)
+def badness(
+    request: pytest.FixtureRequest,
+    write: Write,
+    fleet: ObjectStore,
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Badness:
+    """Two logs that are known, each with garbage that is due and more to collect; then one of them goes bad."""
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    for log in (BAD, GOOD):
+        write(log, fragments=4)
+        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
+        _prune(fleet, log, 4)
+    instance.add_dynamic_partitions(LOGS_NAME, [BAD, GOOD])
+    badness = Badness(request.param)
+    spoil(fleet, badness)
+    return badness
+
+
+def test_garbage_of_the_good_log_is_found_due_and_the_bad_name_is_told(
+    badness: Badness, fleet: ObjectStore, instance: DagsterInstance
+) -> None:
+    due, unreadable = find_due(fleet, [BAD, GOOD], CollectionResource().options())
+    asked = _evaluate(instance, deletion, store=StoreResource.from_environment(), collection=CollectionResource())
+
+    assert [each.log for each in due] == [GOOD]
+    assert [request.partition_key for request in asked] == [GOOD]
+    assert list(unreadable) == ([] if KINDS[badness] is None else [BAD])
+    assert all(BAD in message for message in unreadable.values())
+
+
+def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_its_check(
+    badness: Badness, instance: DagsterInstance, run: Run
+) -> None:
+    planned = run("garbage_plan_job", BOTH)
+    asked = _evaluate(instance, pruning)
+
+    assert [request.partition_key for request in asked] == [GOOD]
+    told = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
+    assert told == (set() if KINDS[badness] is None else {BAD})
+    assert planned.success == (KINDS[badness] is None)
+
+
+def test_good_log_stays_known_and_is_looked_at_and_so_is_the_bad_name_where_a_log_wants_help(
+    badness: Badness, fleet: ObjectStore, instance: DagsterInstance, tick: Tick
+) -> None:
+    states = {state.log: type(state) for state in look_at_all(fleet, [BAD, GOOD])}
+    requests = tick().run_requests or ()
+
+    assert states.pop(GOOD) is LogState
+    if badness in VACANT:
+        assert states == {}
+        assert instance.get_dynamic_partitions(LOGS_NAME) == [GOOD]
+        assert [request.partition_key for request in requests] == [GOOD]
+    else:
+        assert states == {BAD: LogState if KINDS[badness] is None else UnreadableLog}
+        assert instance.get_dynamic_partitions(LOGS_NAME) == [BAD, GOOD]
+        assert [request.partition_key_range for request in requests] == [BOTH.partition_key_range]
+
+
+def test_steps_over_both_serve_the_good_log_and_fail_for_the_bad_name(
+    badness: Badness, instance: DagsterInstance, run: Run
+) -> None:
+    for job, key in STEPS.items():
+        done = run(job, BOTH, only=key)
+
+        assert done.success == (KINDS[badness] is None), job
+        assert latest(instance, AssetKey(key), GOOD, count=1), job
+        assert bool(latest(instance, AssetKey(key), BAD, count=1)) == done.success, job
+        assert done.success or BAD in str(done.failure_data_for_node(key)), job
+
+
+def _find_due(store: ObjectStore) -> bool:
+    due, _ = find_due(store, [BAD, GOOD], AT_ONCE)
+    return GOOD in {each.log for each in due}
+
+
+def _look(store: ObjectStore) -> bool:
+    return GOOD in {state.log for state in look_at_all(store, list_logs(store)) if isinstance(state, LogState)}
+
+
+def _plan(store: ObjectStore) -> bool:
+    return {log: plan_log(store, log).manifest is not None for log in (BAD, GOOD)}[GOOD]
+
+
+@pytest.mark.parametrize("serve", [_find_due, _look, _plan])
+@pytest.mark.parametrize("go", [lambda store: destroy(store, BAD), replace_log], ids=["destroyed", "replaced"])
+@pytest.mark.parametrize("place", range(1, 9))
+def test_log_that_goes_while_it_is_looked_at_hides_no_other(
+    memory_store: MemoryStore, serve: Callable[[ObjectStore], bool], go: Callable[[ObjectStore], object], place: int
+) -> None:
+    """At each of the requests that are made of it."""
+    for log in (BAD, GOOD):
+        with LogWriter.open_or_initialize(memory_store, log) as writer:
+            for _ in range(4):
+                writer.append_many([b"a record", b"another", b"a third"])
+        CursorStore(memory_store, log).init("reader", LogPosition(7, 0))
+        _prune(memory_store, log, 4)
+    store, asked = FaultyStore(memory_store), []
+
+    def before(_kind: str, path: str) -> None:
+        if path.startswith(f"{BAD}/"):
+            asked.append(path)
+            if len(asked) == place:
+                go(memory_store)
+
+    store.before = before
+
+    assert serve(store)
