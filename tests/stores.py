@@ -258,3 +258,26 @@ class BoundedStore(CountingStore):
     ) -> Versioned | NotModified | None:
         self._ask(path, length_max)
         return super().get(path, if_none_match=if_none_match, length_max=length_max)
+
+
+@dataclass
+class OvertakenStore(FaultyStore):
+    """Does not answer the first PUT of a document that it was done, and has ``overtake`` go on from that."""
+
+    path: str = ""
+    overtake: Callable[[], object] = lambda: None
+    overtaken: bool = False
+
+    def create(self, path: str, data: bytes) -> PutOutcome:
+        return self._silent(path, data, self.inner.create(path, data))
+
+    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
+        return self._silent(path, data, self.inner.replace(path, data, etag))
+
+    def _silent(self, path: str, data: bytes, outcome: PutOutcome) -> PutOutcome:
+        # A vacancy is no log yet: nobody goes on from that.
+        if self.overtaken or path != self.path or b'"vacant"' in data or not isinstance(outcome, Done):
+            return outcome
+        self.overtaken = True
+        self.overtake()
+        return Unknown("the reply was dropped")

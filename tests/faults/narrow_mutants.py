@@ -146,4 +146,22 @@ NARROW_MUTANTS = (
         "if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:",
         "if self._names is not None:",
     ),
+    Mutation(
+        "where a writer's own commit ended is taken for where the log ends",
+        "wal3_core.log.tail:Tail.confirm",
+        " and self._place == base.manifest.next:",
+        ":",
+    ),
+    Mutation(
+        "a beginning that went unanswered, and that somebody went on from, is taken for another's",
+        MANIFESTS + "begin",
+        "        if isinstance(outcome, Unknown):\n",
+        "        if isinstance(outcome, Unknown) and seen is not None:\n",
+    ),
+    Mutation(
+        "a policy's change that went unanswered is made again",
+        "wal3_core.storage.policy_store:PolicyStore.change",
+        "            if isinstance(saved, Unknown):\n",
+        "            if isinstance(saved, Unknown) and seen is None:\n",
+    ),
 )

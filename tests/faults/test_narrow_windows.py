@@ -12,7 +12,7 @@ import pytest
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
-from tests.stores import FaultyStore
+from tests.stores import FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
     GarbageCollectedError,
@@ -39,7 +39,7 @@ from wal3_core import (
 )
 from wal3_core.log.collector import Collector, Pruned
 from wal3_core.log.deleter import Deleter
-from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, cursor_path
+from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -371,6 +371,48 @@ def migrate_two_logs_to_one_successor() -> None:
     assert LogReader.open(store, "c").manifest().seal is None
 
 
+def append_where_the_log_ends_behind_an_unanswered_commit() -> None:
+    """Another appends between a commit that went unanswered and the look at what became of it."""
+    store = MemoryStore(shared_runtime())
+    LogWriter.initialize(store, "a")
+
+    def append() -> None:
+        with LogWriter.open(store, "a") as other:
+            other.append(b"2")
+
+    with LogWriter.open(OvertakenStore(store, path=f"a/{MANIFEST}", overtake=append), "a") as writer:
+        writer.append(b"1")
+        assert writer.append(b"3", expect_next=3).offset == 3
+
+
+def initialize_while_another_appends_before_the_answer() -> None:
+    """Somebody waited for the log, and went on with it before whoever began it was answered."""
+    store = MemoryStore(shared_runtime())
+
+    def append() -> None:
+        with LogWriter.open(store, "a") as other:
+            other.append(b"1")
+
+    LogWriter.initialize(OvertakenStore(store, path=f"a/{MANIFEST}", overtake=append), "a")
+
+
+def change_the_policy_while_another_does_before_the_answer() -> None:
+    """What was changed without an answer is what the next change begins from."""
+    store = MemoryStore(shared_runtime())
+    LogWriter.initialize(store, "a")
+    other = PolicyStore(store, "a")
+    other.change(lambda policy: replace(policy, retention_s=3600))
+    path = next(meta.path for meta in store.list_objects("a/") if meta.path.endswith(POLICY))
+    silent = OvertakenStore(
+        store, path=path, overtake=lambda: other.change(lambda policy: replace(policy, percent_max=50))
+    )
+
+    with suppress(UnavailableError):
+        PolicyStore(silent, "a").change(lambda policy: replace(policy, retention_s=(policy.retention_s or 0) + 3600))
+
+    assert other.load().retention_s == 7200
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -387,6 +429,9 @@ NARROW = (
     delete_a_cursor_while_its_name_is_used_again,
     migrate_while_another_begins_the_successor_s_name,
     migrate_two_logs_to_one_successor,
+    append_where_the_log_ends_behind_an_unanswered_commit,
+    initialize_while_another_appends_before_the_answer,
+    change_the_policy_while_another_does_before_the_answer,
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stores import FaultyStore
+from tests.stores import OvertakenStore
 from wal3_core import (
     LogAt,
     LogPosition,
@@ -22,7 +22,6 @@ from wal3_core import (
     seal,
 )
 from wal3_core.model.paths import MANIFEST, POLICY
-from wal3_core.storage.object_store import Done, Etag, PutOutcome, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,29 +31,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 RECORDS = [Record(offset, 0, None, b"%d" % offset) for offset in (1, 2, 3)]
-
-
-@dataclass
-class OvertakenStore(FaultyStore):
-    """Does not answer the first PUT of a document that it was done, and has ``overtake`` go on from that."""
-
-    path: str = ""
-    overtake: Callable[[], object] = lambda: None
-    overtaken: bool = False
-
-    def create(self, path: str, data: bytes) -> PutOutcome:
-        return self._silent(path, data, self.inner.create(path, data))
-
-    def replace(self, path: str, data: bytes, etag: Etag) -> PutOutcome:
-        return self._silent(path, data, self.inner.replace(path, data, etag))
-
-    def _silent(self, path: str, data: bytes, outcome: PutOutcome) -> PutOutcome:
-        # A vacancy is no log yet: nobody goes on from that.
-        if self.overtaken or path != self.path or b'"vacant"' in data or not isinstance(outcome, Done):
-            return outcome
-        self.overtaken = True
-        self.overtake()
-        return Unknown("the reply was dropped")
 
 
 def copied(store: ObjectStore, to: ObjectStore) -> None:
