@@ -10,6 +10,8 @@ import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import CollectorOptions, CursorStore, LogReader, LogWriter, PinStore, WriterOptions, collect, seal
+from wal3_core.log.breath import Breath
+from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,3 +85,31 @@ def test_append_that_has_little_time_left_gives_way_to_nobody(
             writer.append(b"%d" % number)
 
     assert time.monotonic() - began_s < 10
+
+
+class StillRuntime(ThreadRuntime):
+    """A process whose clock stands still unless a test moves it."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "commit_s", "pauses"), [(0, 0.02, [0.16] * 5), (0.2, 0.002, []), (0, 0.2, [0.5] * 5)]
+)
+def test_writer_pauses_once_in_ten_seconds_and_never_when_it_has_rested(
+    idle_s: float, commit_s: float, pauses: list[float]
+) -> None:
+    with StillRuntime() as runtime:
+        breath, paused = Breath(runtime), []
+        while runtime.now_s < 55:
+            pause_s = breath.due_s(commit_s)
+            if pause_s:
+                paused.append(pause_s)
+            runtime.now_s += pause_s + commit_s
+            breath.committed()
+            runtime.now_s += idle_s
+
+    assert paused == pauses
