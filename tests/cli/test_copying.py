@@ -81,7 +81,7 @@ def test_copy_over_a_log_is_told_what_to_do_about_it(wal3: Command) -> None:
 
     refused = wal3("copy", "a", "b")
 
-    assert refused.stderr.endswith(": copy to another name, or destroy b first (`wal3 destroy`)\n")
+    assert refused.stderr.endswith(": copy to another name, or destroy the one that is there first\n")
 
 
 def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_migration_to_another_log_is_refused(wal3: Command) -> None:
     result = wal3("migrate", "a", "c", "--reason", "full")
 
     assert result.exit_code == 1
-    assert result.stderr.endswith("; it goes on in b (`wal3 migrate a b` begins that one)\n")
+    assert result.stderr.endswith("; it goes on in b (`wal3 migrate a b --reason …` begins that one)\n")
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
 
 

@@ -418,7 +418,7 @@ MUTANTS = (
     Mutation(
         "a log is begun over what was destroyed by creating it",
         MANIFESTS + "initialize",
-        "self.swap(initial, seen)",
+        "self.begin(initial, seen)",
         "self.swap(initial, None)",
     ),
     Mutation(
@@ -436,7 +436,7 @@ MUTANTS = (
     Mutation(
         "a copy is finished on whatever claim there is",
         CLAIM + "Claim.finish",
-        "self._manifests.swap(manifest, self._claimed)",
+        "self._manifests.begin(manifest, self._claimed)",
         "self._manifests.swap(manifest, self._manifests.look())",
     ),
     Mutation(

@@ -187,7 +187,9 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
     begun = list(_begun(deleter, pending))
     plan = collector.plan(asked.limit_offset)
     objects = list(collector.objects(plan))
-    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pending))))
+    # Of what is not pruned, the log still holds everything.
+    pruned = [each for each in pending if each.pruned]
+    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
     paths = [path for path in objects if path not in held]
     orphans = deleter.orphans(pending)
     pins = Counter(chain.from_iterable(held.values()))

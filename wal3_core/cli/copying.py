@@ -49,7 +49,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
-    with _target_named(target), progress(f"copy {log}", None) as advance:
+    with _target_named(), progress(f"copy {log}", None) as advance:
         copied = copy_log(
             LogAt(store, log),
             LogAt(other, target),
@@ -77,12 +77,12 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
 
 
 @contextmanager
-def _target_named(target: str) -> Iterator[None]:
+def _target_named() -> Iterator[None]:
     """Say what to do about a log that has the target's name; one that is there by another call's copy may stay."""
     try:
         yield
     except LogExistsError as error:
         if "expected no log there" not in str(error):
             raise
-        message = f"{error}: copy to another name, or destroy {target} first (`wal3 destroy`)"
+        message = f"{error}: copy to another name, or destroy the one that is there first"
         raise InvalidFailure(message) from error

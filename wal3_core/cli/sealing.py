@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +10,7 @@ import click
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.errors import SealedError
+from wal3_core.errors import LogError, SealedError
 from wal3_core.log.reader import LogReader
 from wal3_core.log.sealer import migrate as migrate_log
 from wal3_core.log.sealer import seal as seal_log
@@ -74,7 +74,9 @@ def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
     try:
         yield
     except SealedError as error:
-        message = f"{error}{way_on()}"
+        message = str(error)
+        with suppress(LogError):
+            message += way_on()
         raise Failure(message) from error
 
 
@@ -82,7 +84,7 @@ def _way_on(store: ObjectStore, log: str) -> str:
     """Say how records are appended again where the log was sealed for no successor, or another one."""
     found = LogReader.open(store, log).manifest().seal
     if found is not None and found.successor is not None:
-        return f" (`wal3 migrate {log} {found.successor}` begins that one)"
+        return f" (`wal3 migrate {log} {found.successor} --reason …` begins that one)"
     return f"; a seal stays, and names no successor: `wal3 copy {log} TARGET` makes an open log of it"
 
 

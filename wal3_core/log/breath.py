@@ -34,10 +34,11 @@ class Breath:
         if now_s - self._ended_s >= pause_s:
             # It made one.
             self._busy_since_s = now_s
-        if now_s - self._busy_since_s < _BUSY_S:
-            return 0.0
-        self._busy_since_s = now_s + pause_s
-        return pause_s
+        return pause_s if now_s - self._busy_since_s >= _BUSY_S else 0.0
+
+    def paused(self) -> None:
+        """Take note that the pause was made."""
+        self._busy_since_s = self._runtime.monotonic_s()
 
     def committed(self) -> None:
         """Take note that a commit has ended."""

@@ -410,7 +410,11 @@ class Pipeline:
         self._go_on(tasks, outcomes)
 
     def _commit(self) -> None:
-        self._give_way()
+        interrupt: BaseException | None = None
+        try:
+            self._give_way()
+        except BaseException as error:  # noqa: BLE001 - where this thread does it all: others wait for the commit
+            interrupt = error
         with self._lock:
             ready = list(takewhile(lambda flight: flight.pointer is not None, self._flights))
             base = self._tail.base
@@ -436,6 +440,8 @@ class Pipeline:
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
         self._go_on(tasks, outcomes)
+        if interrupt is not None:
+            raise interrupt
 
     def _give_way(self) -> None:
         """Let others at the manifest when it is their turn, unless an append could be late for it."""
@@ -445,6 +451,7 @@ class Pipeline:
                 left_s = self._settling.until_s(self._flights[0].entries) - self._runtime.monotonic_s()
             if left_s > _LEFT_S_MIN:
                 self._runtime.sleep(pause_s)
+                self._breath.paused()
 
     def _look_at_time(
         self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float

@@ -50,8 +50,9 @@ class LogWriter:
 
     A call from a signal's handler or a ``__del__`` that comes in the middle of another call, and could only
     wait for that one, raises InvalidRequestError and does nothing; ``stats`` never does. A callback of an
-    append's future may call all there is, and wait: it has a worker that nothing else waits for, up to a few
-    dozen of them at once.
+    append's future may call all there is, and wait for it: it has a worker that nothing else waits for. Those of
+    one commit are called one after another, and of one log in at most half of the workers at once. At the
+    interpreter's exit one that waits for a future has to do so by ``append`` or ``flush``.
     """
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from wal3_core.arguments import with_methods
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_log_name
-from wal3_core.storage.store_urls import TUNING_OPTIONS, options_of_url
+from wal3_core.storage.store_urls import TUNING_OPTIONS, named_in
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def log_store(store: ObjectStore, log: str) -> ObjectStore:
 def place_of(url: str) -> str:
     """Tell stores apart: return a store's URL, or that of what lies in one, without what only says how it is asked."""
     address = url.partition("?")[0]
-    options = sorted(pair for pair in options_of_url(url).items() if pair[0] not in TUNING_OPTIONS)
+    options = sorted(pair for pair in named_in(url).items() if pair[0] not in TUNING_OPTIONS)
     return f"{address}?{urlencode(options)}" if options else address
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.options import TIMEOUT_S, RetryOptions
-from wal3_core.storage.store_urls import options_of_url
+from wal3_core.storage.store_urls import named_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Addressed(Protocol):
 
 def timeout_s_of(url: str) -> float:
     """Seconds for which a store that does not answer is asked again, as its URL says."""
-    named = options_of_url(url).get("timeout_s")
+    named = named_in(url).get("timeout_s")
     return TIMEOUT_S if named is None else float(named)
 
 

@@ -54,7 +54,14 @@ def options_of_url(url: str) -> dict[str, str]:
     return dict(pairs)
 
 
+def named_in(url: str) -> dict[str, str]:
+    """Return the options in the URL that a store says it has, whatever store it is."""
+    return dict(parse_qsl(url.partition("?")[2]))
+
+
 def _refusal(url: str, scheme: str, found: str) -> InvalidRequestError:
     known = ", ".join(sorted(_OPTIONS.get(scheme, ())))
     expected = f"no option but {known}, each once and with a value," if known else "no options"
-    return InvalidRequestError(f"store URL: expected {expected} on {scheme}, found {found} in {url!r}")
+    # Not the options themselves, which may be secret.
+    address = url.partition("?")[0]
+    return InvalidRequestError(f"store URL: expected {expected} on {scheme}, found {found} on {address!r}")
