@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 
-from wal3_core import CursorStore, LogPosition, LogWriter, open_store
+from tests.stores import FaultyStore
+from wal3_core import Collector, CursorStore, LogPosition, LogWriter, StoreDeniedError, open_store
 from wal3_core.cli.program import cli
 
 if TYPE_CHECKING:
@@ -226,6 +227,22 @@ def test_dry_run_counts_as_held_what_the_run_counts(wal3: Command, interval_s: s
 
     assert told["num_held"] == run["num_held"] == 2
     assert told["pins"] == {"audit": 2}
+
+
+def test_dry_run_counts_nothing_as_held_by_a_pin_that_the_log_holds_itself(wal3: Command) -> None:
+    """Of a collection that died before it was announced; a pin would have been given up for nothing."""
+    collectable(wal3)
+    wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
+    store = FaultyStore(open_store(wal3.url))
+    store.fail("replace", "MANIFEST", "denied", times=9)
+    collector = Collector(store, "a")
+    with pytest.raises(StoreDeniedError):
+        collector.announce(collector.plan())
+    wal3.ok("cursor", "set", "a", "reader", "1")
+
+    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+
+    assert (told["num_held"], told["pins"]) == (0, {})
 
 
 def test_dry_run_without_pins_says_no_word_of_them(wal3: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -115,3 +116,35 @@ def test_writer_pauses_once_in_ten_seconds_and_never_when_it_has_rested(
             runtime.now_s += idle_s
 
     assert paused == pauses
+
+
+class InterruptedCall(BaseException):
+    """What a signal's handler raises, as Ctrl-C does."""
+
+
+def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_goes_on(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the interpreter's exit, where no worker is left. The next append waited for ever."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise InterruptedCall
+
+    runtime = ThreadRuntime()
+    writer = LogWriter.open_or_initialize(memory_store, "a", runtime=runtime)
+    runtime.close()
+    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 60.0)
+    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 60.0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedCall):
+            writer.append(b"1")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 1e9)
+
+    assert writer.append(b"2").offset == 2
+    assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"1", b"2"]
