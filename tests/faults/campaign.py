@@ -117,7 +117,7 @@ def _tallies(chunks: Sequence[Sequence[int]], processes: int) -> Iterator[Tally]
         yield from map(tell, chunks)
         return
     # Spawned: a fork would inherit the threads that Arrow has begun. Renewed now and then, to keep them small.
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=200) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
         yield from pool.imap_unordered(tell, chunks)
 
 
