@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.
 settings.register_profile("wal3", deadline=None, print_blob=True)
 settings.load_profile("wal3")
+# For sessions of seconds: code that is never optimized is cheaper than the compiler's threads.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")

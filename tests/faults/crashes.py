@@ -430,10 +430,12 @@ class Row:
     runs: int
 
 
-def examine(scenario: Scenario, *, schedules: int = SCHEDULES, pairs: bool = False, runs_max: int | None = None) -> Row:
+def examine(
+    scenario: Scenario, *, schedules: int = SCHEDULES, pairs: bool = False, only: str = "", runs_max: int | None = None
+) -> Row:
     """Run a scenario with each call failing in each way; AssertionError names the run that broke a promise.
 
-    With ``runs_max`` only so many of them, spread over all calls and kinds.
+    With ``only`` the faults of this name; with ``runs_max`` only so many runs, spread over all calls and kinds.
     """
     calls, kinds, runs = 0, set[str](), 0
     for seed in range(schedules):
@@ -441,7 +443,9 @@ def examine(scenario: Scenario, *, schedules: int = SCHEDULES, pairs: bool = Fal
         how = broken(whole)
         assert how is None, f"{scenario.name}, seed {seed}, no fault: {how}"
         calls = max(calls, len(whole.kinds))
-        every = list(_each(whole, scenario, seed, pairs=pairs))
+        every = [
+            each for each in _each(whole, scenario, seed, pairs=pairs) if all(f.endswith(only) for f in each.values())
+        ]
         for faults in every if runs_max is None else Random(0).sample(every, min(runs_max, len(every))):
             how = broken(scenario.story(seed, faults))
             assert how is None, f"{scenario.name}, seed {seed}, faults {faults}: {how}"

@@ -21,6 +21,9 @@ MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
 
 # What meets seldom: more than twenty worlds did not find it. `make mutants` has them, the tests all others.
 RARE = {
+    "an unanswered CAS is taken for failed",
+    "appended again after an unanswered CAS",
+    "cursors that move on make a plan fail",
     "what lies behind an unknown outcome is appended though the writer is ordered",
     "the seal is not looked at",
     "fragments are committed out of order",

@@ -16,8 +16,8 @@ from tests.faults.story import Story
 from tests.mutations import Mutation, applied
 
 ROOT = Path(__file__).parent.parent.parent
-# The campaign of docs/reliability.md is a thousand times as long.
-SEEDS = 300
+# The campaign of docs/reliability.md is a hundred times as long.
+SEEDS = 150
 SEEDS_FOR_A_MUTANT = 200
 HAPPENED = {
     "killed",

@@ -35,7 +35,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def optimized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests under -O. Pytest rewrites the asserts of tests and plugins, which so stay; the library's are gone."""
     plugins = ("-p", "no:cacheprovider")
-    return run("-O", "-m", "pytest", "-q", *plugins, "-k", "not s3", *arguments)
+    return run("-O", "-m", "pytest", "-q", *plugins, "-m", "not slow", "-k", "not s3 and not local", *arguments)
 
 
 def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def busy(store: ObjectStore) -> Iterator[None]:
                 each.result(DEADLINE_S)
 
 
+@pytest.mark.parametrize("store", ["local"], indirect=True)
 def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_they_can(store: ObjectStore) -> None:
     append(store, RECORDS)
     place(store, 1, "slowest")

@@ -30,7 +30,7 @@ SHORT = WriterOptions(snapshots=TREE, retry=RetryOptions(attempts_max=2, pause_s
 DUE = TREE.fragments_per_snapshot + TREE.fragments_kept - 1
 DEADLINE_S = 20.0
 # `make kills` has 10,000.
-WRITERS = int(os.environ.get("WAL3_TEST_WRITERS", "2000"))
+WRITERS = int(os.environ.get("WAL3_TEST_WRITERS", "1000"))
 
 
 def append_once(store: ObjectStore, options: WriterOptions | None = None) -> None:
