@@ -67,7 +67,7 @@ sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
-	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/*,wal3_core/storage/*_store.py,wal3_core/storage/immutable.py,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
+	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/storage/documents/*,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
 	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
 	$(BIN)/coverage report --show-missing
 

@@ -16,7 +16,7 @@ from tests.rounds import round_trips
 from tests.stores import CountingStore
 from wal3_core import LogReader, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime

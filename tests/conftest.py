@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.s3_server import s3_server, use_endpoint
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.model.paths import LogId, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,

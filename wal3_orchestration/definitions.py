@@ -2,13 +2,13 @@
 
 from dagster import Definitions, definitions, in_process_executor
 
-from wal3_orchestration.defs import garbage_collection as garbage
 from wal3_orchestration.defs import snapshot_compaction as snapshots
 from wal3_orchestration.defs.acceptance import accept_store_job
 from wal3_orchestration.defs.discovery import discovery
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
+from wal3_orchestration.defs.garbage_collection import assets as garbage
+from wal3_orchestration.defs.garbage_collection.orphans import condemned_orphans, orphans_job, weekly_orphans
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.defs.manifests import manifest, manifest_job
-from wal3_orchestration.defs.orphans import condemned_orphans, orphans_job, weekly_orphans
 from wal3_orchestration.defs.verification import nightly_verification, verification, verification_job
 from wal3_orchestration.resources import resources
 

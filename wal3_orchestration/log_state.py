@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

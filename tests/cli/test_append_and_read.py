@@ -9,12 +9,12 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core.cli.reading import Time
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from wal3_core.log.halt import Resumed
+    from wal3_core.log.write.halt import Resumed
 
     from .conftest import Command
 

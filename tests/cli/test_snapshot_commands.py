@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions, WriterOptions
 from wal3_core.storage.open_store import open_store
 

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.stores import damage, life_store
-from wal3_core.log.collector import Collector
-from wal3_core.log.reader import LogReader
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.manifest import Seal
 from wal3_core.options import SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage import doctor
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
 

@@ -34,7 +34,7 @@ from wal3_core import (
 from wal3_core.errors import MissingError
 from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits, RetryOptions, SnapshotOptions
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

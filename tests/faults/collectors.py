@@ -10,17 +10,17 @@ from tests.faults.history import PENDING_S
 from tests.faults.store import LOG, SimStore
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, LogReader, LogWriter, Message
 from wal3_core.errors import CollectionRefusedError, MissingError
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.destroyer import destroy
-from wal3_core.log.pinned import pinned_records
-from wal3_core.log.sealer import initialize_successor, migrate, seal
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.succession import records_across
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.read.pinned import pinned_records
+from wal3_core.log.read.succession import records_across
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CollectorOptions, RetryOptions
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core.log.copier import Copied
+    from wal3_core.log.maintain.copier import Copied
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotCompactorOptions, WriterOptions
 

@@ -49,7 +49,7 @@ from wal3_core import (
     ReaderOptions,
     WriterOptions,
 )
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.manifest import EPOCHS_MAX
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo

@@ -19,7 +19,7 @@ from wal3_core import (
 )
 from wal3_core.model.paths import cursor_path, life_folder
 from wal3_core.options import RetryOptions
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

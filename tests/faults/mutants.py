@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-PIPELINE = "wal3_core.log.pipeline:Pipeline."
-TAIL = "wal3_core.log.tail:Tail."
-OUTCOMES = "wal3_core.log.outcomes:Outcomes."
-HALT = "wal3_core.log.halt:Halt."
-SETTLING = "wal3_core.log.settling:Settling."
-COMMIT = "wal3_core.log.commit:"
-SNAPSHOTTER = "wal3_core.log.snapshotter:"
-COLLECTOR = "wal3_core.log.collector:Collector."
-DELETER = "wal3_core.log.deleter:Deleter."
+PIPELINE = "wal3_core.log.write.pipeline:Pipeline."
+TAIL = "wal3_core.log.write.tail:Tail."
+OUTCOMES = "wal3_core.log.write.outcomes:Outcomes."
+HALT = "wal3_core.log.write.halt:Halt."
+SETTLING = "wal3_core.log.write.settling:Settling."
+COMMIT = "wal3_core.log.write.commit:"
+SNAPSHOTTER = "wal3_core.log.write.snapshotter:"
+COLLECTOR = "wal3_core.log.collect.collector:Collector."
+DELETER = "wal3_core.log.collect.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
-COPYING = "wal3_core.log.copier:_Copying."
-CLAIM = "wal3_core.log.copy_target:"
-DESTROYING = "wal3_core.log.destroyer:_Destroying."
-MANIFESTS = "wal3_core.storage.manifest_store:ManifestStore."
+COPYING = "wal3_core.log.maintain.copier:_Copying."
+CLAIM = "wal3_core.log.maintain.copy_target:"
+DESTROYING = "wal3_core.log.maintain.destroyer:_Destroying."
+MANIFESTS = "wal3_core.storage.documents.manifest_store:ManifestStore."
 
 # What meets seldom: more than twenty worlds did not find it. `make mutants` has them, the tests all others.
 RARE = {
@@ -147,13 +147,13 @@ MUTANTS = (
     ),
     Mutation(
         "an unanswered upload is taken for done",
-        "wal3_core.storage.immutable:write_immutable",
+        "wal3_core.storage.documents.immutable:write_immutable",
         "            cause = outcome.cause\n",
         "            return\n",
     ),
     Mutation(
         "a conflict is taken for one's own earlier success",
-        "wal3_core.storage.immutable:write_immutable",
+        "wal3_core.storage.documents.immutable:write_immutable",
         "if found == data:",
         "if found == data or found is None:",
     ),
@@ -177,19 +177,19 @@ MUTANTS = (
     ),
     Mutation(
         "the store is not asked for its time",
-        "wal3_core.log.log_clock:LogClock._plausible",
+        "wal3_core.log.write.log_clock:LogClock._plausible",
         "        if seen is None or",
         "        if seen is None:\n            return True\n        if",
     ),
     Mutation(
         "a clock that was right once is believed",
-        "wal3_core.log.log_clock:LogClock._plausible",
+        "wal3_core.log.write.log_clock:LogClock._plausible",
         "return timestamp_us <= self._store_us(seen) + self._ahead_us",
         "return True",
     ),
     Mutation(
         "the time that is too far ahead is committed",
-        "wal3_core.log.log_clock:LogClock.look",
+        "wal3_core.log.write.log_clock:LogClock.look",
         "if latest_us <= store_us + self._ahead_us:",
         "if latest_us <= store_us + self._ahead_us or found is not None:",
     ),
@@ -249,31 +249,31 @@ MUTANTS = (
     ),
     Mutation(
         "a cursor is moved whatever its version",
-        "wal3_core.storage.document_store:DocumentStore.swap",
+        "wal3_core.storage.documents.document_store:DocumentStore.swap",
         "self._store.replace(path, data, etag)",
         "self._store.replace(path, data, self._store.get(path).etag)",
     ),
     Mutation(
         "a cursor's conflict is taken for bad luck",
-        "wal3_core.storage.document_store:DocumentStore.swap",
+        "wal3_core.storage.documents.document_store:DocumentStore.swap",
         "if present != etag:",
         "if present is None and etag is not None:",
     ),
     Mutation(
         "what is deleted is deleted with its object",
-        "wal3_core.storage.named_store:NamedStore.delete",
+        "wal3_core.storage.documents.named_store:NamedStore.delete",
         "        for _ in range(_TRIES_MAX):\n",
         "        if self._documents.delete(path) is None:\n            return\n        for _ in range(_TRIES_MAX):\n",
     ),
     Mutation(
         "cursors are not read again before pruning",
-        "wal3_core.log.planner:Planner.kept_below",
+        "wal3_core.log.collect.planner:Planner.kept_below",
         "policy, cursors = self._policy(), self._offsets()",
         'policy, cursors = self._policy(), {"nobody": first.position.offset}',
     ),
     Mutation(
         "cursors that move on make a plan fail",
-        "wal3_core.log.planner:Planner.plan",
+        "wal3_core.log.collect.planner:Planner.plan",
         "        manifest = self._manifests.load().manifest\n",
         "        for _ in range(3):\n"
         "            manifest = self._manifests.load().manifest\n"
@@ -297,7 +297,7 @@ MUTANTS = (
     ),
     Mutation(
         "a place is not looked at once the cursor is written",
-        "wal3_core.storage.cursor_store:CursorStore._check_still_held",
+        "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
         "if position.offset >= first.offset:",
         "if position.offset >= 0 * first.offset:",
     ),
@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutation(
         "a cursor that came too late stays where it is",
-        "wal3_core.storage.cursor_store:CursorStore._check_still_held",
+        "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
         "self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)",
         "str(back)",
     ),
@@ -358,13 +358,13 @@ MUTANTS = (
     ),
     Mutation(
         "a fragment of the same number is taken for it",
-        "wal3_core.log.references:References._leads_to",
+        "wal3_core.log.collect.references:References._leads_to",
         "return pointer.path == path",
         "return True",
     ),
     Mutation(
         "a refused seal is taken for done",
-        "wal3_core.log.sealer:_Sealing.install",
+        "wal3_core.log.maintain.sealer:_Sealing.install",
         "if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):",
         "if self._manifests.install(base.manifest.apply_seal(wanted), base) != Installed:",
     ),
@@ -384,7 +384,7 @@ MUTANTS = (
     ),
     Mutation(
         "packed snapshots are used before they are durable",
-        "wal3_core.log.snapshot_compactor:SnapshotCompactor._step",
+        "wal3_core.log.maintain.snapshot_compactor:SnapshotCompactor._step",
         "self._upload(repacked.written)",
         "str(repacked.written)",
     ),
@@ -402,13 +402,13 @@ MUTANTS = (
     ),
     Mutation(
         "a reader trusts the manifest it knows",
-        "wal3_core.log.reader:LogReader.manifest",
+        "wal3_core.log.read.reader:LogReader.manifest",
         "known = self._manifests.load(self._known)",
         "known = self._known or self._manifests.load(self._known)",
     ),
     Mutation(
         "a snapshot that was loaded ahead is taken for another",
-        "wal3_core.log.walk:Walk._loaded",
+        "wal3_core.log.read.walk:Walk._loaded",
         "self._loading.pop(pointer.path, None)",
         "self._loading.popitem()[1] if self._loading else None",
     ),
@@ -432,7 +432,7 @@ MUTANTS = (
     ),
     Mutation(
         "a cursor store goes on in another log",
-        "wal3_core.storage.cursor_store:CursorStore._manifest",
+        "wal3_core.storage.documents.cursor_store:CursorStore._manifest",
         "known = self._manifests.load(self._known)",
         "known = type(self._manifests)(self._manifests._store, self._runtime).load()",
     ),

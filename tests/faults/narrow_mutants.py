@@ -11,7 +11,7 @@ CRASH_MUTANTS = (
         "collect beside a pin",
         Mutation(
             "a pin is not compared once it is written",
-            "wal3_core.storage.pin_store:_still_whole",
+            "wal3_core.storage.documents.pin_store:_still_whole",
             "return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers",
             "return count >= 0 or now == pinned",
         ),
@@ -29,7 +29,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read begins again where a snapshot was replaced under it",
-            "wal3_core.log.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._settled",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
@@ -38,7 +38,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read leaves out a record where a snapshot was replaced under it",
-            "wal3_core.log.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._settled",
             "missing, manifest = error.path, self.manifest()",
             "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
         ),
@@ -58,7 +58,7 @@ CRASH_MUTANTS = (
 NARROW_MUTANTS = (
     Mutation(
         "a commit under way is not shut out when its outcome is told",
-        "wal3_core.log.halt:Settler._ask",
+        "wal3_core.log.write.halt:Settler._ask",
         "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
         "if verdict is None:",
     ),
@@ -82,7 +82,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a copy uses whatever pin there is",
-        "wal3_core.log.copy_pins:CopyPins.make",
+        "wal3_core.log.maintain.copy_pins:CopyPins.make",
         "            return name, self._pins.create(",
         "            return name, next(iter(self._pins.list().values()), None) or self._pins.create(",
     ),
@@ -112,25 +112,25 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a start that is no offset is looked up anew with every manifest",
-        "wal3_core.log.scan:begun",
+        "wal3_core.log.read.scan:begun",
         "            return manifest.first.position.offset\n",
         "            return None\n",
     ),
     Mutation(
         "a follower without a record begins anew with every look",
-        "wal3_core.log.following:Following.records",
+        "wal3_core.log.read.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
     ),
     Mutation(
         "a policy is changed without a look at what is announced",
-        "wal3_core.storage.policy_store:PolicyStore._withdraw_announced",
+        "wal3_core.storage.documents.policy_store:PolicyStore._withdraw_announced",
         "if base.manifest.collecting is not None:",
         "if base.manifest.collecting is not None and base.manifest.destroying:",
     ),
     Mutation(
         "what is deleted is deleted whatever came behind the request",
-        "wal3_core.storage.named_store:NamedStore.delete",
+        "wal3_core.storage.documents.named_store:NamedStore.delete",
         "            if isinstance(outcome, Unknown):\n",
         "            if isinstance(outcome, Unknown) and not generation:\n",
     ),
@@ -142,13 +142,13 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a successor's name is looked at and not kept",
-        "wal3_core.log.sealer:_Keeping.keep",
+        "wal3_core.log.maintain.sealer:_Keeping.keep",
         "if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:",
         "if self._names is not None:",
     ),
     Mutation(
         "where a writer's own commit ended is taken for where the log ends",
-        "wal3_core.log.tail:Tail.confirm",
+        "wal3_core.log.write.tail:Tail.confirm",
         " and self._place == base.manifest.next:",
         ":",
     ),
@@ -160,7 +160,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a policy's change that went unanswered is made again",
-        "wal3_core.storage.policy_store:PolicyStore.change",
+        "wal3_core.storage.documents.policy_store:PolicyStore.change",
         "            if isinstance(saved, Unknown):\n",
         "            if isinstance(saved, Unknown) and seen is None:\n",
     ),

@@ -49,11 +49,11 @@ from wal3_core import (
     ReaderOptions,
     scrub,
 )
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.maintain.copier import LogAt, copy
 from wal3_core.model.paths import CLOCK
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -37,13 +37,13 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from tests.faults.store import SimStore, World
 from tests.storage.test_object_store import *  # noqa: F403
 from wal3_core.errors import LogError
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:

@@ -21,16 +21,16 @@ from wal3_core import (
     copy,
     destroy,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Place
 from wal3_core.model.paths import cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Done, ObjectMeta, log_store
 
 

@@ -18,15 +18,15 @@ from tests.hostile.test_made_json import JSON, changed, places
 from tests.stores import life_store
 from wal3_core import CursorStore, LogReader, LogWriter, PinStore
 from wal3_core.errors import CorruptError, LogError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model import strict_json
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.pin import Pin
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import pytest
 
 import wal3_core
 from wal3_core.errors import ConditionNotMetError, LogError, MissingError
-from wal3_core.log.reader import FragmentMissingError
+from wal3_core.log.read.reader import FragmentMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,12 +10,12 @@ from dagster import AssetKey, SensorResult, build_sensor_context
 from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify_plan import plan_log
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
-from wal3_orchestration.garbage_due import find_due
+from wal3_orchestration.defs.garbage_collection.due import find_due
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
 from wal3_orchestration.outcomes import latest
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance, RunRequest, SensorDefinition
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})

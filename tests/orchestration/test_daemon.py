@@ -13,7 +13,7 @@ from dagster import AssetKey, DagsterRunStatus
 
 from tests.programs import in_foreground
 from wal3_core import CursorStore, LogPosition, LogReader
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:

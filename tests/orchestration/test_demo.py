@@ -11,10 +11,10 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
 from tests.programs import Program
 from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
-from wal3_orchestration.demo import PARTS, Places, java_problem, parts
+from wal3_orchestration.demo.__main__ import PARTS, Places, java_problem, parts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -118,7 +118,7 @@ def test_demo_in_use_is_not_swept_away(tmp_path: Path) -> None:
     keep.parent.mkdir()
     keep.touch()
     places = f"Places(Path({str(tmp_path)!r}))"
-    program = f"from wal3_orchestration.demo import *\nhold({places})\nprint('held', flush=True)\ninput()"
+    program = f"from wal3_orchestration.demo.__main__ import *\nhold({places})\nprint('held', flush=True)\ninput()"
     with Program([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

@@ -7,7 +7,7 @@ import pytest
 
 from wal3_core import Message
 from wal3_core.model.paths import RESERVED_PARTS, check_log_name
-from wal3_orchestration.demo_input import log_of, read_input
+from wal3_orchestration.demo.input import log_of, read_input
 
 if TYPE_CHECKING:
     from pathlib import Path

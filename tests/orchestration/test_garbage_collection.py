@@ -12,13 +12,13 @@ from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipR
 
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.model.paths import POLICY, fragment_path
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import Done
-from wal3_core.storage.policy_store import PolicyStore
-from wal3_orchestration.defs.garbage_collection import daily_collection
-from wal3_orchestration.defs.orphans import weekly_orphans
+from wal3_orchestration.defs.garbage_collection.assets import daily_collection
+from wal3_orchestration.defs.garbage_collection.orphans import weekly_orphans
 from wal3_orchestration.defs.snapshot_compaction import weekly_snapshot_compaction
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 

@@ -11,7 +11,7 @@ from dagster import DagsterInstance, RetryPolicy
 
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from tests.orchestration.gated_location import execute
 from tests.orchestration.phased_store import GATES_VARIABLE
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store, scrub
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 

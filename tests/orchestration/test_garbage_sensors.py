@@ -9,12 +9,12 @@ from dagster import SensorResult, build_sensor_context
 
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import CursorStore, LogPosition
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
-from wal3_orchestration.garbage_due import find_due
+from wal3_orchestration.defs.garbage_collection.due import find_due
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -178,7 +178,7 @@ def test_garbage_that_stays_is_asked_for_again_an_interval_later(
 
     (now,), _ = find_due(fleet, known, options)
     # A clock an hour ahead.
-    monkeypatch.setattr("wal3_orchestration.garbage_due.US_PER_S", 1)
+    monkeypatch.setattr("wal3_orchestration.defs.garbage_collection.due.US_PER_S", 1)
     (later,), _ = find_due(fleet, known, options)
 
     assert now.documents[0][:2] == later.documents[0][:2]

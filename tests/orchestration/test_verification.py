@@ -21,7 +21,7 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionResolvedStatus
 
 from tests.stores import life_store
-from wal3_core.log.scrub import Problem, ScrubReport
+from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.defs.verification import (
     PROBLEMS_SHOWN_MAX,

@@ -13,7 +13,7 @@ from tests.power.process import Process
 from tests.power.session import LOG, OPTIONS
 from wal3_core import LogReader, LogWriter, scrub
 from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends.local import LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-_STORE = "wal3_core.storage.local:LocalStore"
+_STORE = "wal3_core.storage.backends.local:LocalStore"
 _UPLOADED = """                    _sync(file.fileno())
             except OSError as error:
                 raise self._unavailable(error) from error
@@ -20,7 +20,7 @@ _UPLOADED_LATE = """                    late = os.open(staged, os.O_RDONLY)
 _RENAMED = "staged.rename(target)"
 _RENAMED_AND_SEEN = "staged.rename(target); return Done(_etag(data))"
 _SEEN = "_sync_folder(self._file(path).parent)"
-_LINKING = "wal3_core.storage.local:_link_new"
+_LINKING = "wal3_core.storage.backends.local:_link_new"
 _LINK = "os.link(staged, target)"
 _DIRECT = "with target.open('xb') as file: file.write(staged.read_bytes()); file.flush(); _sync(file.fileno())"
 

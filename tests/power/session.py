@@ -10,7 +10,7 @@ from tests.power.process import Process
 from tests.power.recorder import KilledError, Recorder
 from wal3_core import CursorStore, LogError, LogReader, LogWriter, WriterOptions
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Etag, PutOutcome, Refused, Versioned
 
 if TYPE_CHECKING:

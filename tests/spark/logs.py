@@ -14,7 +14,7 @@ from wal3_core.model.manifest import Place
 from wal3_core.model.paths import fragment_path
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import Done, log_store
 
 if TYPE_CHECKING:

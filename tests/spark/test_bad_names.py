@@ -10,9 +10,9 @@ from tests.bad_names import BAD, GOOD, KINDS, Badness, deny, spoil
 from tests.spark.logs import TREE, fill
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions

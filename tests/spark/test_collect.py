@@ -15,8 +15,8 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter, Part
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter, Part
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo

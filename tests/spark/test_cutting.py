@@ -18,7 +18,7 @@ from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.source import _plan_log
 from wal3_core.spark.tasks import cost, group
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ from pyspark.sql.types import StructType
 from tests.spark.logs import collect, fill, merge, pointers
 from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
-from wal3_core.log.reader import FragmentMissingError
+from wal3_core.log.read.reader import FragmentMissingError
 from wal3_core.model.manifest import Manifest, Place
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from wal3_core.spark.verify_plan import plan_log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.log.scrub import Problem, ScrubReport
+    from wal3_core.log.read.scrub import Problem, ScrubReport
     from wal3_core.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
-from wal3_core.log.collection import Collection, collect
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleted, Deleter
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import Done, FolderStore, log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,8 @@ import pytest
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Record
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions, WriterOptions
 
 if TYPE_CHECKING:

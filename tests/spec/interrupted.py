@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core import ClosedError, InvalidRequestError, LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

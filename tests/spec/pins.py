@@ -12,14 +12,14 @@ from wal3_core import (
     LogWriter,
     Pin,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleted, Deleter
-from wal3_core.log.references import References
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleted, Deleter
+from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 from .copies import FEW, NOW, manifest_of
 

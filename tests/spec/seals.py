@@ -10,7 +10,7 @@ from wal3_core import (
     LogWriter,
     records_across,
 )
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:

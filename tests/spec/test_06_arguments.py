@@ -44,7 +44,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.arguments import SECONDS_MAX, checked, integer, seconds, text
-from wal3_core.log.deleter import Part
+from wal3_core.log.collect.deleter import Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.setsum import EMPTY
@@ -57,7 +57,7 @@ from wal3_core.options import (
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

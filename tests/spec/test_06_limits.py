@@ -23,7 +23,7 @@ from wal3_core import (
 )
 from wal3_core.model import parquet
 from wal3_core.model.fragment import BYTES_MAX, FragmentPointer
-from wal3_core.model.pages import measure, read_footer
+from wal3_core.model.parquet.pages import measure, read_footer
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FIRST_SEQ_NO, LogPosition
 from wal3_core.options import (
@@ -38,7 +38,7 @@ from wal3_core.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 # The limits scaled down, so that a fragment on both of their edges at once is made in a moment.
 SCALE = 64

@@ -23,13 +23,13 @@ from wal3_core import (
 from wal3_core.model.manifest import Seal
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

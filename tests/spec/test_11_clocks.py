@@ -35,7 +35,7 @@ from .collecting import ClockStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"

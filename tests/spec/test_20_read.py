@@ -33,13 +33,13 @@ from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 FRAGMENTS, EACH = 30, 4

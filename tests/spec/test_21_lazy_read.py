@@ -28,12 +28,12 @@ from wal3_core import (
     open_pinned,
     records_across,
 )
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

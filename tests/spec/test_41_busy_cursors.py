@@ -14,8 +14,8 @@ from tests.spec.collecting import LOG, NOW, append, gather, manifest_of, offsets
 from tests.stores import FaultyStore
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

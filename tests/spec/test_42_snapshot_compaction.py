@@ -11,17 +11,17 @@ import pytest
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 from .collecting import ClockStore
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wal3_core.model.snapshot import Pointer, Snapshot
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 # What the log was written with, and what it is to have from now on.

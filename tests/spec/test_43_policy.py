@@ -21,14 +21,14 @@ from wal3_core import (
     UnavailableError,
     destroy,
 )
-from wal3_core.log.collector import Collector, Overtaken
+from wal3_core.log.collect.collector import Collector, Overtaken
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 HOUR_S = 3600

@@ -28,19 +28,19 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
-from wal3_core.log.collector import Collector
-from wal3_core.log.planner import Plan
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.model.paths import CLOCK
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 

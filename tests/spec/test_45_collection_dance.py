@@ -40,8 +40,8 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
-from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from tests.stores import Fault
     from wal3_core.model.garbage import Garbage
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

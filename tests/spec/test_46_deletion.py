@@ -39,17 +39,17 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleted, Deleter, Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import mark_path
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.garbage_store import GarbageStore
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from tests.spec.collecting import (
 from tests.stores import life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 
 if TYPE_CHECKING:

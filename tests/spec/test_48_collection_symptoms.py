@@ -53,16 +53,16 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

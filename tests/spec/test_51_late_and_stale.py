@@ -29,7 +29,7 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector, Pruned
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.policy import Policy
@@ -58,7 +58,7 @@ from .collecting import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)

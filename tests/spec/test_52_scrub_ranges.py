@@ -25,13 +25,13 @@ from wal3_core import (
     WriterOptions,
     scrub,
 )
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.cursor import Cursor
 from wal3_core.options import CollectorOptions, SnapshotOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)

@@ -27,8 +27,8 @@ from tests.spec.collecting import (
 )
 from tests.stores import CountingStore, life_store
 from wal3_core import PinStore
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import CLOCK, fragment_path, mark_path
 from wal3_core.model.pin import Pin
 from wal3_core.model.position import FragmentSeqNo

@@ -25,13 +25,13 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, fill, manifest_of
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -29,13 +29,13 @@ from wal3_core import (
 )
 from wal3_core.model.manifest import Manifest
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, collect, fill, manifest_of
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -24,15 +24,15 @@ from wal3_core import (
 from wal3_core.model.manifest import Seal
 from wal3_core.model.paths import LogId
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, collect, fill, manifest_of
 
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -31,7 +31,7 @@ from wal3_core import (
 )
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:

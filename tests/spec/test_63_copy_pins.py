@@ -26,8 +26,8 @@ from wal3_core import (
 )
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store, place_of
 
 if TYPE_CHECKING:

@@ -29,14 +29,14 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.model.paths import MANIFEST, fragment_path, life_folder
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from wal3_core import (
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .copies import FEW
@@ -29,7 +29,7 @@ from .pins import fill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 
 @pytest.mark.parametrize("late", [False, True])

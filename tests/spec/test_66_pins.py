@@ -21,14 +21,14 @@ from wal3_core import (
     pinned_records,
     seal,
 )
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 
 from .copies import NOW, manifest_of, records
 from .pins import QUICK, assert_whole, collect, collect_orphans, fill, grow, prune, roll_up
 
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 

@@ -14,14 +14,14 @@ from wal3_core import (
     UnavailableError,
     pinned_records,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.deleter import Deleter
 
 from .copies import NOW, manifest_of
 from .pins import Crashed, announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -182,7 +182,7 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
 def test_pin_stays_unfinished_when_the_log_never_rests(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.pin_store.REBASES_MAX", 16)
+    monkeypatch.setattr("wal3_core.storage.documents.pin_store.REBASES_MAX", 16)
     fill(memory_store, "a", 40)
     begins = iter(range(2, 40))
 

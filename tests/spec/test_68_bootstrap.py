@@ -39,7 +39,7 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 FIRST = 1000

@@ -40,8 +40,8 @@ from wal3_core import (
 )
 from wal3_core.model.paths import MANIFEST, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:

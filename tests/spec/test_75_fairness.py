@@ -13,7 +13,7 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 HANGING = 8
 SUBMITS = 8

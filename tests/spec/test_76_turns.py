@@ -11,13 +11,13 @@ import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import CollectorOptions, CursorStore, LogReader, LogWriter, PinStore, WriterOptions, collect, seal
-from wal3_core.log.breath import Breath
+from wal3_core.log.write.breath import Breath
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05
@@ -46,7 +46,7 @@ def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_res
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of thousands of tries none came in time: the next commit was always there before."""
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.5)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.5)
     stop = threading.Event()
     # A fragment for each record, so that the tree is rolled all the time.
     options = WriterOptions(batch_records_max=1)
@@ -76,9 +76,9 @@ def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_res
 def test_append_that_has_little_time_left_gives_way_to_nobody(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 2.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 2.0)
     began_s = time.monotonic()
 
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
@@ -133,9 +133,9 @@ def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_
     runtime = ThreadRuntime()
     writer = LogWriter.open_or_initialize(memory_store, "a", runtime=runtime)
     runtime.close()
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 60.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 60.0)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -144,7 +144,7 @@ def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 1e9)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 1e9)
 
     assert writer.append(b"2").offset == 2
     assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"1", b"2"]

@@ -25,11 +25,11 @@ from wal3_core import (
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)

@@ -24,10 +24,10 @@ from wal3_core import (
     pinned_records,
     scrub,
 )
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import life_folder
 from wal3_core.options import CollectorOptions
 from wal3_core.storage.object_store import Done, Refused
@@ -35,7 +35,7 @@ from wal3_core.storage.object_store import Done, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 HUGE_BYTES = 300 * 2**20

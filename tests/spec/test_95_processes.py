@@ -32,7 +32,7 @@ from wal3_core import (
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pytest
 
 from wal3_core.errors import UnavailableError
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.doctor import examine
-from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import Done, Etag, ObjectMeta, Unknown, Versioned
 from wal3_core.storage.open_store import open_store
 

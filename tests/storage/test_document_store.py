@@ -12,7 +12,7 @@ from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.position import LogPosition
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.document_store import DocumentStore, Seen
+from wal3_core.storage.documents.document_store import DocumentStore, Seen
 from wal3_core.storage.object_store import Etag, ObjectStore, Versioned
 
 PATH = "cursor/reader.json"

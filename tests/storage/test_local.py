@@ -12,8 +12,8 @@ import pytest
 
 from wal3_core import LogWriter, NotDurableError, UnavailableError, WriterOptions, open_store
 from wal3_core.options import RetryOptions
-from wal3_core.storage import local
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends import local
+from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Unknown
 
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))

@@ -258,7 +258,7 @@ FILL = textwrap.dedent(
     """
     import json, pathlib, subprocess, sys
     from wal3_core.errors import UnavailableError
-    from wal3_core.storage.local import LocalStore
+    from wal3_core.storage.backends.local import LocalStore
     def attempt(put):
         try:
             return type(put()).__name__, ""

@@ -9,7 +9,7 @@ from tests.stores import FaultyStore, damage
 from wal3_core import LogWriter, list_logs
 from wal3_core.errors import CorruptError, LogNotFoundError, UnavailableError
 from wal3_core.fleet.identity import store_identity
-from wal3_core.log.destroyer import destroy, plan_destroy
+from wal3_core.log.maintain.destroyer import destroy, plan_destroy
 from wal3_core.model.paths import STORE_IDENTITY
 from wal3_core.storage.object_store import Done, log_store
 

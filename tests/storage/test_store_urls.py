@@ -14,8 +14,8 @@ from wal3_core import InvalidRequestError, LogWriter, open_store
 from wal3_core.cli.program import cli
 from wal3_core.cli.session import open_named
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.local import LocalStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.local import LocalStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path

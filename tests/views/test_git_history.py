@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.log.reader import LogReader
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import WriterOptions
 from wal3_core.views.git_history import ingest, replay
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core.model.record import Message, Record
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "history"

@@ -23,14 +23,14 @@ from wal3_core.errors import (
     OverloadedError,
     UnknownDurabilityError,
 )
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.runtime import later, shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.cli.lines import ByteStream
-    from wal3_core.log.halt import Resumed
+    from wal3_core.log.write.halt import Resumed
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
 

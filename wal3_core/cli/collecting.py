@@ -13,15 +13,15 @@ from wal3_core.cli.output import console, count, print_json, progress, size, tab
 from wal3_core.cli.session import Session, json_option
 from wal3_core.errors import LogError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.collection import Collection, collect
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wal3_core.log.planner import Plan
+    from wal3_core.log.collect.planner import Plan
     from wal3_core.model.garbage import Garbage
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore

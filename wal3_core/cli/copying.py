@@ -11,8 +11,8 @@ from wal3_core.cli.failures import InvalidFailure
 from wal3_core.cli.output import count, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
 from wal3_core.errors import LogExistsError
-from wal3_core.log.copier import LogAt
-from wal3_core.log.copier import copy as copy_log
+from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.maintain.copier import copy as copy_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.paths import cursor_name
 from wal3_core.model.position import LogPosition
 from wal3_core.options import Limits
-from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,8 +8,8 @@ from wal3_core.cli.asking import require_terminal
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.log.destroyer import DestroyPlan, plan_destroy
-from wal3_core.log.destroyer import destroy as destroy_log
+from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy
+from wal3_core.log.maintain.destroyer import destroy as destroy_log
 
 _COLUMNS = ("objects", "how many", "bytes")
 

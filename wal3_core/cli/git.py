@@ -9,7 +9,7 @@ import click
 
 from wal3_core.cli.output import count, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.views.git_history import ingest, replay
 
 _SUBMODULES_NAMED_MAX = 10

@@ -10,7 +10,7 @@ from rich.tree import Tree
 from wal3_core.cli.cursors import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
 from wal3_core.cli.output import console, count, plain, print_json, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from wal3_core.cli.output import console, count, print_json, progress, size, tab
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store, share_of
 
 if TYPE_CHECKING:

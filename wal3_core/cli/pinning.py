@@ -10,8 +10,8 @@ from wal3_core.cli.asking import confirm
 from wal3_core.cli.output import console, count, print_json, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import CorruptError, InvalidRequestError
-from wal3_core.log.reader import LogReader
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.log.read.reader import LogReader
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from wal3_core.model.pin import Pin

@@ -6,9 +6,9 @@ import click
 
 from wal3_core.cli.output import plain, print_json
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.policy import RETENTION_S_MAX, Policy
-from wal3_core.storage.policy_store import PolicyStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 
 @click.command("policy")

@@ -13,15 +13,15 @@ import click
 from wal3_core.cli.lines import json_of_record
 from wal3_core.cli.output import plain, progress, quiet_pipe
 from wal3_core.cli.session import Session, pass_session
-from wal3_core.log.pinned import pinned_records
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.pinned import pinned_records
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.position import AtTime
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wal3_core.log.following import Following
+    from wal3_core.log.read.following import Following
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
 

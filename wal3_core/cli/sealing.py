@@ -11,9 +11,9 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, SealedError
-from wal3_core.log.reader import LogReader
-from wal3_core.log.sealer import migrate as migrate_log
-from wal3_core.log.sealer import seal as seal_log
+from wal3_core.log.maintain.sealer import migrate as migrate_log
+from wal3_core.log.maintain.sealer import seal as seal_log
+from wal3_core.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

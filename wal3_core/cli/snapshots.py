@@ -8,12 +8,12 @@ import click
 
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.snapshot_compactor import SnapshotPlan, SnapshotsCompacted
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotPlan, SnapshotsCompacted
     from wal3_core.model.shape import Level, Shape
 
 _LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill", "smallest", "largest", "wasted")

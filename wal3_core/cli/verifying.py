@@ -12,8 +12,8 @@ from wal3_core.cli.output import console, count, print_json, progress, size, tab
 from wal3_core.cli.session import Session, json_option, open_named
 from wal3_core.errors import LogError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.scrub import Problem, ScrubReport
-from wal3_core.log.scrub import scrub as scrub_log
+from wal3_core.log.read.scrub import Problem, ScrubReport
+from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.options import Limits
 from wal3_core.storage.doctor import examine
 

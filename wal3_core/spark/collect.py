@@ -18,7 +18,7 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.deleter import Deleted, Deleter, oldest
+from wal3_core.log.collect.deleter import Deleted, Deleter, oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
@@ -37,7 +37,7 @@ from wal3_core.spark.collect_task import (
 )
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost, count_tasks, group
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, UnavailableError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.planner import Plan
-from wal3_core.log.reader import LogReader
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.planner import Plan
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from wal3_core.errors import LogError
-from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.log.collect.deleter import Deleted, Deleter, Part
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id

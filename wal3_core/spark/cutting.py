@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import ahead, shared_runtime

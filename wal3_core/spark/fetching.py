@@ -11,7 +11,7 @@ from wal3_core.options import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.reader import LogReader
+    from wal3_core.log.read.reader import LogReader
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart

@@ -28,8 +28,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import check_start, trim
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import check_start, trim
 from wal3_core.model.position import AtTime
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import ahead, shared_runtime
@@ -39,7 +39,7 @@ from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.tasks import count_tasks
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient

@@ -20,8 +20,8 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import Problem, ScrubReport, still_named
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import Problem, ScrubReport, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import Problem, cursor_problems
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import Problem, cursor_problems
 from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime

@@ -11,7 +11,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from wal3_core.errors import LogError, MissingError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.setsum import COLUMNS, EMPTY

@@ -19,9 +19,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from wal3_core.arguments import checked, instance_of, optional, text
 from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.local import LOCK_WAIT_S_MAX, LocalStore
-from wal3_core.storage.memory import MemoryStore
-from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
 from wal3_core.storage.store_urls import REMOTE_OPTIONS, options_of_url, split_store_url
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from wal3_core.log.writer import LogWriter
+    from wal3_core.log.write.writer import LogWriter
     from wal3_core.model.position import LogPosition
 
 _READ_BYTES = 2**20

@@ -23,14 +23,14 @@ from dagster import (
 )
 
 from wal3_core.errors import LogError
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
 from wal3_core.spark.collect_survey import Refusal
 from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, outcomes
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.garbage_work import Found, fail_for, outcomes
 from wal3_orchestration.log_state import LogState, look_at_all
 from wal3_orchestration.outcomes import Value, record
 from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, request_for_all, run_request

@@ -1,0 +1,432 @@
+"""Deletes what collections left behind, and finds what nobody ever came to refer to.
+
+Nothing is deleted but an interval after it was pruned or condemned, by the store's own clock, and
+nothing that the newest manifest or a pin refers to. Keeps INV-15 and INV-16. Source:
+docs/protocol.md, "Collection".
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, function, instance_of, integer, optional, several
+from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.collect.references import Leaving, References, every_path, hold_any
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.paths import (
+    FRAGMENT_FOLDER,
+    SNAPSHOT_FOLDER,
+    LogId,
+    check_log_name,
+    check_object_path,
+    given_garbage_path,
+)
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import ObjectStore, log_store, share_of
+from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import attempts, within
+from wal3_core.storage.store_time import store_now_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.storage.object_store import ObjectMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What became of one garbage document: how many objects went, how many a pin holds, what is yet to wait.
+
+    ``problems`` name snapshots that can not be read, and so do not say what to delete below them, and a document that
+    was taken for pruned and is not.
+    """
+
+    path: str
+    num_deleted: int = 0
+    num_held: int = 0
+    wait_s: float = 0.0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is gone, and the document with it."""
+        return not (self.num_held or self.wait_s or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class DueDocument:
+    """A garbage document whose time has come, and its path: what a prune cuts anew is no part of the name any more."""
+
+    path: str
+    garbage: Garbage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of what a garbage document names: pointers that go with all below them, snapshots, and orphans."""
+
+    dropped: tuple[Pointer, ...] = ()
+    replaced: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+
+    @classmethod
+    def whole(cls, garbage: Garbage) -> Part:
+        """Return all of it."""
+        replaced = tuple(pointer.path for pointer in garbage.replaced)
+        return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
+
+
+def oldest(metas: Iterable[ObjectMeta], count: int) -> list[ObjectMeta]:
+    """Return the ``count`` oldest objects, oldest first."""
+    return heapq.nsmallest(count, metas, key=lambda meta: (meta.last_modified_us, meta.path))
+
+
+class _Pass:
+    """One pass over a garbage document, and what came of it so far."""
+
+    def __init__(self, references: Sequence[References], progress: Callable[[int], None]) -> None:
+        self.references = references
+        self.progress = progress
+        self.num_deleted = 0
+        self.num_held = 0
+        self.problems: list[str] = []
+
+    @property
+    def num_left(self) -> int:
+        """How many objects stay, or may have something below them that does."""
+        return self.num_held + len(self.problems)
+
+
+# As long as one who brought a cursor too late is given to put it right.
+_DANGLING_S = 2.0
+
+
+class Deleter:
+    """Deletes one log's garbage; any number may run at once, and repeat each other."""
+
+    @checked(**opening(options=options_of(CollectorOptions)))
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: CollectorOptions | None = None,
+        runtime: Runtime | None = None,
+        log_id: LogId | None = None,
+    ) -> None:
+        self.log = check_log_name(log)
+        self._runtime = runtime or shared_runtime()
+        self._options = options or CollectorOptions()
+        retry = self._options.retry
+        self._objects = store
+        inside = patient(log_store(store, log), self._runtime, retry)
+        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
+        self._store = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
+        self._documents = GarbageStore(self._manifests, self._runtime, retry)
+
+    @cached_property
+    def _cursors(self) -> CursorStore:
+        """The cursors of the very log whose garbage is deleted."""
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    @cached_property
+    def _pins(self) -> PinStore:
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return PinStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    def log_id(self) -> LogId:
+        """Name the life of the log whose garbage is deleted."""
+        return self._manifests.log_id()
+
+    # ------------------------------------------------------------------ delete
+
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def wait_s(self, path: str, *, now_us: int | None = None) -> float:
+        """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may.
+
+        ``now_us`` is the store's time, if it was asked for before.
+        """
+        found = self._documents.describe(path)
+        if found is None:
+            # Gone: another has deleted what it named, or wrongly forgotten it and is about to write it again.
+            return self._options.interval_s
+        return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
+
+    def _wait_s(self, found: ObjectMeta, now_us: int) -> float:
+        if self._options.interval_s == 0:
+            # Some stores list other fractions of a second than they tell of one object.
+            return 0.0
+        return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
+
+    @checked(path=given_garbage_path, progress=function)
+    def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+        """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
+        found = self.due(path)
+        due = found if isinstance(found, Deleted) else DueDocument(path, found)
+        [deleted] = self.delete_due([due], progress=progress)
+        return deleted
+
+    @checked(documents=several, now_us=integer)
+    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | Deleted]:
+        """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
+
+        What has to wait is not read: how long is said instead.
+        """
+        for meta in documents:
+            wait_s = self._wait_s(meta, now_us)
+            # What was listed may be older than what is there.
+            found = Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
+            yield found if isinstance(found, Deleted) else DueDocument(meta.path, found)
+
+    @checked(found=several, progress=function)
+    def delete_due(
+        self, found: Iterable[DueDocument | Deleted], *, progress: Callable[[int], None] = lambda _: None
+    ) -> list[Deleted]:
+        """Delete what documents that are due name; one look at manifest, cursors and pins serves for all of them.
+
+        All of them were marked before that look: what they name is in no later manifest, and so in no later pin.
+        """
+        references: list[References] | None = None
+        done = []
+        for each in found:
+            if isinstance(each, Deleted):
+                done.append(each)
+                continue
+            references = self.references() if references is None else references
+            part = self._delete_part(each.path, Part.whole(each.garbage), _Pass(references, progress))
+            done.append(self.finish(each.path, [part]))
+        return done
+
+    @checked(paths=several)
+    def held(self, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Name those of the objects that pins refer to, each with the names of these pins."""
+        references = {
+            name: References([pin.manifest.pointers], self._snapshots.load, partly_deleted=not pin.complete)
+            for name, pin in self._pins.list().items()
+        }
+        for path in paths:
+            pins = tuple(name for name, each in references.items() if each.hold(path))
+            if pins:
+                yield path, pins
+
+    @checked(garbage=instance_of(Garbage), references=optional(several))
+    def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
+        """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
+        references = self.references() if references is None else references
+        for path in chain(self.dropped_objects(garbage), garbage.orphans):
+            if not hold_any(references, path):
+                yield path
+
+    @checked(garbage=instance_of(Garbage))
+    def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
+        """Name what a garbage document leads to but its orphans, held or not."""
+        part = Part.whole(garbage)
+        return chain(every_path(part.dropped, self._snapshots.load), part.replaced)
+
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def due(self, path: str, *, now_us: int | None = None) -> Garbage | Deleted:
+        """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait.
+
+        InvalidRequestError when it was not pruned.
+        """
+        found = self._due(path, now_us)
+        if isinstance(found, Deleted) and found.problems:
+            raise InvalidRequestError(found.problems[0])
+        return found
+
+    def _due(self, path: str, now_us: int | None) -> Garbage | Deleted:
+        seen = self._documents.load(path)
+        if seen is None:
+            return Deleted(path=path)
+        if not seen.document.pruned:
+            # A mark that it may have is that of an earlier document of its name, and came late: without it, the next
+            # collection reads this one and finishes it.
+            self._documents.unmark(path)
+            log = self._manifests.url
+            message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
+            return Deleted(path=path, problems=(message,))
+        wait_s = self.wait_s(path, now_us=now_us)
+        return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
+
+    @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
+    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+        """Delete a part of what a garbage document that is due names; the document stays."""
+        return self._delete_part(path, part, _Pass(self.references(), progress))
+
+    def _delete_part(self, path: str, part: Part, going: _Pass) -> Deleted:
+        self._delete_pointers(part.dropped, going)
+        self._delete_paths(part.replaced, going)
+        held = going.num_held
+        # What an orphan came to be held by is none any more: it is not waited for.
+        self._delete_paths(part.orphans, going)
+        return Deleted(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
+
+    @checked(path=given_garbage_path, parts=several)
+    def finish(self, path: str, parts: Sequence[Deleted]) -> Deleted:
+        """Add up what became of all the parts of a garbage document; when nothing is left of it, it goes itself."""
+        deleted = Deleted(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
+        if deleted.finished:
+            self._documents.forget(path)
+        return deleted
+
+    def documents(self) -> Iterator[ObjectMeta]:
+        """List the garbage documents that are there, in order of their paths."""
+        return self._documents.list()
+
+    def pending(self) -> list[Garbage]:
+        """Load the garbage documents that are there."""
+        return list(self.load(self.documents()))
+
+    @checked(documents=several)
+    def load(self, documents: Iterable[ObjectMeta]) -> Iterator[Garbage]:
+        """Load documents that were listed, each when it is asked for; those that are gone are left out."""
+        for meta in documents:
+            seen = self._documents.load(meta.path)
+            if seen is not None:
+                yield seen.document
+
+    def references(self) -> list[References]:
+        """Read what is referred to: CollectionRefusedError when a cursor or pin can not be read, or dangles."""
+        manifest = self._manifests.load().manifest
+        try:
+            self._refuse_dangling(manifest)
+            pinned = self._pinned()
+        except CorruptError as error:
+            message = f"log {self._manifests.url}: nothing is deleted while a cursor or pin can not be read: {error}"
+            raise CollectionRefusedError(message) from error
+        return [References([manifest.pointers], self._snapshots.load), *pinned]
+
+    def _pinned(self) -> list[References]:
+        pins = self._pins.list().values()
+        complete = [pin.manifest.pointers for pin in pins if pin.complete]
+        # Its maker died, or has not looked at the manifest yet: it may have come too late for some of what it names.
+        unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
+        return [
+            References(complete, self._snapshots.load),
+            References(unfinished, self._snapshots.load, partly_deleted=True),
+        ]
+
+    def _refuse_dangling(self, manifest: Manifest) -> None:
+        """Keep everything while a cursor points below: its creation was not finished, or something is wrong."""
+        first = manifest.first.position.offset
+        below: dict[str, int] = {}
+        # One that comes too late is put right at once by whoever brought it.
+        for _ in attempts(within(self._options.retry, _DANGLING_S), self._runtime):
+            below = {name: offset for name, offset in self._cursors.offsets().items() if offset < first}
+            if not below:
+                return
+        message = (
+            f"log {self._manifests.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
+            f" delete or move them"
+        )
+        raise CollectionRefusedError(message)
+
+    def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
+        """Delete snapshots after what they hold: until then they say what is left to delete."""
+        self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), going)
+        for pointer in pointers:
+            if isinstance(pointer, SnapshotPointer):
+                self._delete_tree(pointer, going)
+
+    def _delete_tree(self, pointer: SnapshotPointer, going: _Pass) -> None:
+        left = going.num_left
+        try:
+            self._delete_pointers(self._snapshots.load(pointer).pointers, going)
+        except MissingError:
+            # Gone, and what it held was gone before.
+            return
+        except CorruptError as error:
+            going.problems.append(str(error))
+            return
+        if going.num_left == left:
+            self._delete_paths((pointer.path,), going)
+
+    def _delete_paths(self, paths: Iterable[str], going: _Pass) -> None:
+        began_s, began = self._runtime.monotonic_s(), going.num_deleted
+        free = []
+        for path in paths:
+            if hold_any(going.references, path):
+                going.num_held += 1
+            else:
+                free.append(path)
+        ahead_max, share = self._options.deletes_ahead, share_of(self._store)
+        for _ in ahead(self._runtime, self._store.delete, free, count=ahead_max, share=share):
+            going.num_deleted += 1
+            going.progress(going.num_deleted)
+            # Slowly: the store has others to serve.
+            due_s = began_s + (going.num_deleted - began) / self._options.deletes_per_s
+            if due_s > self._runtime.monotonic_s():
+                self._runtime.sleep(due_s - self._runtime.monotonic_s())
+
+    # ------------------------------------------------------------------ orphans
+
+    @checked(pending=several, now_us=optional(integer))
+    def orphans(self, pending: Iterable[Garbage] = (), *, now_us: int | None = None) -> list[str]:
+        """Name the oldest objects that nothing refers to and that are older than the interval.
+
+        What is ``pending`` will be deleted anyway, and is left out; it is gone through no further than needed.
+        """
+        if self._options.orphans_max == 0:
+            return []
+        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
+
+    @checked(folders=several, pending=several, now_us=optional(integer))
+    def orphans_below(
+        self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
+    ) -> list[ObjectMeta]:
+        """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
+        leaving, known = Leaving(pending, self._snapshots.load), self.references()
+        now_us = self.store_now_us() if now_us is None else now_us
+        limit_us = now_us - int(self._options.interval_s * US_PER_S)
+        found = (
+            meta
+            for meta in self._data_objects(folders)
+            if meta.last_modified_us <= limit_us and not hold_any(known, meta.path) and not leaving.hold(meta.path)
+        )
+        return oldest(found, self._options.orphans_max)
+
+    def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
+        for folder in folders:
+            for meta in self._store.list_objects(folder):
+                try:
+                    check_object_path(meta.path)
+                except CorruptError as error:
+                    message = (
+                        f"log {self._manifests.url}: nothing is collected while a foreign file lies there: {error}"
+                    )
+                    raise CollectionRefusedError(f"{message}: move it away") from error
+                yield meta
+
+    def store_now_us(self) -> int:
+        """Ask for the store's own time: when it says that an object written just now was changed.
+
+        One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
+        clock does not run back.
+        """
+        try:
+            return store_now_us(self._store, self._runtime)
+        except UnavailableError:
+            # Gone with its log, perhaps, which is another thing to be told.
+            self._manifests.load()
+            raise

@@ -1,0 +1,287 @@
+"""Says what a collection of one log would take, and why: reads alone, and changes nothing.
+
+A plan is a proposal. Whoever carries it out reads the cursors once more behind the announcement
+(log/collector.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import instance_of, integer, make_plain, text
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
+from wal3_core.log.collect.references import every_path
+from wal3_core.log.collect.retention import first_younger
+from wal3_core.model.garbage import Cut, cut_below
+from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.setsum import Setsum
+from wal3_core.model.snapshot import count_fragments, sum_setsums
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.policy_store import PolicyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wal3_core.model.policy import Policy
+    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.options import CollectorOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a collection would take, and why: nothing was changed for it.
+
+    ``first`` is what the log would begin with; ``held_bytes`` and ``held_records`` are the log's now.
+    """
+
+    log: str
+    log_id: LogId
+    reason: str
+    first: Place
+    setsum: Setsum
+    num_fragments: int
+    num_records: int
+    num_bytes: int
+    held_records: int
+    held_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, log=text, reason=text, first=instance_of(Place), setsum=instance_of(Setsum))
+        make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
+        make_plain(self, held_records=integer, held_bytes=integer)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return self.num_fragments == 0
+
+    @property
+    def fraction(self) -> float:
+        """The part of the log's bytes that would go."""
+        return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "log_id": self.log_id,
+            "reason": self.reason,
+            "first": self.first.to_json(),
+            "setsum": self.setsum.hexdigest(),
+            "num_fragments": self.num_fragments,
+            "num_records": self.num_records,
+            "num_bytes": self.num_bytes,
+            "held_records": self.held_records,
+            "held_bytes": self.held_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Plan:
+        """Read from a JSON object."""
+        plan = cls(
+            log=fields.string("log"),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            reason=fields.string("reason"),
+            first=Place.from_json(fields.object("first")),
+            setsum=Setsum.from_hexdigest(fields.string("setsum")),
+            num_fragments=fields.integer("num_fragments"),
+            num_records=fields.integer("num_records"),
+            num_bytes=fields.integer("num_bytes"),
+            held_records=fields.integer("held_records"),
+            held_bytes=fields.integer("held_bytes"),
+        )
+        fields.finish()
+        return plan
+
+
+class Planner:
+    """Plans the collection of one life of a log: that of ``manifests``; ``snapshots`` keeps what it loads."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: CollectorOptions,
+        runtime: Runtime,
+        manifests: ManifestStore,
+        snapshots: SnapshotStore,
+    ) -> None:
+        self.log = log
+        self._objects = store
+        self._runtime = runtime
+        self._options = options
+        self._manifests = manifests
+        self._snapshots = snapshots
+
+    @cached_property
+    def _cursors(self) -> CursorStore:
+        """The cursors of the very log that is collected."""
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    @cached_property
+    def _policies(self) -> PolicyStore:
+        log_id, retry = self._manifests.log_id(), self._options.retry
+        return PolicyStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+
+    def plan(self, limit_offset: int | None = None) -> Plan:
+        """Say what may go: all that lies below every cursor and ``limit_offset``, and that the policy lets go.
+
+        Changes nothing. CollectionRefusedError when nothing says what may go, or can not be read.
+        """
+        # Cursors before the manifest: they follow the log's end, which never moves back. One that comes to lie below
+        # later is found by who verifies and who prunes; those that move on only make the plan take less than it could.
+        policy, cursors = self._policy(), self._offsets()
+        manifest = self._manifests.load().manifest
+        candidates = self._candidates(manifest, policy, cursors)
+        if limit_offset is not None:
+            candidates["the limit given"] = limit_offset
+        allowed = self._allowed(policy, cursors)
+        cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
+        return self._plan(manifest, cut_below(manifest, cutoff, self._snapshots.load), reason)
+
+    def objects(self, plan: Plan) -> Iterator[str]:
+        """Name every object that would go with a plan, in log order; each snapshot behind what it holds."""
+        cut = self.cut(self._manifests.load().manifest, plan.first)
+        yield from every_path(cut.dropped, self._snapshots.load)
+        yield from (pointer.path for pointer in cut.replaced)
+
+    def _plan(self, manifest: Manifest, cut: Cut, reason: str) -> Plan:
+        return Plan(
+            log=self.log,
+            log_id=manifest.log_id,
+            reason=reason,
+            first=cut.first,
+            setsum=sum_setsums(cut.dropped),
+            num_fragments=count_fragments(cut.dropped),
+            num_records=sum(pointer.num_records for pointer in cut.dropped),
+            num_bytes=sum(pointer.num_bytes for pointer in cut.dropped),
+            held_records=manifest.num_records,
+            held_bytes=manifest.num_bytes,
+        )
+
+    def _offsets(self) -> dict[str, int]:
+        try:
+            return self._cursors.offsets()
+        except CorruptError as error:
+            message = f"log {self._manifests.url}: nothing is collected while a cursor can not be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
+        """Tell whether there is a cursor, or somebody who says that there need be none."""
+        return bool(cursors) or self._options.without_cursors or policy.without_cursors
+
+    def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
+        """Say what keeps the log from which offset on."""
+        following = manifest.next.position.offset
+        candidates = {f"cursor {name}": offset for name, offset in cursors.items()}
+        beyond = {name: offset for name, offset in candidates.items() if offset > following}
+        if beyond:
+            # It was another log's, destroyed since, and says nothing of this one.
+            message = (
+                f"log {self._manifests.url}: expected cursors up to its end, {following}, found {beyond}:"
+                f" delete or move them: nothing is collected while they lie there"
+            )
+            raise CollectionRefusedError(message)
+        if policy.retention_s is not None:
+            kept = f"the first record younger than {policy.retention_s} s"
+            candidates[kept] = first_younger(
+                manifest, policy.retention_s, self._snapshots.load, self._manifests.objects, self._runtime
+            )
+        return candidates
+
+    def _policy(self) -> Policy:
+        try:
+            return self._policies.load()
+        except CorruptError as error:
+            message = f"log {self._manifests.url}: nothing is collected while its policy can not be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
+        following = manifest.next.position.offset
+        if not candidates:
+            message = (
+                f"log {self._manifests.url}: expected a cursor to say what is not needed any more, found none:"
+                " create one, or let the log's policy say that it has none and how long records are kept"
+            )
+            raise CollectionRefusedError(message)
+        reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
+        return min(offset, following), f"{reason} is at offset {offset}"
+
+    def verify(self, plan: Plan) -> None:
+        """Refuse a plan that takes too much, or whose sums do not add up; CollectionRefusedError says which.
+
+        OutdatedPlanError when the log has changed since: what is refused then may be right once planned anew.
+        """
+        manifest = self.planned_on(plan).manifest
+        fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
+        if plan.fraction > fraction_max:
+            message = (
+                f"log {self._manifests.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
+                f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): look why, then allow it"
+            )
+            raise CollectionRefusedError(message)
+        cut = self.cut(manifest, plan.first)
+        dropped = sum_setsums(cut.dropped)
+        balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
+        if balance != manifest.setsum:
+            message = (
+                f"log {self._manifests.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
+                f" found {balance}"
+            )
+            raise CollectionRefusedError(message)
+        if dropped != plan.setsum:
+            message = f"log {self._manifests.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
+            raise OutdatedPlanError(message)
+        self._refuse_held(plan.first)
+
+    def planned_on(self, plan: Plan) -> Installed:
+        """Load the manifest of the very log that was planned for; LogReplacedError when it is another one."""
+        base = self._manifests.load()
+        if base.manifest.log_id != plan.log_id:
+            message = (
+                f"log {self._manifests.url}: expected log {plan.log_id}, which was planned for, found log"
+                f" {base.manifest.log_id}: plan again"
+            )
+            raise LogReplacedError(message)
+        return base
+
+    def cut(self, manifest: Manifest, first: Place) -> Cut:
+        """Cut at the planned place; the same fragments go, in whatever snapshots they are by now."""
+        cut = cut_below(manifest, first.position.offset, self._snapshots.load)
+        if cut.first.seq_no != first.seq_no:
+            message = (
+                f"log {self._manifests.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
+            )
+            raise OutdatedPlanError(message)
+        return cut
+
+    def _refuse_held(self, first: Place) -> None:
+        for name, offset in self._offsets().items():
+            if offset < first.position.offset:
+                message = (
+                    f"log {self._manifests.url}: planned to begin at offset {first.position.offset},"
+                    f" found cursor {name} at {offset}"
+                )
+                raise OutdatedPlanError(message)
+
+    def kept_below(self, manifest: Manifest, first: Place) -> str | None:
+        """Tell what keeps a part of what was announced: it may have been planned long ago, and by somebody else."""
+        policy, cursors = self._policy(), self._offsets()
+        if not self._allowed(policy, cursors):
+            return "there is no cursor any more"
+        if any(offset > manifest.next.position.offset for offset in cursors.values()):
+            # Moved on since that manifest was read, onto what was appended meanwhile.
+            manifest = self._manifests.load().manifest
+        candidates = self._candidates(manifest, policy, cursors)
+        below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
+        return f"kept below offset {first.position.offset}: {below}" if below else None

@@ -1,0 +1,90 @@
+"""What became of appends: kept until the pipeline's lock is let go, then told to their callers."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.model.position import LogPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
+
+    from wal3_core.errors import LogError
+    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.flight import Flight
+
+
+class Outcomes:
+    """Outcomes that are known and not told yet. Not locked: its owner is; only ``tell`` runs without the lock."""
+
+    def __init__(self) -> None:
+        # In bytes since the writer was opened: of appends with an outcome.
+        self.bytes_released = 0
+        self.appends = 0
+        self.appends_failed = 0
+        self.num_records = 0
+        self.num_bytes = 0
+        self._pending: list[Callable[[], None]] = []
+        self._told: list[list[Future[LogPosition]]] = []
+
+    def admit(self, entry: Entry) -> None:
+        """Let the caller go on who waits for room."""
+        if entry.admitted is not None:
+            self._pending.append(lambda admitted=entry.admitted: admitted.set_result(None))  # type: ignore[misc]
+
+    def acknowledge(self, flight: Flight) -> None:
+        """Give the appends of a committed fragment their positions."""
+        self.appends += len(flight.entries)
+        offset = flight.start.offset
+        for entry in flight.entries:
+            position = LogPosition(offset, flight.start.timestamp_us)
+            offset += len(entry.columns.bodies)
+            self.num_records += len(entry.columns.bodies)
+            self.num_bytes += entry.columns.num_bytes
+            self._pending.append(lambda entry=entry, position=position: entry.future.set_result(position))  # type: ignore[misc]
+        self._release(flight.entries)
+
+    def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
+        """Fail appends."""
+        self.appends_failed += len(entries)
+        for entry in entries:
+            # Each caller gets an exception of its own: raising one adds to its traceback.
+            own = copy.copy(error)
+            own.__cause__ = cause
+            self._pending.append(lambda entry=entry, own=own: entry.future.set_exception(own))  # type: ignore[misc]
+        self._release(entries)
+
+    def withdraw(self, entry: Entry, error: LogError) -> None:
+        """Fail an append whose caller has given up waiting for room: somebody may flush, and wait for it."""
+        self._pending.append(lambda: entry.future.set_exception(error))
+
+    def take(self) -> list[Callable[[], None]]:
+        """Take what is to be told."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def futures(self) -> list[Future[LogPosition]]:
+        """Give the futures that have their outcomes, or will once what was taken is told."""
+        return list(chain.from_iterable(self._told))
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        self.bytes_released += sum(entry.bytes_held for entry in entries)
+        # They have their outcomes once the lock is let go; who flushes waits for that, too.
+        self._told = [futures for futures in self._told if not futures[-1].done()]
+        if entries:
+            self._told.append([entry.future for entry in entries])
+
+
+def tell(outcomes: Iterable[Callable[[], None]]) -> None:
+    """Tell callers, or call their callbacks; the first error that one raised is raised when all have been called."""
+    first: BaseException | None = None
+    for outcome in outcomes:
+        try:
+            outcome()
+        except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+            first = first or error
+    if first is not None:
+        raise first

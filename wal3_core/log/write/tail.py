@@ -1,0 +1,75 @@
+"""Where a writer's next fragment goes: behind its fragments in flight, or at the end of the manifest it knows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from wal3_core.log.write.commit import Incarnation
+from wal3_core.log.write.flight import Flight
+from wal3_core.model.manifest import Epoch, Place
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+
+if TYPE_CHECKING:
+    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.log_clock import LogClock
+    from wal3_core.model.manifest import Seal
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed
+
+
+class Tail:
+    """The manifest that a writer goes on from, its stay in the log, and its next place. Not locked: its owner is."""
+
+    def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        # None when its state was lost track of: it has to be loaded.
+        self.base: Installed | None = None
+        # When it was still, or came to be, the newest: what it says was true at some time at or after that.
+        self.seen_s = -math.inf
+        self._incarnation: Incarnation | None = None
+        self._place: Place | None = None
+        if base is not None:
+            # It was loaded before: how long ago is not known here.
+            self.reincarnate(base, -math.inf)
+
+    @property
+    def seal(self) -> Seal | None:
+        """How the log was sealed, as far as this writer knows."""
+        return None if self.base is None else self.base.manifest.seal
+
+    @property
+    def offset(self) -> int:
+        """Where the next record lands if everything in flight is committed."""
+        assert self._place is not None
+        return self._place.position.offset
+
+    def go_on(self, base: Installed, seen_s: float) -> None:
+        """Take over the manifest that one's own commit left; places that were given out stay."""
+        self.base, self.seen_s = base, seen_s
+
+    def confirm(self, base: Installed, seen_s: float) -> None:
+        """Take over a manifest that is known while nothing is in flight: the next place is where it ends."""
+        if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
+            self.seen_s = seen_s
+        else:
+            self.reincarnate(base, seen_s)
+
+    def reincarnate(self, base: Installed, seen_s: float) -> None:
+        """Go on from a manifest as a new epoch, under a new token: paths of the old one are not used again."""
+        manifest = base.manifest
+        entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
+        self.base, self.seen_s, self._place = base, seen_s, manifest.next
+        self._incarnation = Incarnation(entry, manifest.fence)
+
+    def place(self, entries: list[Entry]) -> Flight:
+        """Give appends their places: the next fragment."""
+        assert self._place is not None
+        assert self._incarnation is not None
+        count = sum(len(entry.columns.bodies) for entry in entries)
+        before = self._place.position
+        start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
+        flight = Flight(entries, start, self._place.seq_no, self._incarnation)
+        self._place = Place(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
+        return flight

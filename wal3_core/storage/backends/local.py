@@ -1,0 +1,456 @@
+"""A directory as an object store: the embedded default.
+
+Objects are plain files, so that other tools read them in place. A version is named by the hash of
+its bytes, as an S3 ETag is. A file is written aside, synced, and then linked (create) or renamed
+(replace) into place, so that a killed process leaves the old object or the new one; a replace holds
+a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and who waits
+for it gives up in the end: its holder may be stopped. For local file systems, not for NFS.
+
+A folder goes with its last object, unless a create is under way: creates share a lock that removing
+folders wants for itself. What is known of folders' being on disk holds until one was removed, by
+whatever process: the lock's file grows by a byte then.
+
+Beside the objects, ``.wal3`` belongs to the store. Locks work only for those who use the same ones:
+no store is made in another (local_roots.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import StoreDeniedError, UnavailableError
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
+from wal3_core.storage.backends.local_roots import (
+    LOCKS,
+    OWN_FOLDER,
+    check_above,
+    check_between,
+    claim,
+    is_root,
+    without_links,
+)
+from wal3_core.storage.object_store import (
+    Buffer,
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+    check_length,
+    check_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.runtime import Runtime
+
+LOCK_WAIT_S_MAX = 20.0
+# Locks are files that are never deleted; hashing paths onto a few keeps them few.
+_LOCK_FILES = 256
+_STAGING_AGE_S_MAX = 24 * 60 * 60
+_NS_PER_US = 1000
+_SEEN_MAX = 100_000
+_DURABLE_MAX = 10_000
+_LINK_TRIES = 4
+# Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
+
+
+class LocalStore:
+    """Objects as files below ``root``, which is made by the first write.
+
+    Who finds a lock held for ``lock_wait_s_max`` seconds gets UnavailableError.
+    """
+
+    def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
+        self._root = root.resolve()
+        self._wait = LockWait(self._root, runtime or shared_runtime(), lock_wait_s_max)
+        self._staging = self._root / OWN_FOLDER / "staging"
+        self._locks = self._root / OWN_FOLDER / LOCKS
+        self._folders_lock = self._locks / "folders"
+        self._swept = self._is_root = False
+        # Folders whose own entry is on disk, as of how many removals; and folders with an entry that may not be.
+        self._durable: dict[Path, int] = {}
+        self._durable_as_of = 0
+        self._unsynced: set[Path] = set()
+        # The newest version of each document that was seen and is on disk, by path.
+        self._seen: dict[str, Etag] = {}
+
+    @property
+    def url(self) -> str:
+        """The directory as a file URL."""
+        waits = self._wait.s_max
+        return self._root.as_uri() + (f"?lock_wait_s={waits:g}" if waits != LOCK_WAIT_S_MAX else "")
+
+    def _prepare(self) -> None:
+        try:
+            if not self._swept or not self._staging.is_dir() or not self._locks.is_dir():
+                self._durable.clear()
+                self._sweep_staging()
+                self._swept = True
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _sweep_staging(self) -> None:
+        """Make the store's own folders; remove what writers killed a day ago or more left in them."""
+        check_above(self._root)
+        self._make_root()
+        claim(self._root)
+        self._make_folder(self._locks)
+        self._make_folder(self._staging)
+        with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
+            now_s = Path(probe.name).stat().st_mtime
+            for entry in os.scandir(self._staging):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < now_s - _STAGING_AGE_S_MAX:
+                        Path(entry.path).unlink()
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        target = self._file(path)
+        self._sync_again(target.parent)
+        try:
+            with target.open("rb") as file:
+                file.seek(start)
+                # A buffer of the whole length would be made, however small the file is.
+                left = max(0, os.fstat(file.fileno()).st_size - start)
+                return file.read() if length is None else file.read(min(length, left))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        data = self.read(path, length=None if length_max is None else length_max + 1)
+        if data is None:
+            return None
+        check_length(self, path, len(data), length_max)
+        etag = _etag(data)
+        self._sync_seen(path, etag)
+        return NotModified() if etag == if_none_match else Versioned(data, etag)
+
+    def _sync_seen(self, path: str, etag: Etag) -> None:
+        """Make a version durable before anything is built on it: who wrote it may have died before it did."""
+        if self._seen.get(path) == etag:
+            return
+        try:
+            _sync_folder(self._file(path).parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise self._unavailable(error) from error
+        self._note_seen(path, etag)
+
+    def _note_seen(self, path: str, etag: Etag) -> None:
+        while len(self._seen) >= _SEEN_MAX and path not in self._seen:
+            # Another thread may be as quick.
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):
+                self._seen.pop(next(iter(self._seen)))
+        self._seen[path] = etag
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write an object that must not exist."""
+        with self._staged(data) as staged:
+            target = self._place(path)
+            try:
+                is_new = self._link(staged, target)
+            except OSError as error:
+                raise self._unavailable(error) from error
+        if is_new:
+            return self._synced(target.parent, data)
+        self._sync_refusing(target.parent)
+        return Refused()
+
+    def _sync_refusing(self, folder: Path) -> None:
+        """Make what refused a create durable: its maker may have died before it did, and the caller builds on it."""
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            # It was deleted since.
+            return
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _link(self, staged: Path, target: Path) -> bool:
+        """Give a file its name, unless that is taken; its folder stays while the folders' lock is held."""
+        for left in reversed(range(_LINK_TRIES)):
+            with self._wait.locked(self._folders_lock, fcntl.LOCK_SH, purpose=f"create {target}") as folders:
+                removals = os.fstat(folders.fileno()).st_size
+                if not left:
+                    # Folders are being removed all the time: here none is.
+                    self._make_folder(target.parent, removals)
+                if not left or self._is_durable(target.parent, removals):
+                    return _link_new(staged, target)
+            # Nothing is synced under the lock. What others remove meanwhile is made in the next round.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._make_folder(target.parent, removals)
+        raise AssertionError
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        with self._staged(data) as staged:
+            target = self._place(path)
+            self._sync_again(target.parent)
+            with self._locked(target, "replace"):
+                if _etag_of_file(target) != etag:
+                    return Refused()
+                staged.rename(target)
+        # Others may see it by now. Who goes on from it syncs it, too, unless it was seen here (_sync_seen).
+        outcome = self._synced(target.parent, data)
+        if isinstance(outcome, Done):
+            self._note_seen(path, outcome.etag)
+        return outcome
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        target = self._file(path)
+        self._sync_again(target.parent)
+        try:
+            found = target.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Go through the objects below a folder."""
+        for entry in self._entries(folder):
+            path = folder + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                # Below start_after's own folders the rest still counts; before them nothing does.
+                if f"{path}/" >= start_after[: len(path) + 1]:
+                    yield from self.list_objects(f"{path}/", start_after=start_after)
+            elif path > start_after and (meta := self.head(path)) is not None:
+                yield meta
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Name the folders directly in a folder; one without an object in or below it is none, as in any store."""
+        folders = (entry for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False))
+        return [f"{folder}{entry.name}/" for entry in folders if _holds_object(entry)]
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        if self.head(path) is None:
+            return
+        self._prepare()
+        target = self._place(path)
+        # A replace that has compared versions must not write over what is created after this.
+        with self._locked(target, "delete"):
+            target.unlink(missing_ok=True)
+            self._remove_empty_above(target)
+
+    def _remove_empty_above(self, target: Path) -> None:
+        """Remove the folders that are empty now; they stay while somebody creates something, wherever that is."""
+        with contextlib.suppress(OSError), self._folders_lock.open("ab") as lock, this_process_alone(lock):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                for folder in target.parents[: len(target.relative_to(self._root).parts) - 1]:
+                    with os.scandir(folder) as found:
+                        if next(found, None) is not None:
+                            return
+                    # Told before it is done: this process may die in between.
+                    lock.write(b".")
+                    lock.flush()
+                    folder.rmdir()
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        self._check_reading(folder.rstrip("/"))
+        try:
+            with os.scandir(self._root / folder) as found:
+                entries = [entry for entry in found if entry.name != OWN_FOLDER]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._unavailable(error) from error
+        # A folder sorts as its objects' paths do: with the slash behind its name.
+        return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
+
+    def _file(self, path: str) -> Path:
+        """Find an object to look at; StoreDeniedError when it is another store's."""
+        target = self._root / check_path(path)
+        self._check_reading(path.rpartition("/")[0])
+        return target
+
+    def _check_reading(self, folder: str) -> None:
+        self._is_root = self._is_root or is_root(self._root)
+        if not self._is_root:
+            check_above(self._root)
+        check_between(self._root, folder, writes=False)
+
+    def _place(self, path: str) -> Path:
+        """Find where an object is written, by the one name its folder has; StoreDeniedError when that is elsewhere."""
+        folder, _, name = check_path(path).rpartition("/")
+        folder = without_links(self._root, folder)
+        check_between(self._root, folder, writes=True)
+        return self._root / folder / name
+
+    @contextlib.contextmanager
+    def _staged(self, data: Buffer) -> Iterator[Path]:
+        """Write the bytes to a synced file beside the objects, removed in the end."""
+        staged = None
+        try:
+            try:
+                self._prepare()
+                handle, name = tempfile.mkstemp(dir=self._staging)
+                staged = Path(name)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fchmod(file.fileno(), 0o644)
+                    _sync(file.fileno())
+            except OSError as error:
+                raise self._unavailable(error) from error
+            yield staged
+        finally:
+            if staged is not None:
+                # What stays behind is swept a day later.
+                with contextlib.suppress(OSError):
+                    staged.unlink(missing_ok=True)
+
+    def _make_folder(self, folder: Path, removals: int = 0) -> None:
+        """Make a folder durable, or a crash could lose what it holds.
+
+        One that is there already may have been made by a process that died before it synced.
+        """
+        for each in _lineage(self._root, folder):
+            if self._durable.get(each) != removals or not each.is_dir():
+                each.mkdir(exist_ok=True)
+                _sync_folder(each.parent)
+                self._note_durable(each, removals)
+
+    def _is_durable(self, folder: Path, removals: int) -> bool:
+        return all(self._durable.get(each) == removals and each.is_dir() for each in _lineage(self._root, folder))
+
+    def _note_durable(self, folder: Path, removals: int) -> None:
+        if removals > self._durable_as_of or len(self._durable) >= _DURABLE_MAX:
+            # What is older tells nothing any more, and what is not is learnt again for a sync each.
+            self._durable.clear()
+            self._durable_as_of = removals
+        self._durable[folder] = removals
+
+    def _make_root(self) -> None:
+        """Make the store's folder and those above it durable, one after the other."""
+        for each in reversed([self._root, *self._root.parents[:-1]]):
+            there = each.is_dir()
+            if not there:
+                each.mkdir(exist_ok=True)
+            try:
+                _sync_folder(each.parent)
+            except OSError:
+                # Folders above may be closed to us, or can not be synced; those were made by others, long ago.
+                if not there:
+                    raise
+
+    def _sync_again(self, folder: Path) -> None:
+        """See to it that nothing is read which a crash could still take back."""
+        if folder in self._unsynced:
+            try:
+                _sync_folder(folder)
+            except FileNotFoundError:
+                # It went with the last of what it held: there is nothing to sync.
+                pass
+            except OSError as error:
+                raise self._unavailable(error) from error
+            self._unsynced.discard(folder)
+
+    @contextlib.contextmanager
+    def _locked(self, target: Path, purpose: str) -> Iterator[None]:
+        """Exclude every other replace of an object, in this process and others, until done or dead."""
+        path = target.relative_to(self._root).as_posix()
+        number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % _LOCK_FILES
+        try:
+            with self._wait.locked(self._locks / f"{number:03d}", fcntl.LOCK_EX, purpose=f"{purpose} {path}"):
+                yield
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _synced(self, folder: Path, data: Buffer) -> PutOutcome:
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            # What was just written was deleted, and its folder with it: there is nothing to sync.
+            return Done(_etag(data))
+        except OSError as error:
+            self._unsynced.add(folder)
+            return Unknown(str(error))
+        return Done(_etag(data))
+
+    def _unavailable(self, error: OSError) -> UnavailableError:
+        advice = {
+            errno.ENOSPC: "free some space on the device",
+            errno.EDQUOT: "free some of the quota",
+            errno.EACCES: "give this user access",
+            errno.EPERM: "make it changeable (chattr -i)",
+            errno.EFBIG: "raise the limit on file size (ulimit -f)",
+            errno.EROFS: "mount the file system writable",
+        }
+        hint = advice.get(error.errno or 0)
+        if hint is None:
+            return UnavailableError(f"store {self._root}: {error}")
+        return StoreDeniedError(f"store {self._root}: {error}: {hint}")
+
+
+def _etag(data: Buffer) -> Etag:
+    return Etag(hashlib.sha256(data).hexdigest()[:32])
+
+
+def _link_new(staged: Path, target: Path) -> bool:
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _etag_of_file(path: Path) -> Etag | None:
+    try:
+        with path.open("rb") as file:
+            return Etag(hashlib.file_digest(file, "sha256").hexdigest()[:32])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _lineage(root: Path, folder: Path) -> list[Path]:
+    """List the folders that lead from ``root``, which is left out, to ``folder``, which is not."""
+    lineage = [folder, *folder.parents]
+    return lineage[: lineage.index(root)][::-1]
+
+
+def _sync(handle: int) -> None:
+    # On macOS fsync leaves the bytes in the drive's cache.
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        os.fsync(handle)
+    else:
+        fcntl.fcntl(handle, full)
+
+
+def _holds_object(folder: os.DirEntry[str]) -> bool:
+    return any(files for _, _, files in os.walk(folder))
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)

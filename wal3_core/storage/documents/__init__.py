@@ -1,0 +1,1 @@
+"""The documents of a log on a store: created once, or swapped by CAS."""

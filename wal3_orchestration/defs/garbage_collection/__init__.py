@@ -1,0 +1,1 @@
+"""The collection of garbage: assets and checks, sensors, schedules, jobs."""

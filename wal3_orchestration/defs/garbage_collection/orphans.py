@@ -1,0 +1,97 @@
+"""Orphans: objects that nothing refers to are listed, and condemned to be deleted an interval later."""
+
+from collections.abc import Iterator, Sequence
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetObservation,
+    BackfillPolicy,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    MaterializeResult,
+    Output,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    asset,
+    define_asset_job,
+    schedule,
+)
+from dagster_pyspark import LazyPySparkResource
+
+from wal3_core.spark.collect import Orphans, list_orphans
+from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
+from wal3_orchestration.defs.garbage_collection.work import Found, condemn, fail_for, orphans_of, outcomes
+from wal3_orchestration.defs.manifests import manifest
+from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.outcomes import Verdict, latest, record, record_checks, value_of
+from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
+from wal3_orchestration.resources import CollectionResource, StoreResource, spark_session
+
+FEW = AssetCheckSpec(
+    "few_orphans",
+    asset="condemned_orphans",
+    partitions_def=LOGS,
+    description="Few uploads are left that were never committed, and not ever more of them.",
+)
+
+
+@asset(
+    deps=[manifest],
+    check_specs=[FEW],
+    partitions_def=LOGS,
+    group_name=GROUP,
+    backfill_policy=BackfillPolicy.single_run(),
+    pool="wal3_orphans",
+    output_required=False,
+    kinds={"wal3", "pyspark"},
+)
+def condemned_orphans(
+    context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
+) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
+    """List what nothing refers to and is older than the interval, and write it down: deleted_garbage deletes it."""
+    with retried_only_when_unavailable(context):
+        opened, options = store.open_known(context.instance), collection.options()
+        found = [condemn(opened, each, options) for each in _orphans(context.partition_keys, store, spark, collection)]
+        before = {each.log: _counts(context.instance, each.log) for each in found}
+        yield from record(context, outcomes(found))
+        yield from record_checks(
+            context.instance, [_verdict(each, before[each.log], collection) for each in found if each.refusal is None]
+        )
+        fail_for(found)
+
+
+def _orphans(
+    logs: Sequence[str], store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
+) -> list[Orphans]:
+    options = collection.options()
+    if len(logs) < collection.spark_logs_min:
+        opened = store.open()
+        return [orphans_of(opened, log, options) for log in logs]
+    return list_orphans(spark_session(spark), store.url, logs, options)
+
+
+def _counts(instance: DagsterInstance, log: str) -> list[int]:
+    """Return how many orphans the log's last listings found, newest first."""
+    counts = (value_of(each, "orphans") for each in latest(instance, FEW.asset_key, log, count=2))
+    return [count for count in counts if isinstance(count, int)]
+
+
+def _verdict(found: Found, before: Sequence[int], limits: CollectionResource) -> Verdict:
+    count = found.metadata["orphans"]
+    assert isinstance(count, int)
+    return Verdict(spec=FEW, log=found.log, problem=many_orphans([count, *before], limits))
+
+
+orphans_job = define_asset_job(
+    "orphans_job", selection=[condemned_orphans], description="Lists logs whole, and condemns what nothing refers to."
+)
+
+
+@schedule(job=orphans_job, cron_schedule="0 5 * * 0", default_status=DefaultScheduleStatus.STOPPED)
+def weekly_orphans(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    """Look for orphans in every log, all in one run. Off until turned on: it lists the whole store."""
+    return request_for_all(context.instance)

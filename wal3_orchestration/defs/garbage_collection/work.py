@@ -1,0 +1,221 @@
+"""What the steps of a collection do for one log: calls of the library, and numbers for Dagster to plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wal3_core import LogReader
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
+from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.deleter import Deleted, Deleter, DueDocument
+from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
+from wal3_core.model.setsum import EMPTY
+from wal3_core.spark.collect import Deletion, Orphans, delete_objects
+from wal3_core.spark.collect_survey import Refusal
+from wal3_orchestration.failures import raise_together
+from wal3_orchestration.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from wal3_core.log.collect.planner import Plan
+    from wal3_core.model.garbage import Garbage
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+    from wal3_orchestration.outcomes import Value
+
+_PROBLEMS_SHOWN_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was done for a log, or why it could not be."""
+
+    log: str
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A log's garbage that is due; what was ``found`` when it was deleted at once, otherwise it is ``on_spark`` to be.
+
+    ``waiting`` is what was not due yet.
+    """
+
+    log: str
+    garbage: tuple[DueDocument, ...] = ()
+    waiting: tuple[Deleted, ...] = ()
+    found: Found
+    on_spark: bool = False
+
+
+def outcomes(found: Sequence[Found]) -> list[Outcome]:
+    """Return what there is to record."""
+    return [Outcome(log=each.log, metadata=each.metadata) for each in found if each.refusal is None]
+
+
+def fail_for(found: Sequence[Found]) -> None:
+    """Fail the step when some log could not be served; for good, unless another try may do."""
+    refused = {each.log: each.refusal for each in found if each.refusal is not None}
+    raise_together(
+        {log: refusal.message for log, refusal in refused.items()},
+        len(found),
+        transient=any(refusal.transient for refusal in refused.values()),
+    )
+
+
+def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> Found:
+    """Finish what other runs began, then announce and prune what is planned, unless that was done."""
+    try:
+        return Found(log=log, metadata=_prune(store, log, plan, options))
+    except LogError as error:
+        return Found(log=log, refusal=Refusal.of(error))
+
+
+def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
+    collector = Collector(store, log, options=options)
+    settled = collector.settle_unmarked()
+    outcome: Pruned | Overtaken | None = None
+    if plan is not None and not plan.empty:
+        outcome = _carry_out(store, collector, plan)
+    if isinstance(outcome, Overtaken):
+        # A cursor came to lie below, which the next plan knows of.
+        settled = collector.settle_unmarked()
+    paths = {meta.path for meta in settled} | ({outcome.path} if isinstance(outcome, Pruned) else set())
+    deleter = Deleter(store, log, options=options)
+    return {
+        **_pruned_numbers(outcome),
+        "garbage_documents": len(paths),
+        "wait_s": _longest_wait_s(deleter, settled, outcome),
+    }
+
+
+def _longest_wait_s(deleter: Deleter, settled: Sequence[ObjectMeta], outcome: Pruned | Overtaken | None) -> float:
+    """Tell when the last of what is pruned may be deleted; what was pruned just now is the last."""
+    newest = max(settled, key=lambda meta: meta.last_modified_us, default=None)
+    path = outcome.path if isinstance(outcome, Pruned) else None if newest is None else newest.path
+    return 0.0 if path is None else deleter.wait_s(path)
+
+
+def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Pruned | Overtaken | None:
+    """Announce and prune; None when the log was pruned that far, and deleted, before."""
+    try:
+        collector.verify(plan)
+        return collector.prune(collector.announce(plan))
+    except CollectionRefusedError:
+        # This plan may have been carried out before, or by another run that was as quick.
+        if not _begins_there(store, plan):
+            raise
+    return next((each for each in collector.settle() if each.garbage.first == plan.first), None)
+
+
+def _begins_there(store: ObjectStore, plan: Plan) -> bool:
+    return LogReader.open(store, plan.log).manifest().first.seq_no >= plan.first.seq_no
+
+
+def _pruned_numbers(outcome: Pruned | Overtaken | None) -> dict[str, Value]:
+    match outcome:
+        case None:
+            return {"outcome": "nothing to prune", "records": 0, "bytes": 0, "fragments": 0}
+        case Overtaken(cause):
+            return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
+        case Pruned(path, garbage):
+            return {
+                "outcome": "pruned",
+                "garbage": path,
+                "records": garbage.num_records,
+                "bytes": garbage.num_bytes,
+                "fragments": garbage.num_fragments,
+                "setsum": garbage.setsum.hexdigest(),
+                "reason": garbage.reason,
+                "cutoff_offset": _cutoff_offset([garbage]),
+            }
+
+
+def _cutoff_offset(collected: Sequence[Garbage]) -> int:
+    return max((garbage.first.position.offset for garbage in collected if garbage.first is not None), default=0)
+
+
+def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
+    """Delete a log's garbage that is due, unless that is ``objects_max`` objects or more; finish what others began."""
+    try:
+        documents = Collector(store, log, options=options).settle_unmarked()
+        deleter = Deleter(store, log, options=options)
+        looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
+        waiting = tuple(each for each in looked if isinstance(each, Deleted))
+        due = tuple(each for each in looked if not isinstance(each, Deleted))
+        if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
+            return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
+        done = [Deletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
+        return Due(log=log, garbage=due, waiting=waiting, found=_deleted(log, due, waiting, done))
+    except LogError as error:
+        return Due(log=log, found=Found(log=log, refusal=Refusal.of(error)))
+
+
+def delete_logs(
+    spark: SparkSession, store_url: str, large: Sequence[Due], options: CollectorOptions
+) -> dict[str, Found]:
+    """Delete the garbage of logs that have much of it, in one job."""
+    documents = [(due.log, each.path) for due in large for each in due.garbage]
+    done = delete_objects(spark, store_url, documents, options)
+    return {
+        due.log: _deleted(due.log, due.garbage, due.waiting, [each for each in done if each.log == due.log])
+        for due in large
+    }
+
+
+def _deleted(log: str, due: Sequence[DueDocument], waiting: Sequence[Deleted], done: Sequence[Deletion]) -> Found:
+    refusal = next((each.refusal for each in done if each.refusal is not None), None)
+    problems = [problem for each in done for problem in each.deleted.problems]
+    if problems and refusal is None:
+        refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
+    finished = [each.garbage for each, what in zip(due, done, strict=True) if what.deleted.finished]
+    waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
+    return Found(
+        log=log,
+        refusal=refusal,
+        metadata={
+            "objects": sum(each.deleted.num_deleted for each in done),
+            "records": sum(garbage.num_records for garbage in finished),
+            "bytes": sum(garbage.num_bytes for garbage in finished),
+            "fragments": sum(garbage.num_fragments for garbage in finished),
+            "orphans": sum(len(garbage.orphans) for garbage in finished),
+            "setsum": sum((garbage.setsum for garbage in finished), EMPTY).hexdigest(),
+            "reason": "; ".join(garbage.reason for garbage in finished),
+            "cutoff_offset": _cutoff_offset(finished),
+            "documents_finished": len(finished),
+            "documents_left": len(done) - len(finished) + sum(not each.finished for each in waiting),
+            "objects_held_by_pins": sum(each.deleted.num_held for each in done),
+            "wait_s": max(waits_s, default=0.0),
+        },
+    )
+
+
+def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> Orphans:
+    """List a log's orphans without Spark."""
+    deleter = Deleter(store, log, options=options)
+    try:
+        pending = deleter.load(deleter.documents())
+        objects = deleter.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)
+    except LogError as error:
+        return Orphans(log=log, refusal=Refusal.of(error))
+    return Orphans(log=log, objects=tuple(objects))
+
+
+def condemn(store: ObjectStore, orphans: Orphans, options: CollectorOptions) -> Found:
+    """Write down a log's orphans, so that nothing ever refers to them and they may be deleted."""
+    log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
+    if orphans.refusal is not None:
+        return Found(log=log, refusal=orphans.refusal)
+    if paths:
+        try:
+            condemned = Collector(store, log, options=options).condemn(paths, f"{len(paths)} objects nothing refers to")
+        except LogError as error:
+            return Found(log=log, refusal=Refusal.of(error))
+        path = condemned.path if isinstance(condemned, Pruned) else ""
+    num_bytes = sum(meta.size for meta in orphans.objects)
+    return Found(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})
