@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wal3_orchestration.demo.runs import Finding
     from wal3_orchestration.log_state import UnreadableLog
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 JAVA_MIN = 17
 PARTS = 5
 FRAGMENTS_PER_PART = 10

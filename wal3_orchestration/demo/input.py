@@ -70,7 +70,7 @@ def _bounded(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def _sample() -> Iterator[Message]:
-    packed = resources.files("wal3_orchestration").joinpath(_SAMPLE).read_bytes()
+    packed = resources.files("wal3_orchestration.demo").joinpath(_SAMPLE).read_bytes()
     for line in gzip.decompress(packed).splitlines():
         change = json.loads(line)
         blob = change["blob"]
