@@ -243,7 +243,7 @@ MUTANTS = (
     ),
     Mutation(
         "an append that was refused for want of room goes on",
-        PIPELINE + "_drop_withdrawn",
+        "wal3_core.log.write.admission:Admission.drop_withdrawn",
         "if entry.withdrawn:",
         "if entry.withdrawn and entry.admitted is None:",
     ),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODEL = "wal3_core.model"
+PARQUET = f"{MODEL}.parquet"
 Attack = "Callable[[], object]"
 
 
@@ -201,36 +202,39 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
     (
         Mutation(
             "page checksum",
-            f"{MODEL}.parquet.decoding:_open",
+            f"{PARQUET}.decoding:_open",
             "page_checksum_verification=True",
             "page_checksum_verification=False",
         ),
         damaged_page,
     ),
-    (Mutation("setsum", f"{MODEL}.parquet.decoding:decode", "found != pointer.setsum", "False"), other_bodies),
+    (Mutation("setsum", f"{PARQUET}.decoding:decode", "found != pointer.setsum", "False"), other_bodies),
     (
         Mutation(
             "file's own words",
-            f"{MODEL}.parquet.decoding:_check_metadata",
+            f"{PARQUET}.decoding:_check_metadata",
             "found is not None and found != value.encode()",
             "False",
         ),
         other_file,
     ),
-    (Mutation("count", f"{MODEL}.parquet.decoding:_check_count", "found != pointer.num_records", "False"), other_count),
-    (Mutation("schema", f"{MODEL}.parquet.decoding:_check_schema", "if not fitting:", "if False:"), other_types),
+    (Mutation("count", f"{PARQUET}.decoding:_check_count", "found != pointer.num_records", "False"), other_count),
+    (Mutation("schema", f"{PARQUET}.decoding:_check_schema", "if not fitting:", "if False:"), other_types),
     (
         Mutation(
             "shared values",
-            f"{MODEL}.parquet.decoding:_expand",
+            f"{PARQUET}.decoding:_expand",
             "num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)",
             "pass",
         ),
         shared_value,
     ),
-    (Mutation("expansion", f"{MODEL}.parquet.pages:check_expansion", "num_bytes > expanded_bytes_max", "False"), large_page),
-    (Mutation("encodings", f"{MODEL}.parquet.pages:_page", "encoding not in _ENCODINGS", "False"), repeated_values),
-    (Mutation("pages", f"{MODEL}.parquet.pages:measure", "num_pages > PAGES_MAX", "False"), many_pages),
+    (
+        Mutation("expansion", f"{PARQUET}.pages:check_expansion", "num_bytes > expanded_bytes_max", "False"),
+        large_page,
+    ),
+    (Mutation("encodings", f"{PARQUET}.pages:_page", "encoding not in _ENCODINGS", "False"), repeated_values),
+    (Mutation("pages", f"{PARQUET}.pages:measure", "num_pages > PAGES_MAX", "False"), many_pages),
 ]
 
 
@@ -273,8 +277,8 @@ def test_two_checks_keep_the_table_of_epochs_short() -> None:
 
 def test_two_checks_keep_lists_in_a_footer_short() -> None:
     """Ours, and the decoder's by the same limit."""
-    ours = Mutation("ours", f"{MODEL}.parquet.thrift:_Reader._list", "count > ITEMS_MAX", "False")
-    decoder = Mutation("decoder's", f"{MODEL}.parquet.decoding:_open", "thrift_container_size_limit=ITEMS_MAX,", "")
+    ours = Mutation("ours", f"{PARQUET}.thrift:_Reader._list", "count > ITEMS_MAX", "False")
+    decoder = Mutation("decoder's", f"{PARQUET}.decoding:_open", "thrift_container_size_limit=ITEMS_MAX,", "")
 
     for each in (ours, decoder):
         with applied(each), pytest.raises(CorruptError):

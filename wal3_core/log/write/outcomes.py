@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from wal3_core.model.position import LogPosition
 
@@ -16,9 +17,30 @@ if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.flight import Flight
 
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[Result]):
+    """A future and what it is to be given: a result, or the error that takes its place."""
+
+    future: Future[Result]
+    result: Result | None
+    error: LogError | None = None
+
+    def deliver(self) -> None:
+        """Set the future."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(cast("Result", self.result))
+
 
 class Outcomes:
-    """Outcomes that are known and not told yet. Not locked: its owner is; only ``tell`` runs without the lock."""
+    """Outcomes that are known and not delivered yet, and counts of them.
+
+    Not locked: the pipeline's lock guards it. What is taken is delivered without the lock.
+    """
 
     def __init__(self) -> None:
         # In bytes since the writer was opened: of appends with an outcome.
@@ -27,13 +49,13 @@ class Outcomes:
         self.appends_failed = 0
         self.num_records = 0
         self.num_bytes = 0
-        self._pending: list[Callable[[], None]] = []
+        self._pending: list[Delivery[Any]] = []
         self._told: list[list[Future[LogPosition]]] = []
 
     def admit(self, entry: Entry) -> None:
         """Let the caller go on who waits for room."""
         if entry.admitted is not None:
-            self._pending.append(lambda admitted=entry.admitted: admitted.set_result(None))  # type: ignore[misc]
+            self._pending.append(Delivery(entry.admitted, None))
 
     def acknowledge(self, flight: Flight) -> None:
         """Give the appends of a committed fragment their positions."""
@@ -44,7 +66,7 @@ class Outcomes:
             offset += len(entry.columns.bodies)
             self.num_records += len(entry.columns.bodies)
             self.num_bytes += entry.columns.num_bytes
-            self._pending.append(lambda entry=entry, position=position: entry.future.set_result(position))  # type: ignore[misc]
+            self._pending.append(Delivery(entry.future, position))
         self._release(flight.entries)
 
     def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
@@ -54,14 +76,14 @@ class Outcomes:
             # Each caller gets an exception of its own: raising one adds to its traceback.
             own = copy.copy(error)
             own.__cause__ = cause
-            self._pending.append(lambda entry=entry, own=own: entry.future.set_exception(own))  # type: ignore[misc]
+            self._pending.append(Delivery(entry.future, None, own))
         self._release(entries)
 
     def withdraw(self, entry: Entry, error: LogError) -> None:
         """Fail an append whose caller has given up waiting for room: somebody may flush, and wait for it."""
-        self._pending.append(lambda: entry.future.set_exception(error))
+        self._pending.append(Delivery(entry.future, None, error))
 
-    def take(self) -> list[Callable[[], None]]:
+    def take(self) -> list[Delivery[Any]]:
         """Take what is to be told."""
         taken, self._pending = self._pending, []
         return taken
@@ -78,12 +100,12 @@ class Outcomes:
             self._told.append([entry.future for entry in entries])
 
 
-def tell(outcomes: Iterable[Callable[[], None]]) -> None:
-    """Tell callers, or call their callbacks; the first error that one raised is raised when all have been called."""
+def call_each(calls: Iterable[Callable[[], None]]) -> None:
+    """Make every call; the first error that one raised is raised when all have been made."""
     first: BaseException | None = None
-    for outcome in outcomes:
+    for call in calls:
         try:
-            outcome()
+            call()
         except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
             first = first or error
     if first is not None:

@@ -1,10 +1,25 @@
-"""From queued appends to durable fragments: seal, upload (several at a time), commit (in order, one at a time).
+"""From appends to durable fragments: batch, upload (several at a time), commit (in order, one at a time).
 
-A state machine under one lock. Workers alone change its state and take the next steps: one that
-uploaded, one woken by the timer of a batch or by a caller. A caller, who may be interrupted anywhere,
-does no more than put its append into the inbox, by a single call, and wake a worker; one that finds
-too many bytes held waits there, first come, first served. Nothing runs while nothing is queued.
-Source: docs/protocol.md, "Append".
+Where an append is, and what moves it on:
+
+| state | held in | next state | when |
+|---|---|---|---|
+| accepted | inbox (``Admission``) | queued | there is room within ``bytes_held_max`` |
+| accepted | inbox | overloaded | its caller gave up waiting for room |
+| queued | queue (``BatchQueue``) | in flight | ``_may_cut``: its batch is due, and may be uploaded |
+| queued | queue | condition not met | it is first, nothing is in flight, and the log ends elsewhere |
+| in flight, uploading | flights | in flight, uploaded | the PUT of its fragment was answered |
+| in flight, uploading | flights | queued, or not durable | the PUT failed; an append with time left is queued again |
+| in flight, uploaded | flights | committing | it is at the head of the flights and no commit is under way |
+| committing | flights | durable | ``Committed`` |
+| committing | flights | queued, or contended | ``Displaced``: another writer took its place |
+| committing | flights | sealed | ``SealedOut`` |
+| committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
+| committing | flights | unknown | ``Lost``: a CAS has no answer |
+
+One lock guards the state. Only workers take steps (``_steps``): after an upload or a commit, on a batch's timer, or
+when a caller wakes one. A caller may be interrupted anywhere, so it only appends to the inbox and wakes a worker.
+Nothing runs while nothing is queued. Source: docs/protocol.md, "Append".
 """
 
 from __future__ import annotations
@@ -14,15 +29,16 @@ from collections import deque
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from wal3_core.errors import ClosedError, InvalidRequestError, LogError, OverloadedError
-from wal3_core.log.write.batch import BatchQueue, Entry
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError
+from wal3_core.log.write.admission import Admission
+from wal3_core.log.write.batch import BatchQueue
 from wal3_core.log.write.breath import Breath
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Displaced, Failed, Lost
 from wal3_core.log.write.halt import Resumed, Settler
 from wal3_core.log.write.log_clock import LogClock
-from wal3_core.log.write.outcomes import tell
+from wal3_core.log.write.outcomes import call_each
 from wal3_core.log.write.settling import Settling, Underway
 from wal3_core.log.write.snapshotter import Snapshotter
 from wal3_core.log.write.stats import Meter, WriterStats
@@ -36,7 +52,9 @@ from wal3_core.workers import Share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.flight import Flight
+    from wal3_core.log.write.outcomes import Delivery
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Durability
     from wal3_core.options import WriterOptions
@@ -79,7 +97,6 @@ class Pipeline:
             self._manifests, runtime, options, amend=self._snapshotter.amend, retried=self._meter.retried
         )
         self._lock = runtime.lock()
-        self._inbox: deque[Entry] = deque()
         self._queue = BatchQueue(options)
         self._flights: deque[Flight] = deque()
         self._uploading = 0
@@ -89,8 +106,7 @@ class Pipeline:
         # By whom, but no worker was asked yet.
         self._waking: deque[None] = deque()
         self._closed = False
-        # In bytes since the writer was opened: taken from the inbox, to be cut without waiting.
-        self._bytes_admitted = 0
+        # In bytes since the writer was opened: to be cut without waiting.
         self._bytes_hurried = 0
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
@@ -99,6 +115,7 @@ class Pipeline:
         underway = Underway(self._queue, self._flights, self._tail, self._meter)
         self._settling = Settling(manifests.url, runtime, options, underway, ordered=ordered)
         self._outcomes = self._settling.outcomes
+        self._admission = Admission(self._url, options.bytes_held_max, self._outcomes)
 
     # ------------------------------------------------------------------ what the writer calls
 
@@ -121,13 +138,7 @@ class Pipeline:
     def _accept(self, entry: Entry, *, at_once: bool) -> None:
         with self._lock:
             self._check_open()
-            held = self._bytes_accepted() - self._outcomes.bytes_released
-            if held and held + entry.bytes_held > self._options.bytes_held_max:
-                if at_once or _DOING.get() is self:
-                    raise self._overloaded(held)
-                entry.admitted = Outcome()
-            entry.bytes_accepted = self._bytes_accepted() + entry.bytes_held
-            self._inbox.append(entry)
+            self._admission.accept(entry, may_wait=not at_once and _DOING.get() is not self)
 
     def _await_room(self, entry: Entry, admitted: Outcome[None], timeout_s: float | None) -> None:
         try:
@@ -135,21 +146,15 @@ class Pipeline:
         except Exception as error:
             with self._lock:
                 # A worker lets entries in under the lock, and tells after it: in the inbox, it was not let in.
-                entry.withdrawn = entry in self._inbox
-                held = self._bytes_accepted() - self._outcomes.bytes_released
+                entry.withdrawn = entry in self._admission
+                overloaded = self._admission.overloaded()
             if entry.withdrawn:
                 self._wake()
             # Whatever it is that was raised, what the caller is told was not begun is not.
             if not isinstance(error, TimeoutError):
                 raise
             if entry.withdrawn:
-                raise self._overloaded(held) from None
-
-    def _overloaded(self, held: int) -> OverloadedError:
-        return OverloadedError(
-            f"log {self._url}: expected room within {self._options.bytes_held_max} bytes,"
-            f" found {held} that wait to become durable: the append was not begun"
-        )
+                raise overloaded from None
 
     def resume(self) -> Resumed:
         """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
@@ -169,7 +174,7 @@ class Pipeline:
                 verdict = settler.settle(unsettled, self._retry)
             with self._lock:
                 # Another caller may have resumed it meanwhile, and it may have halted again.
-                under_way = halt.failure is None and (self._flights or self._queue or self._inbox)
+                under_way = halt.failure is None and (self._flights or self._queue or self._admission)
                 if halt.unsettled is unsettled and not under_way:
                     return halt.resume(verdict)
 
@@ -178,12 +183,12 @@ class Pipeline:
         self._runtime.check_process()
         with self._lock:
             now_s = self._runtime.monotonic_s()
-            oldest = [queued[0].accepted_s for queued in (self._queue.entries(), self._inbox) if queued]
+            oldest = [waiting.oldest.accepted_s for waiting in (self._queue, self._admission) if waiting]
             oldest += [self._flights[0].oldest_s] if self._flights else []
             in_flight = sum(len(flight.entries) for flight in self._flights)
             return WriterStats(
-                bytes_held=self._bytes_accepted() - self._outcomes.bytes_released,
-                appends_waiting=in_flight + len(self._queue) + len(self._inbox),
+                bytes_held=self._admission.bytes_held,
+                appends_waiting=in_flight + len(self._queue) + len(self._admission),
                 oldest_age_s=max(0.0, now_s - min(oldest, default=now_s)),
                 appends=self._outcomes.appends,
                 appends_failed=self._outcomes.appends_failed,
@@ -211,8 +216,8 @@ class Pipeline:
         with self._lock:
             waited_for = self._outcomes.futures()
             waited_for += [entry.future for flight in self._flights for entry in flight.entries]
-            waited_for += self._queue.futures() + [entry.future for entry in self._inbox]
-            self._bytes_hurried = self._bytes_accepted()
+            waited_for += self._queue.futures() + self._admission.futures()
+            self._bytes_hurried = self._admission.bytes_accepted
         if waited_for:
             self._wake()
         for future in waited_for:
@@ -238,9 +243,6 @@ class Pipeline:
         if refusal is not None:
             raise refusal
 
-    def _bytes_accepted(self) -> int:
-        return self._inbox[-1].bytes_accepted if self._inbox else self._bytes_admitted
-
     def _wake(self) -> None:
         """Have a worker look at the inbox; one that was asked to and has not begun yet will do."""
         if self._woken and not self._waking:
@@ -260,7 +262,7 @@ class Pipeline:
 
     # ------------------------------------------------------------------ steps, under the lock
 
-    def _steps(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+    def _steps(self) -> tuple[list[Callable[[], None]], list[Delivery[Any]]]:
         """Take every step the state allows; return the tasks that follow, and the outcomes to be told."""
         tasks: list[Callable[[], None]] = []
         if not self._committing and self._flights and self._flights[0].error is not None:
@@ -282,42 +284,25 @@ class Pipeline:
             tasks.append(self._commit)
         return tasks, self._outcomes.take()
 
-    def _go_on(self, tasks: Iterable[Callable[[], None]], outcomes: Iterable[Callable[[], None]]) -> None:
+    def _go_on(self, tasks: Iterable[Callable[[], None]], deliveries: Iterable[Delivery[Any]]) -> None:
         for task in tasks:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
         callbacks: list[Callable[[], None]] = []
         try:
             with callbacks_held(callbacks):
-                tell(outcomes)
+                call_each(delivery.deliver for delivery in deliveries)
         finally:
             if callbacks:
                 # The callers' code, which may wait for any outcome, and for what the workers of this log have to do.
-                self._runtime.spawn(partial(tell, callbacks), share=Share(_CALLBACKS, self._url))
+                self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._url))
 
     def _admit(self) -> None:
         """Let in from the inbox what there is room for; all of it when the writer takes nothing, to be refused."""
         refusal = self._settling.refusal()
-        self._drop_withdrawn()
-        while self._inbox:
-            entry = self._inbox[0]
-            held = self._bytes_admitted - self._outcomes.bytes_released
-            if refusal is None and held and held + entry.bytes_held > self._options.bytes_held_max:
-                break
-            self._bytes_admitted = entry.bytes_accepted
-            self._queue.add(self._inbox.popleft())
-            self._outcomes.admit(entry)
+        self._admission.drop_withdrawn()
+        self._admission.move_into(self._queue, all_of_it=refusal is not None)
         if refusal is not None:
             self._settling.refuse_queued(refusal)
-
-    def _drop_withdrawn(self) -> None:
-        """Take out of the inbox what its callers do not wait for any more."""
-        dropped = 0
-        for entry in list(self._inbox):
-            entry.bytes_accepted -= dropped
-            if entry.withdrawn:
-                self._inbox.remove(entry)
-                dropped += entry.bytes_held
-                self._outcomes.withdraw(entry, self._overloaded(self._bytes_accepted() - self._outcomes.bytes_released))
 
     def _may_cut(self) -> bool:
         if not self._queue or self._recovering or self._settling.head_waits():
