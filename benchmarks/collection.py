@@ -86,9 +86,9 @@ class Collecting:
         """Take what nothing refers to; False when there was none."""
         orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
         if orphans:
-            condemned = self._timed("condemn", lambda: self._collector.condemn(orphans, "benchmark"))
-            assert isinstance(condemned, Pruned)
-            self._delete(condemned)
+            marked = self._timed("condemn", lambda: self._collector.mark_orphans(orphans, "benchmark"))
+            assert isinstance(marked, Pruned)
+            self._delete(marked)
         return bool(orphans)
 
     def _delete(self, pruned: Pruned) -> None:

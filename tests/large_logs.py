@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.stores import life_store
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Place
+from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import MANIFEST, fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -76,11 +76,11 @@ class Grower:
             manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
         return manifest
 
-    def _pointers(self, entry: Epoch, place: Place) -> Iterator[FragmentPointer]:
+    def _pointers(self, entry: Epoch, place: Boundary) -> Iterator[FragmentPointer]:
         while True:
             start = LogPosition(place.position.offset, place.position.timestamp_us + STEP_US)
             yield self._written(entry, place.seq_no, start) if self._real else made_up(entry, place.seq_no, start)
-            place = Place(FragmentSeqNo(place.seq_no + 1), LogPosition(start.offset + 1, start.timestamp_us))
+            place = Boundary(FragmentSeqNo(place.seq_no + 1), LogPosition(start.offset + 1, start.timestamp_us))
 
     def _written(self, entry: Epoch, seq_no: FragmentSeqNo, start: LogPosition) -> FragmentPointer:
         body = b"%d" % start.offset

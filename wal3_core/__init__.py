@@ -26,10 +26,10 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.maintain.copier import Copied, LogAt, copy
+from wal3_core.log.maintain.copier import CopyReport, LogAt, copy
 from wal3_core.log.maintain.destroyer import DestroyPlan, destroy, plan_destroy
 from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
@@ -37,8 +37,8 @@ from wal3_core.log.read.pinned import open_pinned, pinned_records
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import ScrubReport, scrub
 from wal3_core.log.read.succession import follow_across, records_across
-from wal3_core.log.write.bootstrap import Bootstrapped, Origin, bootstrap
-from wal3_core.log.write.halt import Resumed
+from wal3_core.log.write.bootstrap import BootstrapReport, Origin, bootstrap
+from wal3_core.log.write.halt import ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.manifest import Seal
@@ -57,15 +57,15 @@ __all__ = [
     "AppendError",
     "AppendReplacedError",
     "AtTime",
-    "Bootstrapped",
+    "BootstrapReport",
     "ClosedError",
-    "Collection",
     "CollectionRefusedError",
+    "CollectionReport",
     "Collector",
     "CollectorOptions",
     "ConditionNotMetError",
     "ContentionError",
-    "Copied",
+    "CopyReport",
     "CorruptError",
     "CursorConflictError",
     "CursorStore",
@@ -94,7 +94,7 @@ __all__ = [
     "PolicyStore",
     "ReaderOptions",
     "Record",
-    "Resumed",
+    "ResumeReport",
     "ScrubReport",
     "Seal",
     "SealedError",

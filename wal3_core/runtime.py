@@ -423,7 +423,7 @@ def reentered(what: str) -> InvalidRequestError:
     )
 
 
-def ahead(
+def map_ahead(
     runtime: Runtime,
     work: Callable[[A], T],
     items: Iterable[A],

@@ -104,7 +104,7 @@ def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     return LogState(log=log, manifest=manifest, cursors=cursors)
 
 
-def look_at_all(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
+def read_states(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
     """See many logs, several at a time, in order; those that are gone are left out."""
     with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look") as threads:
         return [state for state in threads.map(partial(look, store), logs) if state is not None]

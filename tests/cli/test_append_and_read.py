@@ -14,7 +14,7 @@ from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from wal3_core.log.write.halt import Resumed
+    from wal3_core.log.write.halt import ResumeReport
 
     from .conftest import Command
 
@@ -157,7 +157,7 @@ def test_unknown_end_of_an_append_is_found_out_from_the_log(
     """Unanswered as long as the writer tries; who asks afterwards is answered."""
     resume = LogWriter.resume
 
-    def heal_and_resume(writer: LogWriter) -> Resumed:
+    def heal_and_resume(writer: LogWriter) -> ResumeReport:
         faulty.before = lambda _kind, _path: None
         faulty.heal()
         return resume(writer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core.log.maintain.copier import Copied
+    from wal3_core.log.maintain.copier import CopyReport
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotCompactorOptions, WriterOptions
 
@@ -273,7 +273,7 @@ class Copying:
         check_copy(stage)
 
 
-def check_copied(stage: Stage, copied: Copied, source: Oracle, held: int) -> None:
+def check_copied(stage: Stage, copied: CopyReport, source: Oracle, held: int) -> None:
     """A copy that was not begun earlier has all that its source held when it was asked for."""
     if not copied.resumed and source.over_s > stage.simulation.now_s and copied.next_offset <= held:
         stage.fail(f"a copy told of as made now holds less than there was: {copied}, and {held} records")

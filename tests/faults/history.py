@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from wal3_core.model.paths import NO_LOG
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import CollectionReport, Mapping, Sequence
 
     from tests.faults.oracle import Oracle
-    from wal3_core import Message, Record, Resumed
+    from wal3_core import Message, Record, ResumeReport
     from wal3_core.model.paths import LogId
 
 PENDING_S = float("inf")
@@ -54,9 +54,9 @@ class Stretch:
     """What an ordered writer submitted, in order, from its beginning or a failure to the next one."""
 
     appends: list[Append] = field(default_factory=list)
-    resumed: Resumed | None = None
+    resumed: ResumeReport | None = None
 
-    def check(self, held: Collection[Message]) -> None:
+    def check(self, held: CollectionReport[Message]) -> None:
         """What is in the log is the beginning of what was submitted, as long as the writer was told."""
         present = [append.records[0] in held for append in self.appends]
         durable = present.index(False) if False in present else len(present)

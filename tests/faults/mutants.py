@@ -8,7 +8,7 @@ PIPELINE = "wal3_core.log.write.pipeline:Pipeline."
 TAIL = "wal3_core.log.write.tail:Tail."
 OUTCOMES = "wal3_core.log.write.outcomes:Outcomes."
 HALT = "wal3_core.log.write.halt:Halt."
-SETTLING = "wal3_core.log.write.settling:Settling."
+RESOLVER = "wal3_core.log.write.resolver:AppendResolver."
 COMMIT = "wal3_core.log.write.commit:"
 SNAPSHOTTER = "wal3_core.log.write.snapshotter:"
 COLLECTOR = "wal3_core.log.collect.collector:Collector."
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
         PIPELINE + "_commit",
-        "refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)",
+        "refused or self._committer.commit(base, ready[0].term, pointers, until_s)",
         "refused or Committed(base)",
     ),
     Mutation(
@@ -123,13 +123,13 @@ MUTANTS = (
     ),
     Mutation(
         "the epoch is not raised",
-        TAIL + "reincarnate",
+        TAIL + "begin_term",
         "manifest.last_epoch + 1",
         "max(1, manifest.last_epoch)",
     ),
     Mutation(
         "all writers have one token",
-        TAIL + "reincarnate",
+        TAIL + "begin_term",
         "self._runtime.token()",
         '"0123456789abcdef"',
     ),
@@ -209,35 +209,35 @@ MUTANTS = (
         "what lies behind a failed upload is appended though the writer is ordered",
         HALT + "stop",
         "if self.ordered and self.failure is None:",
-        "if self.ordered and self.failure is None and unsettled is not None:",
+        "if self.ordered and self.failure is None and undetermined is not None:",
     ),
     Mutation(
         "what lies behind an unknown outcome is appended though the writer is ordered",
         HALT + "stop",
         "if self.ordered and self.failure is None:",
-        "if self.ordered and self.failure is None and unsettled is None:",
+        "if self.ordered and self.failure is None and undetermined is None:",
     ),
     Mutation(
         "an unknown outcome is taken for not durable when the writer is resumed",
         HALT + "resume",
-        "if verdict is Durability.DURABLE and self.unsettled is not None:",
-        "if verdict is Durability.UNKNOWN and self.unsettled is not None:",
+        "if verdict is Durability.DURABLE and self.undetermined is not None:",
+        "if verdict is Durability.UNKNOWN and self.undetermined is not None:",
     ),
     Mutation(
         "a condition is checked against the writer's own guess",
-        SETTLING + "refuse_unmet",
+        RESOLVER + "refuse_unmet",
         "and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s",
         "",
     ),
     Mutation(
         "a condition is failed by a manifest that may be old",
-        SETTLING + "refuse_unmet",
+        RESOLVER + "refuse_unmet",
         "and self._tail.seen_s >= self._queue.oldest.accepted_s",
         "",
     ),
     Mutation(
         "a condition is not looked at again once the place was lost",
-        SETTLING + "_head_is_unmet",
+        RESOLVER + "_head_is_unmet",
         "return not self._queue.oldest.may_land_at(self._tail.offset)",
         "return not self._queue.oldest.reseals and not self._queue.oldest.may_land_at(self._tail.offset)",
     ),
@@ -285,14 +285,14 @@ MUTANTS = (
     ),
     Mutation(
         "what has no mark is never finished",
-        COLLECTOR + "settle_unmarked",
-        "if meta.path not in listed.marked and self._settle(meta.path):",
-        "if meta.path in listed.marked and self._settle(meta.path):",
+        COLLECTOR + "resume_unmarked",
+        "if meta.path not in listed.marked and self._resume(meta.path):",
+        "if meta.path in listed.marked and self._resume(meta.path):",
     ),
     Mutation(
         "an announced collection is not looked at by who keeps a place",
         MANIFEST + "first_kept",
-        "return self.first if self.collecting is None else self.collecting.first",
+        "return self.first if self.announced is None else self.announced.first",
         "return self.first",
     ),
     Mutation(
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutation(
         "the fence is not moved before orphans go",
-        COLLECTOR + "_condemn",
+        COLLECTOR + "_mark_orphans",
         "fence=fence + 1",
         "fence=fence",
     ),

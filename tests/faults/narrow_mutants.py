@@ -58,7 +58,7 @@ CRASH_MUTANTS = (
 NARROW_MUTANTS = (
     Mutation(
         "a commit under way is not shut out when its outcome is told",
-        "wal3_core.log.write.halt:Settler._ask",
+        "wal3_core.log.write.halt:OutcomeLookup._ask",
         "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
         "if verdict is None:",
     ),
@@ -95,8 +95,8 @@ NARROW_MUTANTS = (
     Mutation(
         "the fence is not compared before a commit",
         COMMIT + "judge",
-        "if manifest.fence != incarnation.fence:",
-        "if manifest.fence < incarnation.fence:",
+        "if manifest.fence != term.fence:",
+        "if manifest.fence < term.fence:",
     ),
     Mutation(
         "the fence is not compared before a snapshot is used",
@@ -125,8 +125,8 @@ NARROW_MUTANTS = (
     Mutation(
         "a policy is changed without a look at what is announced",
         "wal3_core.storage.documents.policy_store:PolicyStore._withdraw_announced",
-        "if base.manifest.collecting is not None:",
-        "if base.manifest.collecting is not None and base.manifest.destroying:",
+        "if base.manifest.announced is not None:",
+        "if base.manifest.announced is not None and base.manifest.destroying:",
     ),
     Mutation(
         "what is deleted is deleted whatever came behind the request",

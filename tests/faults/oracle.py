@@ -120,9 +120,9 @@ class Oracle:
 
     def _count(self, before: Manifest, after: Manifest) -> None:
         """Take note of what a collection came to, step by step."""
-        if after.collecting is not None and after.collecting != before.collecting:
-            self.seen["announced" if before.collecting is None else "overtaken"] += 1
-        if after.collecting is None and before.collecting is not None:
+        if after.announced is not None and after.announced != before.announced:
+            self.seen["announced" if before.announced is None else "overtaken"] += 1
+        if after.announced is None and before.announced is not None:
             self.seen["withdrawn" if after.first == before.first else "pruned"] += 1
         self.seen["condemned"] += after.fence > before.fence
         self.seen["log sealed"] += after.seal != before.seal

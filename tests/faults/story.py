@@ -329,7 +329,7 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     assert left == oracle.referenced(), f"collected again and again, and left: {sorted(left - oracle.referenced())}"
     assert not documents, "collections that never end"
     assert oracle.manifest is not None
-    assert oracle.manifest.collecting is None, "an announcement that is never taken back"
+    assert oracle.manifest.announced is None, "an announcement that is never taken back"
     assert all(pointer.limit.offset > middle for pointer in oracle.held), "what lies below the cursor is still held"
     report = scrub(store, LOG, runtime=operator)
     assert report.sound, report.problems

@@ -187,9 +187,9 @@ def _delete_orphans(store: MemoryStore, folder: str) -> None:
     deleter = Deleter(store, "a", options=CollectorOptions(interval_s=0, orphans_max=100))
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found
-    condemned = collector(store).condemn(found, "nothing refers to them")
-    assert isinstance(condemned, Pruned)
-    assert deleter.delete(condemned.path).num_deleted == len(found)
+    marked = collector(store).mark_orphans(found, "nothing refers to them")
+    assert isinstance(marked, Pruned)
+    assert deleter.delete(marked.path).num_deleted == len(found)
 
 
 def append_while_its_upload_is_taken_for_an_orphan() -> None:

@@ -24,7 +24,7 @@ from wal3_core import (
 from wal3_core.log.collect.collector import Collector, Pruned
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
@@ -78,7 +78,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
     base = manifests.load()
     # The slow one's CAS of the manifest was refused, and is tried again onto what the quick one left.
-    manifests.install(base.manifest.apply_intent(announced, Place(FragmentSeqNo(6), LogPosition(6, 0))), base)
+    manifests.install(base.manifest.apply_announcement(announced, Boundary(FragmentSeqNo(6), LogPosition(6, 0))), base)
 
     outcome = slow.prune(announced)
 
@@ -119,10 +119,10 @@ def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -
     grow(store, 8)
     held = ManifestStore(log_store(store, "a"), shared_runtime()).load().manifest.pointers[0].path
 
-    condemned = collector(store).condemn([held], "an old list")
+    marked = collector(store).mark_orphans([held], "an old list")
 
-    assert isinstance(condemned, Pruned)
-    assert condemned.garbage.orphans == ()
+    assert isinstance(marked, Pruned)
+    assert marked.garbage.orphans == ()
 
 
 def test_copy_that_is_finished_while_it_is_destroyed_is_asked_for_its_pins_like_any_log() -> None:

@@ -239,7 +239,7 @@ def test_no_garbage_document_whatever_it_says_costs_a_record(name: str, data: st
     forged = sealed(dumped(document))
     life_store(store, "a").create(f"gc/GARBAGE.{'a' * 64}.{'b' * 16}", forged)
 
-    for act in (Collector(store, "a", options=NOW).settle, lambda: delete_all(store)):
+    for act in (Collector(store, "a", options=NOW).resume_all, lambda: delete_all(store)):
         try:
             act()
         except LogError:

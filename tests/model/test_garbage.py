@@ -16,7 +16,7 @@ from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.garbage import Cut, Garbage, cut_below
-from wal3_core.model.manifest import Intent, Manifest, Place
+from wal3_core.model.manifest import Announcement, Boundary, Manifest
 from wal3_core.model.paths import fragment_path, garbage_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
@@ -34,15 +34,15 @@ def take(tree: Tree, offset: int) -> Cut:
     found = cut(tree, offset)
     for snapshot in found.written:
         tree.keep(snapshot)
-    announced, intent = announce(tree, found)
-    tree.manifest = announced.apply_garbage(intent, found.pointers)
+    announced, announcement = announce(tree, found)
+    tree.manifest = announced.apply_garbage(announcement, found.pointers)
     return found
 
 
-def announce(tree: Tree, found: Cut) -> tuple[Manifest, Intent]:
-    announced = tree.manifest.apply_intent(garbage_path(sum_setsums(found.dropped), TOKEN), found.first)
-    assert announced.collecting is not None
-    return announced, announced.collecting
+def announce(tree: Tree, found: Cut) -> tuple[Manifest, Announcement]:
+    announced = tree.manifest.apply_announcement(garbage_path(sum_setsums(found.dropped), TOKEN), found.first)
+    assert announced.announced is not None
+    return announced, announced.announced
 
 
 def deep_tree() -> Tree:
@@ -78,7 +78,7 @@ def test_cut_where_nothing_lies_below_changes_nothing() -> None:
     pointers = tree.manifest.pointers
 
     assert cut(tree, 3) == Cut(
-        first=Place(FragmentSeqNo(1), pointers[0].start), pointers=pointers, dropped=(), replaced=(), written=()
+        first=Boundary(FragmentSeqNo(1), pointers[0].start), pointers=pointers, dropped=(), replaced=(), written=()
     )
 
 
@@ -196,12 +196,12 @@ def test_whoever_looks_while_a_collection_is_announced_is_told_what_will_stay() 
     tree = deep_tree()
     found = cut(tree, 10)
 
-    announced, intent = announce(tree, found)
+    announced, announcement = announce(tree, found)
 
     assert tree.manifest.first_kept == tree.manifest.first
     assert announced.first_kept == found.first
     assert announced.first == tree.manifest.first
-    assert announced.withdraw_intent(intent) == tree.manifest
+    assert announced.withdraw_announcement(announcement) == tree.manifest
     assert Manifest.from_bytes(announced.to_bytes()) == announced
 
 
@@ -210,31 +210,31 @@ def test_collection_of_nothing_or_of_what_is_not_there_is_not_announced(seq_no: 
     tree = deep_tree()
 
     with pytest.raises(InvalidRequestError, match=f"a fragment from 2 to 9, found {seq_no}"):
-        tree.manifest.apply_intent(garbage_path(EMPTY, TOKEN), Place(FragmentSeqNo(seq_no), LogPosition(1, 1)))
+        tree.manifest.apply_announcement(garbage_path(EMPTY, TOKEN), Boundary(FragmentSeqNo(seq_no), LogPosition(1, 1)))
 
 
 def test_only_what_is_announced_is_pruned_or_withdrawn() -> None:
     tree = deep_tree()
     found = cut(tree, 10)
-    announced, intent = announce(tree, found)
-    withdrawn = replace(announced.withdraw_intent(intent), generation=announced.generation + 2)
-    other = tree.manifest.apply_intent(garbage_path(EMPTY, TOKEN), found.first)
-    again = withdrawn.apply_intent(intent.garbage, intent.first)
+    announced, announcement = announce(tree, found)
+    withdrawn = replace(announced.withdraw_announcement(announcement), generation=announced.generation + 2)
+    other = tree.manifest.apply_announcement(garbage_path(EMPTY, TOKEN), found.first)
+    again = withdrawn.apply_announcement(announcement.garbage, announcement.first)
 
     # The same collection announced again is another: somebody may have looked in between.
     for manifest in (tree.manifest, withdrawn, other, again):
         with pytest.raises(InvalidRequestError, match="to be announced"):
-            manifest.apply_garbage(intent, found.pointers)
+            manifest.apply_garbage(announcement, found.pointers)
         with pytest.raises(InvalidRequestError, match="to be announced"):
-            manifest.withdraw_intent(intent)
+            manifest.withdraw_announcement(announcement)
 
 
 def test_pruning_elsewhere_than_announced_is_refused() -> None:
     tree = deep_tree()
-    announced, intent = announce(tree, cut(tree, 10))
+    announced, announcement = announce(tree, cut(tree, 10))
 
-    with pytest.raises(InvalidRequestError, match="begins at fragment 4, found 7"):
-        announced.apply_garbage(intent, cut(tree, 19).pointers)
+    with pytest.raises(InvalidRequestError, match="begin at fragment 4, found 7"):
+        announced.apply_garbage(announcement, cut(tree, 19).pointers)
 
 
 def test_log_that_was_collected_whole_goes_on_where_it_was() -> None:
@@ -267,7 +267,7 @@ def garbage_of(tree: Tree, offset: int) -> Garbage:
     )
 
 
-def condemned() -> Garbage:
+def marked() -> Garbage:
     return Garbage(
         generation=1,
         token=TOKEN,
@@ -286,7 +286,7 @@ def golden(name: str, stored: bytes) -> None:
 
 
 def test_formats_are_what_earlier_versions_wrote() -> None:
-    dropped, orphans = garbage_of(deep_tree(), 10), condemned()
+    dropped, orphans = garbage_of(deep_tree(), 10), marked()
 
     golden("garbage.json", dropped.to_bytes())
     golden("garbage_of_orphans.json", orphans.to_bytes())
@@ -346,7 +346,7 @@ def test_document_that_no_collection_wrote_is_an_error(changes: dict[str, object
 def test_document_whose_run_has_a_gap_or_goes_on_elsewhere_is_an_error() -> None:
     garbage = garbage_of(deep_tree(), 19)
     assert garbage.first is not None
-    elsewhere = Place(FragmentSeqNo(garbage.first.seq_no + 1), garbage.first.position)
+    elsewhere = Boundary(FragmentSeqNo(garbage.first.seq_no + 1), garbage.first.position)
 
     with pytest.raises(CorruptError, match="expected first seq_no"):
         Garbage.from_bytes(replace(garbage_of(deep_tree(), 16), dropped=garbage.dropped[::-1]).to_bytes(), what="g")

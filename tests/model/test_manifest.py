@@ -14,7 +14,7 @@ from tests.model.conftest import TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Durability, Epoch, Manifest, Place, Seal
+from wal3_core.model.manifest import Boundary, Durability, Epoch, Manifest, Seal
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
@@ -32,7 +32,7 @@ def rolled(manifest: Manifest, count: int) -> tuple[Manifest, Snapshot, Snapshot
 def test_new_manifest_is_empty_and_starts_at_offset_one(empty: Manifest) -> None:
     empty.check()
 
-    assert empty.first == empty.next == Place(FragmentSeqNo(1), LogPosition(1, empty.next.position.timestamp_us))
+    assert empty.first == empty.next == Boundary(FragmentSeqNo(1), LogPosition(1, empty.next.position.timestamp_us))
     assert (empty.generation, empty.num_records, empty.setsum) == (1, 0, EMPTY)
 
 
@@ -41,7 +41,7 @@ def test_appended_fragments_move_next_and_setsum(empty: Manifest, entry: Epoch) 
 
     manifest = empty.apply_fragments(entry, added)
 
-    assert manifest.next == Place(FragmentSeqNo(5), added[-1].limit)
+    assert manifest.next == Boundary(FragmentSeqNo(5), added[-1].limit)
     assert manifest.first == empty.first
     assert manifest.setsum == sum_setsums(added)
     assert (manifest.num_records, manifest.num_bytes) == (12, 100 + 101 + 102 + 103)
@@ -161,9 +161,9 @@ def test_nothing_is_appended_after_the_seal(held: Manifest, entry: Epoch) -> Non
         ({"pruned": sum_setsums([])}, None),
         ({"num_records": 11}, "records"),
         ({"num_bytes": 1}, "bytes"),
-        ({"next": Place(FragmentSeqNo(6), LogPosition(13, 0))}, "next"),
-        ({"next": Place(FragmentSeqNo(5), LogPosition(14, 0))}, "next"),
-        ({"first": Place(FragmentSeqNo(2), LogPosition(1, 0))}, "first"),
+        ({"next": Boundary(FragmentSeqNo(6), LogPosition(13, 0))}, "next"),
+        ({"next": Boundary(FragmentSeqNo(5), LogPosition(14, 0))}, "next"),
+        ({"first": Boundary(FragmentSeqNo(2), LogPosition(1, 0))}, "first"),
         ({"epochs": (Epoch(2, TOKEN, FragmentSeqNo(1)), Epoch(1, TOKEN, FragmentSeqNo(2)))}, "epochs"),
         ({"epochs": (Epoch(1, TOKEN, FragmentSeqNo(9)),)}, "epochs"),
     ],

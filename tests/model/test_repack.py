@@ -146,9 +146,9 @@ def test_packed_tree_is_not_ripe_and_a_ripe_one_has_something_to_pack(grown: Gro
 
     grown.tree.compact()
 
-    assert plan is not None or not (before.ripe or exact.ripe)
-    assert not grown.tree.shape().ripe
-    assert not measure_shape(grown.tree.manifest, grown.tree.options).ripe
+    assert plan is not None or not (before.needs_compaction or exact.needs_compaction)
+    assert not grown.tree.shape().needs_compaction
+    assert not measure_shape(grown.tree.manifest, grown.tree.options).needs_compaction
 
 
 @given(grown_trees())
@@ -262,9 +262,9 @@ def collect(tree: Tree, offset: int) -> None:
     cut = cut_below(tree.manifest, offset, tree.load)
     for snapshot in cut.written:
         tree.keep(snapshot)
-    announced = tree.manifest.apply_intent(garbage_path(sum_setsums(cut.dropped), TOKEN), cut.first)
-    assert announced.collecting is not None
-    tree.manifest = announced.apply_garbage(announced.collecting, cut.pointers)
+    announced = tree.manifest.apply_announcement(garbage_path(sum_setsums(cut.dropped), TOKEN), cut.first)
+    assert announced.announced is not None
+    tree.manifest = announced.apply_garbage(announced.announced, cut.pointers)
 
 
 def test_larger_fan_out_is_taken_over_and_a_smaller_one_too() -> None:

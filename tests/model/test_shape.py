@@ -60,7 +60,7 @@ def test_shape_of_a_deep_tree_is_told_level_by_level() -> None:
             (4, 1, 3),
         ]
         assert shape.num_fragments == 3 * 144 + 2
-        assert not shape.ripe
+        assert not shape.needs_compaction
 
 
 def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
@@ -70,7 +70,7 @@ def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
     tree.leaf(4)
 
     assert tree.plan() is None
-    assert not tree.shape().ripe
+    assert not tree.shape().needs_compaction
     tree.options = replace(tree.options, snapshots_per_roll=4)
     assert tree.plan() is not None, "a writer with these options takes the smaller one into the larger"
 
@@ -83,7 +83,7 @@ def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
 def test_tree_that_no_writer_leaves_is_ripe(parts: Parts) -> None:
     tree = grown(parts)
 
-    assert tree.shape().ripe
+    assert tree.shape().needs_compaction
     assert tree.plan() is not None
 
 
@@ -91,5 +91,5 @@ def test_tree_that_no_writer_leaves_is_ripe(parts: Parts) -> None:
 def test_tree_that_a_writer_leaves_is_not_ripe(parts: Parts) -> None:
     tree = grown(parts)
 
-    assert not tree.shape().ripe
+    assert not tree.shape().needs_compaction
     assert tree.plan() is None

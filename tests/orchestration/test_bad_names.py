@@ -16,7 +16,7 @@ from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify_plan import plan_log
 from wal3_orchestration.defs.garbage_collection.due import find_due
 from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
-from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.outcomes import latest
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
@@ -100,7 +100,7 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
 def test_good_log_stays_known_and_is_looked_at_and_so_is_the_bad_name_where_a_log_wants_help(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance, tick: Tick
 ) -> None:
-    states = {state.log: type(state) for state in look_at_all(fleet, [BAD, GOOD])}
+    states = {state.log: type(state) for state in read_states(fleet, [BAD, GOOD])}
     requests = tick().run_requests or ()
 
     assert states.pop(GOOD) is LogState
@@ -132,7 +132,7 @@ def _find_due(store: ObjectStore) -> bool:
 
 
 def _look(store: ObjectStore) -> bool:
-    return GOOD in {state.log for state in look_at_all(store, list_logs(store)) if isinstance(state, LogState)}
+    return GOOD in {state.log for state in read_states(store, list_logs(store)) if isinstance(state, LogState)}
 
 
 def _plan(store: ObjectStore) -> bool:

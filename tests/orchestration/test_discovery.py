@@ -15,7 +15,7 @@ from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableErr
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
-from wal3_orchestration.log_state import UnreadableLog, look_at_all
+from wal3_orchestration.log_state import UnreadableLog, read_states
 from wal3_orchestration.partitions import LOGS_NAME
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def test_denied_log_hides_no_other_and_is_the_same_as_long_as_it_is_denied(
 
     store.before = deny
 
-    once, again = (look_at_all(store, list_logs(store)) for _ in range(2))
+    once, again = (read_states(store, list_logs(store)) for _ in range(2))
 
     assert [(state.log, isinstance(state, UnreadableLog)) for state in once] == [
         ("alpha", False),

@@ -303,7 +303,7 @@ def test_what_another_process_announced_is_carried_out(
     run("collection_job", run_request("alpha", "alpha"))
 
     manifest = LogReader.open(fleet, "alpha").manifest()
-    assert (manifest.first.position.offset, manifest.collecting) == (7, None)
+    assert (manifest.first.position.offset, manifest.announced) == (7, None)
 
 
 def test_what_a_pin_holds_is_counted_and_stays(

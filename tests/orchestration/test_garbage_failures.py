@@ -65,7 +65,7 @@ def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_s
 
     manifest = LogReader.open(fleet, "alpha").manifest()
     assert failed >= attempts > 0
-    assert (manifest.first.position.offset, manifest.collecting) == (13, None)
+    assert (manifest.first.position.offset, manifest.announced) == (13, None)
     assert len(list(life_store(fleet, "alpha").list_objects("log/"))) == 2
     assert list(Deleter(fleet, "alpha").documents()) == []
     assert scrub(fleet, "alpha").sound

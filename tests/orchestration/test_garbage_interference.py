@@ -172,7 +172,7 @@ def _assert_collected(store: ObjectStore, log: str) -> None:
     manifest = reader.manifest()
     fragments = {meta.path for meta in life_store(store, log).list_objects("log/")}
     snapshots = {meta.path for meta in life_store(store, log).list_objects("snapshot/")}
-    assert manifest.collecting is None, log
+    assert manifest.announced is None, log
     assert list(Deleter(store, log).documents()) == [], log
     assert manifest.first.position.offset == FIRST, log
     assert fragments == {pointer.path for pointer in reader.scan()}, log

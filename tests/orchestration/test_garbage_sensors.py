@@ -159,10 +159,10 @@ def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
     first, second = delete_tick(), delete_tick()
     Deleter(fleet, "alpha", options=CollectionResource().options()).delete(path)
     done = delete_tick()
-    condemned = Collector(fleet, "alpha").condemn([], "a test")
+    marked = Collector(fleet, "alpha").mark_orphans([], "a test")
     later = delete_tick()
 
-    assert isinstance(condemned, Pruned)
+    assert isinstance(marked, Pruned)
     assert _keys(first) == _keys(second)
     assert _asked(done) == []
     assert _asked(later) == ["alpha"]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import fragment_path
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
@@ -54,7 +54,7 @@ def collect(store: ObjectStore, log: str, count: int) -> None:
     pruned = found.manifest.pruned
     for pointer in gone:
         pruned += pointer.setsum
-    first = Place(kept[0].first_seq_no, kept[0].start)
+    first = Boundary(kept[0].first_seq_no, kept[0].start)
     _install(manifests, found, replace(_counted(found.manifest, kept), pruned=pruned, first=first))
     for pointer in gone:
         life_store(store, log).delete(pointer.path)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class Boundary:
     log: str
     offset: int
     timestamp_us: int
@@ -38,7 +38,7 @@ class Place:
 
 LOGS = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-2, 6)
-PLACES = [Place(log, offset, timestamp_us) for log in "abc" for offset in range(6) for timestamp_us in range(6)]
+PLACES = [Boundary(log, offset, timestamp_us) for log in "abc" for offset in range(6) for timestamp_us in range(6)]
 COMPARISONS: dict[type[Filter], Callable[[int, int], bool]] = {
     EqualTo: lambda a, b: a == b,
     EqualNullSafe: lambda a, b: a == b,
@@ -60,7 +60,7 @@ FILTERS = st.one_of(
 )
 
 
-def satisfies(place: Place, condition: Filter) -> bool:
+def satisfies(place: Boundary, condition: Filter) -> bool:
     if isinstance(condition, IsNotNull):
         return True
     value = getattr(place, condition.attribute[0])
@@ -83,7 +83,7 @@ def test_bounds_hold_exactly_what_satisfies_every_filter_taken(filters: list[Fil
     assert not (inside and bounds.empty)
 
 
-def holds(bounds: Bounds, place: Place) -> bool:
+def holds(bounds: Bounds, place: Boundary) -> bool:
     return (
         bounds.wants(place.log)
         and bounds.offsets.start <= place.offset < bounds.offsets.limit

@@ -275,11 +275,11 @@ def test_condemned_orphans_are_deleted_by_a_job_but_one_that_came_to_be_referred
     fill(local_store, "a", fragments=3)
     orphans = [leave_orphan(local_store, "a", seq_no) for seq_no in (3, 5000)]
     held = min(referred(local_store, "a"))
-    condemned = Collector(local_store, "a", options=AT_ONCE).condemn([*orphans, held], "a test")
-    assert isinstance(condemned, Pruned)
+    marked = Collector(local_store, "a", options=AT_ONCE).mark_orphans([*orphans, held], "a test")
+    assert isinstance(marked, Pruned)
 
     left = list_orphans(spark, local_url, ["a"], AT_ONCE)
-    (deletion,) = delete_objects(spark, local_url, [("a", condemned.path)], AT_ONCE)
+    (deletion,) = delete_objects(spark, local_url, [("a", marked.path)], AT_ONCE)
 
     assert left[0].objects == ()
     assert deletion.deleted.finished

@@ -15,7 +15,7 @@ from tests.spark.logs import collect, fill, merge, pointers
 from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource
@@ -173,7 +173,7 @@ def test_offsets_that_a_long_can_not_hold_are_refused(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     initial = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1)
-    place = Place(initial.first.seq_no, LogPosition(2**63 - 2, 1))
+    place = Boundary(initial.first.seq_no, LogPosition(2**63 - 2, 1))
     manifests = ManifestStore(log_store(local_store, "a"), shared_runtime())
     manifests.initialize(replace(initial, first=place, next=place))
     with LogWriter.open(local_store, "a") as writer:

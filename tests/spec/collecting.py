@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
-from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.deleter import Deleted, Deleter
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
@@ -210,7 +210,7 @@ def documents(store: ObjectStore, *, log: str = LOG) -> list[str]:
     return [meta.path for meta in Deleter(store, log).documents()]
 
 
-def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> Collection:
+def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> CollectionReport:
     """Collect the log once."""
     return collect(store, LOG, options=options, **more)  # type: ignore[arg-type]
 
@@ -228,7 +228,7 @@ def prune(store: ObjectStore, options: CollectorOptions = NOW) -> str:
     return path
 
 
-def delete(store: ObjectStore, path: str, options: CollectorOptions = NOW) -> Deleted:
+def delete(store: ObjectStore, path: str, options: CollectorOptions = NOW) -> DeletionReport:
     """Delete what a garbage document names."""
     return Deleter(store, LOG, options=options).delete(path)
 

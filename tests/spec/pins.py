@@ -13,7 +13,7 @@ from wal3_core import (
     Pin,
 )
 from wal3_core.log.collect.collector import Collector, Pruned
-from wal3_core.log.collect.deleter import Deleted, Deleter
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -76,7 +76,7 @@ def prune(store: ObjectStore, log: str, offset: int) -> str:
     return path
 
 
-def collect(store: ObjectStore, log: str, offset: int) -> Deleted:
+def collect(store: ObjectStore, log: str, offset: int) -> DeletionReport:
     return Deleter(store, log, options=NOW).delete(prune(store, log, offset))
 
 
@@ -87,9 +87,9 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
     deleter = Deleter(store, log, options=NOW)
     orphans = deleter.orphans()
     if orphans:
-        condemned = Collector(store, log, options=NOW).condemn(orphans, "orphans")
-        assert isinstance(condemned, Pruned)
-        deleter.delete(condemned.path)
+        marked = Collector(store, log, options=NOW).mark_orphans(orphans, "orphans")
+        assert isinstance(marked, Pruned)
+        deleter.delete(marked.path)
     return orphans
 
 

@@ -79,11 +79,11 @@ def next_us(store: ObjectStore, log: str = LOG) -> int:
 
 def append_years_ahead(store: ObjectStore, log: str = LOG) -> None:
     """Poison a log: three good records, two of nine years ahead, one that comes after them."""
-    with SetRuntime() as ahead:
+    with SetRuntime() as map_ahead:
         with LogWriter.open_or_initialize(store, log) as writer:
             writer.append_many([b"1", b"2", b"3"])
-        ahead.ahead_s = AHEAD_S
-        with LogWriter.open(store, log, options=TRUSTING, runtime=ahead) as writer:
+        map_ahead.ahead_s = AHEAD_S
+        with LogWriter.open(store, log, options=TRUSTING, runtime=map_ahead) as writer:
             writer.append_many([b"4", b"5"])
         with LogWriter.open(store, log) as writer:
             writer.append(b"6")
@@ -226,12 +226,12 @@ def test_append_fails_when_the_store_does_not_tell_its_time_and_nothing_is_commi
 def test_fragment_that_is_gone_when_its_time_is_looked_at_is_uploaded_again(memory_store: MemoryStore) -> None:
     faulty = FaultyStore(memory_store)
 
-    def condemn(kind: str, path: str) -> None:
+    def mark_orphans(kind: str, path: str) -> None:
         if kind == "head":
             faulty.before = lambda _kind, _path: None
             memory_store.delete(path)
 
-    faulty.before = condemn
+    faulty.before = mark_orphans
     with LogWriter.open_or_initialize(faulty, LOG) as writer:
         writer.append(b"once")
 

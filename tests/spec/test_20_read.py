@@ -28,7 +28,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model import parquet
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
@@ -416,7 +416,7 @@ def test_position_below_the_first_is_garbage_collected(filled: MemoryStore) -> N
         base.manifest,
         snapshots=kept,
         pruned=sum_setsums(gone),
-        first=Place(kept[0].first_seq_no, kept[0].start),
+        first=Boundary(kept[0].first_seq_no, kept[0].start),
         num_bytes=base.manifest.num_bytes - gone[0].num_bytes,
         num_records=base.manifest.num_records - gone[0].num_records,
     )

@@ -159,10 +159,10 @@ def test_snapshots_are_loaded_side_by_side_once_the_read_is_under_way(memory_sto
         return work
 
     counted, one_by_one = round_trips(memory_store, scan(0))
-    same, ahead = round_trips(memory_store, scan(8))
+    same, map_ahead = round_trips(memory_store, scan(8))
 
     assert counted == same == 500
-    assert ahead < one_by_one / 2.5
+    assert map_ahead < one_by_one / 2.5
 
 
 # ---------------------------------------------------------------------- memory

@@ -19,7 +19,7 @@ from wal3_core import (
     LogWriter,
     UnavailableError,
 )
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -42,7 +42,7 @@ def collect_three(store: ObjectStore) -> None:
         base.manifest,
         fragments=kept,
         pruned=sum_setsums(gone),
-        first=Place(kept[0].first_seq_no, kept[0].start),
+        first=Boundary(kept[0].first_seq_no, kept[0].start),
         num_bytes=sum(pointer.num_bytes for pointer in kept),
         num_records=2,
     )

@@ -141,4 +141,4 @@ def test_cursor_that_follows_the_end_of_a_growing_log_is_not_taken_for_another_l
 
     assert done.plan.first.seq_no > 12
     assert manifest_of(store).first.seq_no == done.plan.first.seq_no
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None

@@ -190,22 +190,22 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
     """INV-7."""
     for _ in range(DUE):
         append_once(store, SHORT)
-    condemned: set[str] = set()
+    marked: set[str] = set()
 
-    def condemn() -> None:
-        condemned.update(snapshots(store))
+    def mark_orphans() -> None:
+        marked.update(snapshots(store))
         manifests = ManifestStore(log_store(store, "a"), shared_runtime())
         base = manifests.load()
         outcome = manifests.install(replace(base.manifest, fence=base.manifest.fence + 1), base)
         assert isinstance(outcome, Installed)
         # What was condemned may go at any time from here on.
-        for path in condemned:
+        for path in marked:
             life_store(store, "a").delete(path)
 
-    append_once(before_the_commit(store, condemn), SHORT)
+    append_once(before_the_commit(store, mark_orphans), SHORT)
 
-    assert condemned
-    assert not condemned & {pointer.path for pointer in manifest_of(store).snapshots}
+    assert marked
+    assert not marked & {pointer.path for pointer in manifest_of(store).snapshots}
     assert manifest_of(store).snapshots
     assert len(list(LogReader.open(store, "a").records())) == DUE + 1
 

@@ -117,7 +117,7 @@ def test_lopsided_log_is_packed_and_reads_as_before_through_fewer_snapshots(stor
     after = snapshots(store)
     assert bodies(store) == written()
     assert LogReader.open(store, "a").manifest().setsum == setsum
-    assert (lopsided.ripe, done.after.ripe, done.num_overtaken) == (True, False, 0)
+    assert (lopsided.needs_compaction, done.after.needs_compaction, done.num_overtaken) == (True, False, 0)
     assert done.num_steps > 1
     assert len(after) < len(before) / 2
     assert (
@@ -151,7 +151,7 @@ def test_plan_says_what_and_why_and_writes_nothing(store: ObjectStore) -> None:
 
     assert set(counting.requests) <= {"get", "read"}
     assert plan.shape.exact
-    assert plan.shape.ripe
+    assert plan.shape.needs_compaction
     assert not plan.empty
     assert all(finding.num_nodes > 1 and finding.num_pointers > 1 for finding in plan.findings)
     compactor(store).compact()
@@ -206,7 +206,7 @@ def test_two_compactors_at_once_harm_nobody(store: ObjectStore) -> None:
 
     assert bodies(store) == written()
     assert (first.num_steps, first.num_overtaken) == (0, 1)
-    assert not first.after.ripe
+    assert not first.after.needs_compaction
     assert compactor(store).plan().empty
 
 
@@ -232,21 +232,21 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
     """INV-7."""
     write(store)
     before = stored_snapshots(store)
-    condemned: set[str] = set()
+    marked: set[str] = set()
 
-    def condemn() -> None:
-        condemned.update(stored_snapshots(store) - before)
+    def mark_orphans() -> None:
+        marked.update(stored_snapshots(store) - before)
         move_fence(store)
         # What was condemned may go at any time from here on.
-        for path in condemned:
+        for path in marked:
             life_store(store, "a").delete(path)
 
-    done = compactor(once_before_the_manifest_changes(store, condemn)).compact()
+    done = compactor(once_before_the_manifest_changes(store, mark_orphans)).compact()
 
-    assert condemned
+    assert marked
     assert done.num_overtaken == 1
     assert bodies(store) == written()
-    assert not condemned & stored_snapshots(store)
+    assert not marked & stored_snapshots(store)
     assert compactor(store).plan().empty
 
 
@@ -347,8 +347,8 @@ def test_what_was_replaced_is_collected_as_orphans_and_nothing_else(store: Objec
 
     needed = set(snapshots(store))
     orphans = deleter.orphans()
-    condemned = collector.condemn(orphans, "replaced by a compaction")
-    deleter.delete(condemned.path)  # type: ignore[union-attr]
+    marked = collector.mark_orphans(orphans, "replaced by a compaction")
+    deleter.delete(marked.path)  # type: ignore[union-attr]
 
     assert set(orphans) == before - needed != set()
     assert stored_snapshots(store) == needed

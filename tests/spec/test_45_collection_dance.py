@@ -71,7 +71,7 @@ def collected(store: ObjectStore, first: int = 12) -> bool:
     return (
         held(store) == reachable(store)
         and documents(store) == []
-        and manifest_of(store).collecting is None
+        and manifest_of(store).announced is None
         and offsets(store) == list(range(first, manifest_of(store).next.position.offset))
     )
 
@@ -86,9 +86,9 @@ def test_announcing_writes_down_what_goes_and_takes_nothing(store: ObjectStore) 
     path = announce(store)
 
     after, written = manifest_of(store), document(store)
-    assert after.collecting is not None
-    assert (after.collecting.garbage, after.collecting.first) == (path, collector(store).plan().first)
-    assert replace(after, collecting=None, generation=0, writer="") == replace(before, generation=0, writer="")
+    assert after.announced is not None
+    assert (after.announced.garbage, after.announced.first) == (path, collector(store).plan().first)
+    assert replace(after, announced=None, generation=0, writer="") == replace(before, generation=0, writer="")
     assert (written.path, written.pruned, written.reason) == (path, False, "cursor reader is at offset 12")
     assert written.num_records == 11
     gone = {pointer.path for pointer in every_pointer(store, written.dropped)} | {p.path for p in written.replaced}
@@ -105,7 +105,7 @@ def test_document_is_there_before_the_announcement_that_leads_to_it(store: Objec
         announce(faulty)
 
     assert not document(store).pruned
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
 def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore) -> None:
@@ -116,7 +116,7 @@ def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore)
     with pytest.raises(UnavailableError, match=r"gc/GARBAGE.* not saved in 3 tries"):
         announce(faulty)
 
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
 def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectStore) -> None:
@@ -160,7 +160,7 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
     assert pruned == Pruned(path, document(store))
     assert document(store).pruned
     assert held(store) >= before
-    assert (after.first.seq_no, after.first.position.offset, after.collecting) == (12, 12, None)
+    assert (after.first.seq_no, after.first.position.offset, after.announced) == (12, 12, None)
     assert (after.next, after.setsum, after.epochs, after.fence) == (
         manifest.next,
         manifest.setsum,
@@ -265,7 +265,7 @@ def test_prune_loses_to_a_cursor_that_came_below_and_withdraws(store: ObjectStor
     outcome = collector(store).prune(path)
 
     assert outcome == Overtaken("kept below offset 12: {'cursor late': 6}")
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
     assert whole(store)
     gather(store)
     assert collected(store, 6)
@@ -279,11 +279,11 @@ def test_announcement_whose_document_is_lost_is_withdrawn(store: ObjectStore) ->
     outcome = collector(store).prune(path)
 
     assert outcome == Overtaken(f"{path} is gone")
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
     announce(store)
     life_store(store, "a").delete(documents(store)[0])
-    assert collector(store).settle() == []
-    assert manifest_of(store).collecting is None
+    assert collector(store).resume_all() == []
+    assert manifest_of(store).announced is None
     assert whole(store)
 
 
@@ -303,10 +303,10 @@ def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectSt
     assert offsets(store) == list(range(12, following))
 
 
-# ---------------------------------------------------------------------- settle
+# ---------------------------------------------------------------------- resume
 
 
-def test_settling_finishes_what_was_announced_and_forgets_what_never_was(store: ObjectStore) -> None:
+def test_resuming_finishes_what_was_announced_and_forgets_what_never_was(store: ObjectStore) -> None:
     plant(store, cursor=18)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -316,21 +316,21 @@ def test_settling_finishes_what_was_announced_and_forgets_what_never_was(store: 
     place(store, 12)
     announced = announce(store)
 
-    settled = collector(store).settle()
+    resumed = collector(store).resume_all()
 
-    assert [each.path for each in settled] == [announced]
+    assert [each.path for each in resumed] == [announced]
     assert documents(store) == [announced]
     assert forgotten != [announced]
-    assert settled[0].garbage.pruned
+    assert resumed[0].garbage.pruned
     assert offsets(store) == list(range(12, 21))
-    assert [each.path for each in collector(store).settle()] == [announced]
+    assert [each.path for each in collector(store).resume_all()] == [announced]
 
 
-def test_settling_where_nothing_was_begun_does_nothing(store: ObjectStore) -> None:
+def test_resuming_where_nothing_was_begun_does_nothing(store: ObjectStore) -> None:
     plant(store, cursor=12)
     before = manifest_of(store)
 
-    assert collector(store).settle() == []
+    assert collector(store).resume_all() == []
     assert manifest_of(store) == before
 
 

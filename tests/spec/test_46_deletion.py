@@ -40,7 +40,7 @@ from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.deleter import Deleted, Deleter, Part
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import mark_path
 from wal3_core.model.snapshot import SnapshotPointer
@@ -76,7 +76,7 @@ def test_nothing_is_deleted_before_the_interval_has_passed_by_the_store_s_clock(
     for passed_s in (0, 1, DAY_S - 2):
         clock.pass_s(passed_s)
         waited_s = (clock.now_us - pruned_us) / US_PER_S
-        assert delete(clock, path, LATER) == Deleted(path=path, wait_s=DAY_S - waited_s)
+        assert delete(clock, path, LATER) == DeletionReport(path=path, wait_s=DAY_S - waited_s)
         assert held(clock) >= before
     clock.pass_s(1)
 
@@ -117,7 +117,7 @@ def test_interval_begins_when_the_log_was_pruned_and_not_when_that_was_announced
     assert delete(clock, path, LATER).wait_s == DAY_S
 
     clock.pass_s(DAY_S / 2)
-    Collector(clock, LOG, options=NOW).settle()
+    Collector(clock, LOG, options=NOW).resume_all()
     assert delete(clock, path, LATER).wait_s == DAY_S / 2
 
 
@@ -378,7 +378,7 @@ def test_deletion_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
     path = prune(store)
     assert delete(store, path).num_deleted > 0
 
-    assert delete(store, path) == Deleted(path=path)
+    assert delete(store, path) == DeletionReport(path=path)
     assert Deleter(store, LOG).wait_s(path) == CollectorOptions().interval_s
 
 

@@ -76,10 +76,10 @@ def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
     return Deleter(store, LOG, options=options).orphans()
 
 
-def condemn(store: ObjectStore, paths: Sequence[str]) -> str:
-    condemned = Collector(store, LOG, options=LATER).condemn(paths, "a test")
-    assert isinstance(condemned, Pruned)
-    return condemned.path
+def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
+    marked = Collector(store, LOG, options=LATER).mark_orphans(paths, "a test")
+    assert isinstance(marked, Pruned)
+    return marked.path
 
 
 def collect_orphans(clock: ClockStore) -> None:
@@ -120,7 +120,7 @@ def test_orphans_are_at_most_so_many_and_the_oldest_of_all(store: ObjectStore) -
     few = replace(LATER, orphans_max=2)
 
     first = orphans(clock, few)
-    delete(clock, condemn(clock, first))
+    delete(clock, mark_orphans(clock, first))
 
     assert first == left[:2]
     assert orphans(clock, few) == left[2:]
@@ -156,7 +156,7 @@ def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectSt
     assert aware == left
     # Of what was pruned the pin holds the first twenty.
     assert len(unaware) == 8 + 1
-    condemn(clock, left)
+    mark_orphans(clock, left)
     assert deleter.orphans(deleter.pending()) == []
 
 
@@ -196,7 +196,7 @@ def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore)
     clock.pass_s(2 * DAY_S)
     manifest = manifest_of(clock)
 
-    path = condemn(clock, left)
+    path = mark_orphans(clock, left)
 
     [written] = Deleter(clock, LOG).pending()
     after = manifest_of(clock)
@@ -213,7 +213,7 @@ def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore)
 
 def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
     clock = clocked(store)
-    path = condemn(clock, abandon(clock))
+    path = mark_orphans(clock, abandon(clock))
     fence = manifest_of(clock).fence
 
     again = Collector(clock, LOG, options=LATER).prune(path)
@@ -225,7 +225,7 @@ def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -
 def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock)
-    requests = count_requests(clock, lambda: condemn(clock, left))
+    requests = count_requests(clock, lambda: mark_orphans(clock, left))
     fence = manifest_of(clock).fence
     assert requests >= 5
 
@@ -233,9 +233,9 @@ def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStor
     for number in range(3, requests + 1):
         Later(clock, number, crash)
         with pytest.raises(Crashed):
-            condemn(clock, left)
+            mark_orphans(clock, left)
         clock.before = lambda _kind, _path: None
-        Collector(clock, LOG, options=LATER).settle()
+        Collector(clock, LOG, options=LATER).resume_all()
         assert all(garbage.pruned for garbage in Deleter(clock, LOG).pending())
         assert manifest_of(clock).fence > fence, f"request {number}"
         fence = manifest_of(clock).fence
@@ -250,7 +250,7 @@ def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: Objec
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
-    first, second = condemn(clock, left), condemn(clock, left)
+    first, second = mark_orphans(clock, left), mark_orphans(clock, left)
     clock.pass_s(DAY_S)
 
     assert delete(clock, first, LATER).finished
@@ -272,7 +272,7 @@ def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_fo
     with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
         clock.before = lambda kind, path: find() if kind == "replace" and "MANIFEST" in path else None
         writer.append(b"in time")
-    path = condemn(clock, found)
+    path = mark_orphans(clock, found)
     clock.pass_s(DAY_S)
     done = delete(clock, path, LATER)
 
@@ -381,10 +381,10 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     depth = max(pointer.depth for pointer in manifest_of(clock).snapshots)
     clock.pass_s(2 * DAY_S)
 
-    condemned = condemn(clock, sorted(written))
+    marked = mark_orphans(clock, sorted(written))
     assert isinstance(collector.prune(path), Pruned)
     clock.pass_s(DAY_S)
-    delete(clock, condemned, LATER)
+    delete(clock, marked, LATER)
 
     assert 2 <= len(written) <= depth, "one of each depth at most"
     assert written.isdisjoint(held(clock))

@@ -83,7 +83,7 @@ def test_collector_that_loses_the_cas_goes_on_to_delete(store: ObjectStore) -> N
     def note(kind: str, path: str) -> None:
         if kind == "delete":
             deleted.append(path)
-        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).collecting is not None:
+        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).announced is not None:
             append(store, 1)
 
     faulty.before = note
@@ -138,7 +138,7 @@ def test_many_garbage_files_from_crashed_runs_wedge_the_next(store: ObjectStore)
 
     assert offsets(store) == list(range(12, 21))
     assert documents(store) == []
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
 def test_log_whose_fragments_all_went_into_a_snapshot_cannot_be_appended_to(store: ObjectStore) -> None:
@@ -170,7 +170,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_are_taken_for_each_othe
     before = manifest_of(store)
     tops = {pointer.setsum.hexdigest() for pointer in before.snapshots}
     clock = ClockStore(store)
-    Collector(clock, LOG, options=LATER).condemn(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
+    Collector(clock, LOG, options=LATER).mark_orphans(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
     rewritten = manifest_of(store)
     assert rewritten.fence == before.fence + 1
     old = [pointer.path for pointer in before.snapshots]
@@ -240,12 +240,12 @@ def test_object_that_was_there_when_it_was_listed_is_deleted_though_it_came_to_b
     PinStore(clock, LOG).delete("audit")
     found = Deleter(clock, LOG, options=LATER).orphans()
     assert found
-    condemned = Collector(clock, LOG, options=LATER).condemn(found, "a test")
-    assert isinstance(condemned, Pruned)
+    marked = Collector(clock, LOG, options=LATER).mark_orphans(found, "a test")
+    assert isinstance(marked, Pruned)
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 
-    delete(clock, condemned.path, LATER)
+    delete(clock, marked.path, LATER)
 
     assert [record.offset for record in pinned_records(clock, LOG, "again")] == list(range(1, 21))
     assert offsets(clock) == list(range(1, 21))

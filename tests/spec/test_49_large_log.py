@@ -12,7 +12,7 @@ from tests.built_logs import Builder
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
-from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector, Pruned
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
@@ -110,7 +110,7 @@ def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(
     for fragment in LogReader.open(memory_store, "a").scan():
         inside.create(fragment_path(fragment.seq_no, "f" * 16), b"never linked")
 
-    rounds: list[Collection] = []
+    rounds: list[CollectionReport] = []
     while not rounds or rounds[-1].num_orphans:
         rounds.append(collect(memory_store, "a", options=replace(NOW, orphans_max=100)))
 
@@ -127,7 +127,7 @@ def test_more_orphans_than_a_document_names_never_keep_later_collections_from_th
     orphans = [fragment_path(FragmentSeqNo(number), "f" * 16) for number in range(1, POINTERS_MAX + 2)]
 
     with suppress(LogError):
-        Collector(memory_store, "a", options=NOW).condemn(orphans, "too many at once")
+        Collector(memory_store, "a", options=NOW).mark_orphans(orphans, "too many at once")
     collect(memory_store, "a", options=NOW)
 
     check_exact(memory_store, 51)

@@ -22,7 +22,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
@@ -114,7 +114,7 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
                 snapshots=(),
                 fragments=(kept,),
                 pruned=sum_setsums(gone),
-                first=Place(kept.first_seq_no, kept.start),
+                first=Boundary(kept.first_seq_no, kept.start),
                 num_bytes=kept.num_bytes,
                 num_records=kept.num_records,
             )

@@ -97,7 +97,7 @@ def test_collection_announced_under_another_policy_is_withdrawn(memory_store: Me
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
     assert not isinstance(outcome, Pruned)
-    assert manifest_of(memory_store).collecting is None
+    assert manifest_of(memory_store).announced is None
     assert len(offsets(memory_store)) == 20
 
 
@@ -123,7 +123,7 @@ def test_document_that_was_forgotten_as_it_was_announced_is_written_again(memory
         go_on.wait(10)
 
     other = Collector(once(memory_store, "delete", "GARBAGE", hold), LOG, options=options)
-    settling = threading.Thread(target=other.settle)
+    settling = threading.Thread(target=other.resume_all)
 
     def settle() -> None:
         settling.start()

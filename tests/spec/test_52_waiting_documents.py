@@ -167,7 +167,7 @@ def test_document_that_is_marked_behind_the_listing_waits_from_then(store: Objec
     def other(kind: str, _path: str) -> None:
         if kind == "get" and _path.endswith(path) and not listed:
             listed.append(path)
-            Collector(clock, LOG, options=LATER).settle()
+            Collector(clock, LOG, options=LATER).resume_all()
 
     clock.before = other
     done = gather(clock, PROMPT)

@@ -12,7 +12,7 @@ import pytest
 from tests.spec.copies import collect, data, fill, fragments, grow, manifest_of, paths, records
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
-    Copied,
+    CopyReport,
     CorruptError,
     CursorStore,
     GarbageCollectedError,
@@ -64,7 +64,7 @@ def test_copy_holds_the_same_bytes_at_the_same_places(store: ObjectStore, other:
     assert {snapshot.path for snapshot in target.snapshots}.isdisjoint(each.path for each in source.snapshots)
     assert (target.setsum, target.pruned) == (source.setsum, source.pruned)
     assert (target.first, target.next, target.epochs) == (source.first, source.next, source.epochs)
-    assert (target.seal, target.collecting, target.destroying) == (None, None, False)
+    assert (target.seal, target.announced, target.destroying) == (None, None, False)
     assert records(other, "x/b") == records(store, "a")
     assert scrub(other, "x/b").sound
     assert told == [(number, held) for number in range(1, held + 1)]
@@ -128,7 +128,7 @@ def test_copy_from_an_offset_begins_with_the_whole_fragment(store: ObjectStore, 
 
     copied = copy(LogAt(store, "a"), LogAt(other, "a"), from_offset=5)
 
-    assert copied == Copied(
+    assert copied == CopyReport(
         log="a",
         first_offset=4,
         next_offset=7,

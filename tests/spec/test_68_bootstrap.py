@@ -13,7 +13,7 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import (
     AtTime,
-    Bootstrapped,
+    BootstrapReport,
     CorruptError,
     CursorStore,
     GarbageCollectedError,
@@ -223,7 +223,7 @@ def test_source_that_fails_in_the_middle_leaves_no_log_and_can_be_read_again(mem
 def test_bootstrap_that_was_cut_short_anywhere_is_no_log_and_is_repeated_or_destroyed(
     memory_store: MemoryStore, fault: str
 ) -> None:
-    done: Bootstrapped | None = None
+    done: BootstrapReport | None = None
     for request in count(1):
         asked, store = count(1), FaultyStore(memory_store)
 

@@ -133,13 +133,13 @@ def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(
     """Nobody looked at its time: each round left an orphan."""
     uploads: list[str] = []
 
-    def condemn(kind: str, path: str) -> None:
+    def mark_orphans(kind: str, path: str) -> None:
         if kind == "head":
             uploads.append(path)
             time.sleep(0.05)
             faulty.inner.delete(path)
 
-    faulty.before = condemn
+    faulty.before = mark_orphans
     options = WriterOptions(delivery_timeout_s=0.2, rebases_max=1_000_000, commit_pause_s_max=0.01)
     with LogWriter.open(faulty, "a", options=options) as writer:
         waited_s = took_s(lambda: writer.submit(b"x").result(30), NotDurableError)

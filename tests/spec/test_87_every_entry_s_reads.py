@@ -110,7 +110,7 @@ def prune(store: ObjectStore) -> object:
     collector = Collector(store, "a", options=NOW)
     plan = collector.plan()
     collector.verify(plan)
-    return list(collector.objects(plan)), collector.prune(collector.announce(plan)), collector.settle()
+    return list(collector.objects(plan)), collector.prune(collector.announce(plan)), collector.resume_all()
 
 
 def delete(store: ObjectStore) -> object:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.cli.lines import ByteStream
-    from wal3_core.log.write.halt import Resumed
+    from wal3_core.log.write.halt import ResumeReport
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
 
@@ -287,7 +287,7 @@ class Appending:
         cause = left if settled else error
         return Failure(f"{self._lines}{settled}; {_refused(sent.first_line, cause)}; they can be appended again")
 
-    def _count_settled(self, resumed: Resumed) -> None:
+    def _count_settled(self, resumed: ResumeReport) -> None:
         """Count the batches that turned out to be in the log; they are the first of those that failed."""
         durable = self._failures[: max(0, resumed.appends - self._appends)]
         self._failures = self._failures[len(durable) :]

@@ -13,7 +13,7 @@ from wal3_core.cli.output import console, count, print_json, progress, size, tab
 from wal3_core.cli.session import Session, json_option
 from wal3_core.errors import LogError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.collect.collection import Collection, collect
+from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions
@@ -157,7 +157,7 @@ def _collect(store: ObjectStore, log: str, asked: _Asked, rows: list[tuple[str, 
     return bool(problems)
 
 
-def _row(log: str, done: Collection) -> tuple[str, ...]:
+def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
     return (
         log,
         count(done.plan.num_records),
@@ -170,7 +170,7 @@ def _row(log: str, done: Collection) -> tuple[str, ...]:
     )
 
 
-def _to_json(done: Collection) -> JsonObject:
+def _to_json(done: CollectionReport) -> JsonObject:
     return {
         **done.plan.to_json(),
         "num_orphans": done.num_orphans,

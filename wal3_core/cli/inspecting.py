@@ -76,8 +76,8 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "manifest", f"generation {manifest.generation}, fence {manifest.fence}, written by {manifest.writer}"
     yield "setsum", manifest.setsum.hexdigest()
     yield "pruned", manifest.pruned.hexdigest()
-    if manifest.collecting is not None:
-        yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.collecting.garbage}"
+    if manifest.announced is not None:
+        yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.announced.garbage}"
     if manifest.destroying:
         yield "destroying", "announced: not pinned or copied any more"
     if manifest.seal is not None:
@@ -138,7 +138,7 @@ def _document(
         "pointers": [_pointer_json(reader, pointer, full=full) for pointer in manifest.pointers],
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
         "destroying": manifest.destroying,
-        "collecting": None if manifest.collecting is None else manifest.collecting.to_json(),
+        "collecting": None if manifest.announced is None else manifest.announced.to_json(),
         "cursors": [cursor_json(name, cursor, manifest) for name, cursor in cursors.items()],
     }
 

@@ -13,7 +13,7 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.maintain.snapshot_compactor import SnapshotPlan, SnapshotsCompacted
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotPlan
     from wal3_core.model.shape import Level, Shape
 
 _LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill", "smallest", "largest", "wasted")
@@ -97,7 +97,7 @@ def _show(log: str, shape: Shape) -> None:
         ("log", log),
         ("fragments", about + count(shape.num_fragments)),
         ("manifest", f"{size(shape.manifest_bytes)}, {count(shape.root_pointers)} pointers"),
-        ("shape", "lopsided: `wal3 snapshot compact` packs it anew" if shape.ripe else "good"),
+        ("shape", "lopsided: `wal3 snapshot compact` packs it anew" if shape.needs_compaction else "good"),
     ]
     shown = table(("", ""), facts)
     shown.show_header = False
@@ -128,14 +128,14 @@ def _show_plan(plan: SnapshotPlan) -> None:
     console().print(table(_FINDING_COLUMNS, rows, numbers=_FINDING_COLUMNS[2:]))
 
 
-def _show_done(done: SnapshotsCompacted) -> None:
+def _show_done(done: SnapshotCompactionReport) -> None:
     if not done.num_steps:
         click.echo(f"{done.log}: nothing to pack")
         return
     click.echo(f"{done.log}: {'; '.join(_told(done))}")
 
 
-def _told(done: SnapshotsCompacted) -> Iterator[str]:
+def _told(done: SnapshotCompactionReport) -> Iterator[str]:
     before, after = (shape.num_snapshots for shape in (done.before, done.after))
     yield f"{count(before)} snapshots are {count(after)}"
     yield f"a manifest of {size(done.before.manifest_bytes)} is {size(done.after.manifest_bytes)}"

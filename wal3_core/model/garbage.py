@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id, check_object_path, check_token, garbage_path
 from wal3_core.model.snapshot import (
     Pointer,
@@ -43,7 +43,7 @@ class Cut:
     which a part stays; ``written`` are the snapshots that hold those parts, deepest first.
     """
 
-    first: Place
+    first: Boundary
     pointers: tuple[Pointer, ...]
     dropped: tuple[Pointer, ...]
     replaced: tuple[SnapshotPointer, ...]
@@ -54,7 +54,7 @@ def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer],
     """Cut off the fragments whose records all lie below ``offset``; ``dropped`` is empty when there are none."""
     cutter = _Cutter(offset, manifest, load)
     kept = tuple(cutter.keep(manifest.pointers))
-    first = Place(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
+    first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
     return Cut(
         first=first,
         pointers=kept,
@@ -106,7 +106,7 @@ class Garbage:
     generation: int
     token: str
     reason: str
-    first: Place | None
+    first: Boundary | None
     dropped: tuple[Pointer, ...] = ()
     replaced: tuple[SnapshotPointer, ...] = ()
     orphans: tuple[str, ...] = ()
@@ -180,7 +180,7 @@ class Garbage:
             token=check_token(fields.string("token"), what),
             writer=fields.string("writer"),
             reason=fields.string("reason"),
-            first=Place.from_json(fields.object("first")) if fields.has("first") else None,
+            first=Boundary.from_json(fields.object("first")) if fields.has("first") else None,
             dropped=tuple(_pointer_from_json(item) for item in fields.objects("dropped", count_max=POINTERS_MAX)),
             replaced=tuple(
                 SnapshotPointer.from_json(item) for item in fields.objects("replaced", count_max=POINTERS_MAX)

@@ -40,7 +40,7 @@ BEING_DESTROYED = "being destroyed"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Boundary:
     """A boundary between fragments: the seq_no and the position that follow it."""
 
     seq_no: FragmentSeqNo
@@ -51,7 +51,7 @@ class Place:
         return {"seq_no": self.seq_no, "position": self.position.to_json()}
 
     @classmethod
-    def from_json(cls, fields: Fields) -> Place:
+    def from_json(cls, fields: Fields) -> Boundary:
         """Read from a JSON object."""
         place = cls(FragmentSeqNo(fields.integer("seq_no")), LogPosition.from_json(fields.object("position")))
         fields.finish()
@@ -112,7 +112,7 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class Announcement:
     """A collection under way: where it writes down what goes, and what the log will begin with.
 
     It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
@@ -121,7 +121,7 @@ class Intent:
     """
 
     garbage: str
-    first: Place
+    first: Boundary
     generation: int
 
     def to_json(self) -> JsonObject:
@@ -129,12 +129,12 @@ class Intent:
         return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
 
     @classmethod
-    def from_json(cls, fields: Fields) -> Intent:
+    def from_json(cls, fields: Fields) -> Announcement:
         """Read from a JSON object."""
-        garbage, first = check_garbage_path(fields.string("garbage")), Place.from_json(fields.object("first"))
-        intent = cls(garbage, first, fields.integer("generation"))
+        garbage, first = check_garbage_path(fields.string("garbage")), Boundary.from_json(fields.object("first"))
+        announcement = cls(garbage, first, fields.integer("generation"))
         fields.finish()
-        return intent
+        return announcement
 
 
 class Durability(StrEnum):
@@ -161,22 +161,22 @@ class Manifest:
     writer: str
     setsum: Setsum
     pruned: Setsum
-    first: Place
-    next: Place
+    first: Boundary
+    next: Boundary
     epochs: tuple[Epoch, ...]
     snapshots: tuple[SnapshotPointer, ...]
     fragments: tuple[FragmentPointer, ...]
     num_bytes: int
     num_records: int
     seal: Seal | None = None
-    collecting: Intent | None = None
+    announced: Announcement | None = None
     follows: LogId | None = None
     destroying: bool = False
 
     @classmethod
     def initial(cls, *, log_id: LogId, writer: str, timestamp_us: int) -> Manifest:
         """Return the manifest of a new, empty log."""
-        place = Place(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
+        place = Boundary(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
         return cls(
             log_id=log_id,
             generation=1,
@@ -206,9 +206,9 @@ class Manifest:
         )
 
     @property
-    def first_kept(self) -> Place:
+    def first_kept(self) -> Boundary:
         """What is held and stays held: a cursor or pin below it came too late."""
-        return self.first if self.collecting is None else self.collecting.first
+        return self.first if self.announced is None else self.announced.first
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
@@ -241,7 +241,7 @@ class Manifest:
         return replace(
             self,
             setsum=self.setsum + sum_setsums(fragments),
-            next=Place(FragmentSeqNo(last.last_seq_no + 1), last.limit),
+            next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=epochs,
             fragments=(*self.fragments, *fragments),
         ).counted()
@@ -274,7 +274,7 @@ class Manifest:
         """Take that back: the log stays. One that was sealed meanwhile stays sealed."""
         return replace(self, destroying=False)
 
-    def apply_intent(self, garbage: str, first: Place) -> Manifest:
+    def apply_announcement(self, garbage: str, first: Boundary) -> Manifest:
         """Announce a collection; one announced before is withdrawn by that."""
         if not self.first.seq_no < first.seq_no <= self.next.seq_no:
             message = (
@@ -282,29 +282,27 @@ class Manifest:
                 f" {self.next.seq_no}, found {first.seq_no}"
             )
             raise InvalidRequestError(message)
-        return replace(self, collecting=Intent(garbage, first, self.generation + 1))
+        return replace(self, announced=Announcement(garbage, first, self.generation + 1))
 
-    def withdraw_intent(self, intent: Intent) -> Manifest:
+    def withdraw_announcement(self, announcement: Announcement) -> Manifest:
         """Take back an announced collection; InvalidRequestError when another is announced, or none."""
-        self._check_intent(intent)
-        return replace(self, collecting=None)
+        self._check_intent(announcement)
+        return replace(self, announced=None)
 
-    def apply_garbage(self, intent: Intent, kept: Sequence[Pointer]) -> Manifest:
+    def apply_garbage(self, announcement: Announcement, kept: Sequence[Pointer]) -> Manifest:
         """Drop all but ``kept``, the announced collection's end; its intent goes with what it took."""
-        self._check_intent(intent)
-        first = Place(kept[0].first_seq_no, kept[0].start) if kept else self.next
-        if first.seq_no != intent.first.seq_no:
-            message = (
-                f"{MANIFEST}: expected to keep what begins at fragment {intent.first.seq_no}, found {first.seq_no}"
-            )
+        self._check_intent(announcement)
+        first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else self.next
+        if first.seq_no != announcement.first.seq_no:
+            message = f"{MANIFEST}: expected to begin at fragment {announcement.first.seq_no}, found {first.seq_no}"
             raise InvalidRequestError(message)
         pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
-        return replace(self, first=first, pruned=pruned, collecting=None).holding(kept)
+        return replace(self, first=first, pruned=pruned, announced=None).holding(kept)
 
-    def _check_intent(self, intent: Intent) -> None:
-        if self.collecting != intent:
-            found = None if self.collecting is None else self.collecting.garbage
-            message = f"{MANIFEST}: expected collection {intent.garbage} to be announced, found {found}"
+    def _check_intent(self, announcement: Announcement) -> None:
+        if self.announced != announcement:
+            found = None if self.announced is None else self.announced.garbage
+            message = f"{MANIFEST}: expected collection {announcement.garbage} to be announced, found {found}"
             raise InvalidRequestError(message)
 
     def counted(self) -> Manifest:
@@ -345,8 +343,8 @@ class Manifest:
         if not pointers:
             first, limit = self.next, self.next
         else:
-            first = Place(pointers[0].first_seq_no, pointers[0].start)
-            limit = Place(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
+            first = Boundary(pointers[0].first_seq_no, pointers[0].start)
+            limit = Boundary(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
         for name, expected, found in (("first", first, self.first), ("next", limit, self.next)):
             # An empty log that was never written to may start with the time of its first fragment.
             if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
@@ -366,7 +364,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
         seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
-        collecting: JsonObject = {} if self.collecting is None else {"collecting": self.collecting.to_json()}
+        announced: JsonObject = {} if self.announced is None else {"collecting": self.announced.to_json()}
         follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
         destroying: JsonObject = {"destroying": True} if self.destroying else {}
         return strict_json.dump_checksummed(
@@ -386,7 +384,7 @@ class Manifest:
                 "fragments": [pointer.to_json() for pointer in self.fragments],
                 **seal,
                 **destroying,
-                **collecting,
+                **announced,
                 "num_bytes": self.num_bytes,
                 "num_records": self.num_records,
             }
@@ -409,8 +407,8 @@ class Manifest:
             writer=fields.string("writer"),
             setsum=Setsum.from_hexdigest(fields.string("setsum")),
             pruned=Setsum.from_hexdigest(fields.string("pruned")),
-            first=Place.from_json(fields.object("first")),
-            next=Place.from_json(fields.object("next")),
+            first=Boundary.from_json(fields.object("first")),
+            next=Boundary.from_json(fields.object("next")),
             epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
             snapshots=tuple(
                 SnapshotPointer.from_json(item) for item in fields.objects("snapshots", count_max=POINTERS_MAX)
@@ -420,7 +418,7 @@ class Manifest:
             ),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
             destroying=fields.flag("destroying") if fields.has("destroying") else False,
-            collecting=Intent.from_json(fields.object("collecting")) if fields.has("collecting") else None,
+            announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
         )

@@ -73,7 +73,7 @@ class Shape:
     root_fragments: int
     root_snapshots: int
     levels: tuple[Level, ...]
-    ripe: bool
+    needs_compaction: bool
 
     @property
     def num_snapshots(self) -> int:
@@ -95,7 +95,7 @@ class Shape:
             "root_fragments": self.root_fragments,
             "root_snapshots": self.root_snapshots,
             "levels": [level.to_json() for level in self.levels],
-            "ripe": self.ripe,
+            "ripe": self.needs_compaction,
         }
 
 
@@ -116,7 +116,7 @@ def measure_shape(
         root_fragments=len(manifest.fragments),
         root_snapshots=len(manifest.snapshots),
         levels=tuple(levels),
-        ripe=_overgrown(manifest, options) or lopsided,
+        needs_compaction=_overgrown(manifest, options) or lopsided,
     )
 
 

@@ -18,11 +18,11 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.collect.deleter import Deleted, Deleter, oldest
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.collect_survey import Refusal, Survey
 from wal3_core.spark.collect_task import (
     RESULTS,
@@ -73,7 +73,7 @@ class Deletion:
     """What became of one garbage document of a log, or why nothing was deleted for it."""
 
     log: str
-    deleted: Deleted
+    deleted: DeletionReport
     refusal: Refusal | None = None
 
 
@@ -119,7 +119,7 @@ def list_orphans(
         return []
     now_us = _store_now_us(store, names, options)
     folders = dict(
-        zip(names, ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
+        zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
     items = [_Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
     found = _run(spark, store_url, items, OrphanWork(options, now_us))
@@ -166,7 +166,9 @@ def delete_objects(
     for log, path in documents:
         named.setdefault(log, {})[path] = None
     for log, looked in zip(
-        named, ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE), strict=True
+        named,
+        map_ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE),
+        strict=True,
     ):
         for path, found in looked.items():
             if isinstance(found, Deletion):
@@ -186,7 +188,7 @@ def _look(
     try:
         now_us = deleter.store_now_us()
     except LogError as error:
-        return {path: Deletion(log=log, deleted=Deleted(path=path), refusal=Refusal.of(error)) for path in paths}
+        return {path: Deletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error)) for path in paths}
     return {path: _due(deleter, path, now_us) for path in paths}
 
 
@@ -194,8 +196,8 @@ def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | Deletion:
     try:
         found = deleter.due(path, now_us=now_us)
     except LogError as error:
-        return Deletion(log=deleter.log, deleted=Deleted(path=path), refusal=Refusal.of(error))
-    return Deletion(log=deleter.log, deleted=found) if isinstance(found, Deleted) else found
+        return Deletion(log=deleter.log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
+    return Deletion(log=deleter.log, deleted=found) if isinstance(found, DeletionReport) else found
 
 
 def _delete(
@@ -228,7 +230,7 @@ def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, option
         except LogError as error:
             refusal = Refusal.of(error)
     # Some task of this log did nothing, or the document could not be removed: it says what is left.
-    partly = Deleted(path=path, num_deleted=sum(part.num_deleted for part in parts))
+    partly = DeletionReport(path=path, num_deleted=sum(part.num_deleted for part in parts))
     return Deletion(log=log, deleted=partly, refusal=refusal)
 
 

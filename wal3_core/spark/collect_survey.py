@@ -186,9 +186,9 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
 
 
 def _standing(meta: ObjectMeta, manifest: Manifest, now_us: int) -> Standing:
-    intent = manifest.collecting
+    announcement = manifest.announced
     return Standing(
         path=meta.path,
         age_s=max(0, now_us - meta.last_modified_us) // US_PER_S,
-        announced=intent is not None and intent.garbage == meta.path,
+        announced=announcement is not None and announcement.garbage == meta.path,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from wal3_core.errors import LogError
-from wal3_core.log.collect.deleter import Deleted, Deleter, Part
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
@@ -166,7 +166,7 @@ def _merged(parts: Sequence[Part]) -> Part:
     )
 
 
-def _deleted_to_json(deleted: Deleted) -> JsonObject:
+def _deleted_to_json(deleted: DeletionReport) -> JsonObject:
     return {
         "document": deleted.path,
         "num_deleted": deleted.num_deleted,
@@ -175,10 +175,10 @@ def _deleted_to_json(deleted: Deleted) -> JsonObject:
     }
 
 
-def deleted_from_text(text: str) -> Deleted:
+def deleted_from_text(text: str) -> DeletionReport:
     """Read a result of DeleteWork."""
     fields = from_text(text, "deleted")
-    return Deleted(
+    return DeletionReport(
         path=fields.string("document"),
         num_deleted=fields.integer("num_deleted"),
         num_held=fields.integer("num_held"),

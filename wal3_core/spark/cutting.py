@@ -15,7 +15,7 @@ from wal3_core.fleet.asking import ask
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.tasks import cost
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _opened(
 ) -> Iterator[tuple[int, Piece]]:
     """Open the snapshots that a cut goes through, one level of them, many at a time."""
     open_one = partial(_open_where_cut, store, count, total)
-    for pieces in ahead(shared_runtime(), open_one, placed, count=_OPENED_AT_ONCE):
+    for pieces in map_ahead(shared_runtime(), open_one, placed, count=_OPENED_AT_ONCE):
         yield from pieces
 
 

@@ -32,7 +32,7 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start, trim
 from wal3_core.model.position import AtTime
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, apply_filter
 from wal3_core.spark.columns import COLUMNS, LONG_MAX, arrow_schema, check_schema, spark_schema, to_batches
 from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
@@ -118,7 +118,7 @@ class LogSourceReader(DataSourceReader):
     def _pieces(self, store: ObjectStore) -> list[Piece]:
         """Plan each log; a listed name that has no log is left out, unless there is nothing else."""
         plan = partial(_plan_unless_vacant, store, self._request, self._bounds)
-        planned = list(ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
+        planned = list(map_ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
         vacant = [each for each in planned if isinstance(each, LogNotFoundError)]
         if vacant and len(vacant) == len(planned):
             raise vacant[0]

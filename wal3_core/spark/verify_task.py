@@ -17,7 +17,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.setsum import COLUMNS, EMPTY
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Fin
                 reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
                 yield from _expanded(reader, log, _pointer(text, log), opened=opened)
 
-    return ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
+    return map_ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
 
 
 def _pointer(text: str, log: str) -> Pointer:

@@ -10,7 +10,7 @@ from wal3_core.fleet.identity import store_identity
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.manifests import manifest_job
 from wal3_orchestration.fleet_seen import FleetSeen
-from wal3_orchestration.log_state import look_at_all
+from wal3_orchestration.log_state import read_states
 from wal3_orchestration.partitions import LOGS, LOGS_NAME, cover, run_request
 from wal3_orchestration.resources import StoreResource
 from wal3_orchestration.store_guard import remember, remembered, require_few_lost
@@ -52,7 +52,7 @@ def _fingerprints(store: ObjectStore) -> dict[str, str]:
     """Name the state of every log; short, for the sensor's cursor holds them all."""
     return {
         state.log: hashlib.sha256(state.fingerprint.encode()).hexdigest()[:_FINGERPRINT_CHARS]
-        for state in look_at_all(store, list_logs(store))
+        for state in read_states(store, list_logs(store))
     }
 
 

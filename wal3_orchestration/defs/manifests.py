@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.partitions import GROUP, LOGS
 from wal3_orchestration.resources import StoreResource
 
@@ -37,7 +37,7 @@ def manifest(
     Plots by partition compare the logs; plots by event follow each log over time.
     """
     with retried_only_when_unavailable(context):
-        seen = look_at_all(store.open_known(context.instance), context.partition_keys)
+        seen = read_states(store.open_known(context.instance), context.partition_keys)
     states = [state for state in seen if isinstance(state, LogState)]
     for state in states:
         yield _over_time(context.asset_key, state)

@@ -31,7 +31,7 @@ from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, outcomes
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.log_state import LogState, look_at_all
+from wal3_orchestration.log_state import LogState, read_states
 from wal3_orchestration.outcomes import Value, record
 from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, request_for_all, run_request
 from wal3_orchestration.resources import StoreResource
@@ -88,7 +88,7 @@ def _numbers(shape: Shape) -> dict[str, Value]:
         "depth": len(shape.levels),
         "fill": shape.levels[0].fill,
         "wasted": shape.num_wasted,
-        "ripe": shape.ripe,
+        "ripe": shape.needs_compaction,
     }
 
 
@@ -103,9 +103,11 @@ snapshot_compaction_job = define_asset_job(
 def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
     """Ask for a run for each log whose tree is worth packing anew. Off until turned on."""
     logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    states = [state for state in look_at_all(store.open_known(context.instance), logs) if isinstance(state, LogState)]
-    ripe = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).ripe]
-    requests = [run_request(each.log, each.log, run_key=_run_key(each)) for each in ripe[:RUNS_PER_TICK_MAX]]
+    states = [state for state in read_states(store.open_known(context.instance), logs) if isinstance(state, LogState)]
+    needs_compaction = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
+    requests = [
+        run_request(each.log, each.log, run_key=_run_key(each)) for each in needs_compaction[:RUNS_PER_TICK_MAX]
+    ]
     return SensorResult(
         run_requests=requests, skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree"
     )

@@ -20,7 +20,7 @@ from wal3_core.runtime import shared_runtime
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discovery
 from wal3_orchestration.defs.snapshot_compaction import lopsided_snapshots
-from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -129,7 +129,7 @@ class Workflows:
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)
         result = self._run("verification_job", self._every_log())
         sound = {check.partition: check.passed for check in result.get_asset_check_evaluations()}
-        states = look_at_all(self._store.open(), logs)
+        states = read_states(self._store.open(), logs)
         return [Finding(state=state, sound=sound.get(state.log)) for state in states]
 
     def _every_log(self) -> RunRequest:

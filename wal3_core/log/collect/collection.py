@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, function, instance_of, integer, optional
 from wal3_core.errors import OutdatedPlanError, UnavailableError
 from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
-from wal3_core.log.collect.deleter import Deleted, Deleter
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
+class CollectionReport:
     """What a collection did: what it pruned, how many orphans it condemned, and what was deleted or waits."""
 
     plan: Plan
     num_orphans: int
-    deleted: tuple[Deleted, ...]
+    deleted: tuple[DeletionReport, ...]
 
     @property
     def wait_s(self) -> float:
@@ -51,7 +51,7 @@ def collect(
     options: CollectorOptions | None = None,
     runtime: Runtime | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Collection:
+) -> CollectionReport:
     """Collect a log's garbage, all but the waiting: what is pruned now is deleted by a collection an interval later.
 
     Looking for orphans lists every object the log has; with ``orphans_max`` 0 the cost is that of what goes, and
@@ -62,24 +62,24 @@ def collect(
     collector = Collector(store, log, options=options, runtime=runtime)
     deleter = Deleter(store, log, options=options, runtime=runtime)
     # The oldest first: those that are due, and those that an old object is looked for in.
-    documents = sorted(collector.settle_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
+    documents = sorted(collector.resume_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
     now_us = deleter.store_now_us() if documents or options.orphans_max else 0
     deleted = {each.path: each for each in deleter.delete_due(deleter.look(documents, now_us), progress=progress)}
     waiting = (meta for meta in documents if not deleted[meta.path].finished)
     found = deleter.orphans(deleter.load(waiting), now_us=now_us)
     marked = []
     if found:
-        condemned = collector.condemn(found, f"{len(found)} objects that nothing refers to")
-        marked += [condemned.path] if isinstance(condemned, Pruned) else []
+        orphans = collector.mark_orphans(found, f"{len(found)} objects that nothing refers to")
+        marked += [orphans.path] if isinstance(orphans, Pruned) else []
     plan, path = _prune(collector, limit_offset, options.rounds_max)
     marked += [] if path is None else [path]
     deleted |= {path: _delete_marked(deleter, path, options.interval_s, progress) for path in marked}
-    return Collection(plan=plan, num_orphans=len(found), deleted=tuple(deleted.values()))
+    return CollectionReport(plan=plan, num_orphans=len(found), deleted=tuple(deleted.values()))
 
 
-def _delete_marked(deleter: Deleter, path: str, interval_s: float, progress: Callable[[int], None]) -> Deleted:
+def _delete_marked(deleter: Deleter, path: str, interval_s: float, progress: Callable[[int], None]) -> DeletionReport:
     """Delete what a document names that was marked just now, where nothing has to wait."""
-    return Deleted(path=path, wait_s=interval_s) if interval_s > 0 else deleter.delete(path, progress=progress)
+    return DeletionReport(path=path, wait_s=interval_s) if interval_s > 0 else deleter.delete(path, progress=progress)
 
 
 def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> tuple[Plan, str | None]:
@@ -98,6 +98,6 @@ def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> t
             case Pruned(path):
                 return plan, path
             case Overtaken(cause):
-                collector.settle()
+                collector.resume_all()
     message = f"log {collector.log}: not pruned in {rounds_max} tries: {cause}"
     raise UnavailableError(message)

@@ -17,7 +17,7 @@ from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, Unavaila
 from wal3_core.log.collect.planner import Plan, Planner
 from wal3_core.log.collect.references import References
 from wal3_core.model.garbage import Garbage
-from wal3_core.model.manifest import Intent, Manifest, Place
+from wal3_core.model.manifest import Announcement, Boundary, Manifest
 from wal3_core.model.paths import LogId, check_log_name, given_garbage_path
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, shared_runtime
@@ -32,7 +32,7 @@ from wal3_core.storage.patient import patient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Intent, Manifest, Place
+    from wal3_core.model.manifest import Announcement, Boundary, Manifest
     from wal3_core.storage.object_store import ObjectMeta
 
 
@@ -128,16 +128,16 @@ class Collector:
         self._change(base, lambda manifest: self._announcing(manifest, path, cut.first))
         return path
 
-    def _announcing(self, manifest: Manifest, path: str, first: Place) -> Manifest | None:
+    def _announcing(self, manifest: Manifest, path: str, first: Boundary) -> Manifest | None:
         if _announced(manifest, path):
             return None
         if manifest.first.seq_no >= first.seq_no:
             message = f"log {self._manifests.url}: planned to begin at fragment {first.seq_no}, found it begin there"
             raise OutdatedPlanError(message)
-        return manifest.apply_intent(path, first)
+        return manifest.apply_announcement(path, first)
 
     @checked(orphans=several, reason=text)
-    def condemn(self, orphans: Sequence[str], reason: str) -> Pruned | Overtaken:
+    def mark_orphans(self, orphans: Sequence[str], reason: str) -> Pruned | Overtaken:
         """Write down objects that nothing refers to, so that nothing ever will, and that they may be deleted."""
         garbage = Garbage(
             generation=1,
@@ -152,7 +152,7 @@ class Collector:
     @checked(path=given_garbage_path)
     def prune(self, path: str) -> Pruned | Overtaken:
         """Let the manifest begin where the announced collection says, unless a cursor lies below by now."""
-        checked: Intent | None = None
+        checked: Announcement | None = None
         uploaded: set[str] = set()
         for _ in range(self._options.rebases_max):
             # Document before manifest: who changed it in between is found out when it is saved.
@@ -161,23 +161,23 @@ class Collector:
             ended = self._ended(path, seen, base)
             if ended is not None:
                 return ended
-            intent = base.manifest.collecting
+            announcement = base.manifest.announced
             assert seen is not None
-            assert intent is not None
-            if intent != checked:
+            assert announcement is not None
+            if announcement != checked:
                 # After the announcement: a cursor created since has seen it. Once: with writers about, the manifest
                 # has moved on by the time that cursors are read, and again each time.
-                kept = self._planner.kept_below(base.manifest, intent.first)
+                kept = self._planner.kept_below(base.manifest, announcement.first)
                 if kept is not None:
-                    self._withdraw(base, intent)
+                    self._withdraw(base, announcement)
                     return Overtaken(kept)
-                checked = intent
+                checked = announcement
                 continue
             try:
-                self._prune_onto(base, intent, seen, uploaded)
+                self._prune_onto(base, announcement, seen, uploaded)
             except CollectionRefusedError as error:
                 # It would stand in the way of every later one.
-                self._withdraw(base, intent)
+                self._withdraw(base, announcement)
                 return Overtaken(str(error))
         message = f"log {self._manifests.url}: not pruned: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
@@ -189,21 +189,21 @@ class Collector:
             return Overtaken(f"{path} is gone")
         first = seen.document.first
         if first is None:
-            return self._condemn(path, base, seen)
+            return self._mark_orphans(path, base, seen)
         if base.manifest.first.seq_no >= first.seq_no:
             return self._mark_pruned(path, seen)
         if not _announced(base.manifest, path):
             return Overtaken("another collection was announced, or this one withdrawn")
         return None
 
-    def _prune_onto(self, base: Installed, intent: Intent, seen: Seen[Garbage], uploaded: set[str]) -> None:
+    def _prune_onto(self, base: Installed, announcement: Announcement, seen: Seen[Garbage], uploaded: set[str]) -> None:
         """Try one CAS, or do what must come before one; the caller looks what came of it."""
-        cut = self._planner.cut(base.manifest, intent.first)
+        cut = self._planner.cut(base.manifest, announcement.first)
         # Snapshots first: the manifest must not refer to what is not there.
         parts = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
         garbage = replace(seen.document, dropped=cut.dropped, replaced=cut.replaced)
         if parts.keys() <= uploaded and garbage == seen.document:
-            self._manifests.install(base.manifest.apply_garbage(intent, cut.pointers), base)
+            self._manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
             return
         # In their order, deepest first: none leads to what is not there yet.
         for path in [path for path in parts if path not in uploaded]:
@@ -211,7 +211,7 @@ class Collector:
             uploaded.add(path)
         if garbage != seen.document:
             # What goes in the tree as it is by now.
-            self._documents.save(intent.garbage, replace(garbage, generation=garbage.generation + 1), seen)
+            self._documents.save(announcement.garbage, replace(garbage, generation=garbage.generation + 1), seen)
 
     def _mark_pruned(self, path: str, seen: Seen[Garbage]) -> Pruned:
         """Say in the document that nothing refers to it any more: its age counts from now."""
@@ -229,7 +229,7 @@ class Collector:
         self._documents.mark(path)
         return Pruned(path, garbage)
 
-    def _condemn(self, path: str, base: Installed, seen: Seen[Garbage]) -> Pruned:
+    def _mark_orphans(self, path: str, base: Installed, seen: Seen[Garbage]) -> Pruned:
         """Move the fence: no upload begun before is linked any more, so what nothing refers to stays so."""
         fence = base.manifest.fence
         if seen.document.pruned:
@@ -241,20 +241,20 @@ class Collector:
         left = tuple(orphan for orphan in seen.document.orphans if not references.hold(orphan))
         return self._mark_pruned(path, Seen(replace(seen.document, orphans=left), seen.etag))
 
-    def _withdraw(self, base: Installed, intent: Intent) -> None:
-        self._manifests.withdraw(base, intent, rebases_max=self._options.rebases_max)
+    def _withdraw(self, base: Installed, announcement: Announcement) -> None:
+        self._manifests.withdraw(base, announcement, rebases_max=self._options.rebases_max)
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:
         self._manifests.change(base, change, rebases_max=self._options.rebases_max)
 
     # ------------------------------------------------------------------ what is there already
 
-    def settle(self) -> list[Pruned]:
+    def resume_all(self) -> list[Pruned]:
         """Finish what other runs began, as ``settle_unmarked`` does; load all that is pruned."""
-        loaded = ((meta.path, self._documents.load(meta.path)) for meta in self.settle_unmarked())
+        loaded = ((meta.path, self._documents.load(meta.path)) for meta in self.resume_unmarked())
         return [Pruned(path, seen.document) for path, seen in loaded if seen is not None]
 
-    def settle_unmarked(self) -> list[ObjectMeta]:
+    def resume_unmarked(self) -> list[ObjectMeta]:
         """Finish what other runs began: resume what is announced, forget what never was; describe what is pruned.
 
         What has its mark is not read: the cost is one listing, whatever waits for its interval.
@@ -266,12 +266,12 @@ class Collector:
         pruned = [meta for meta in listed.documents if meta.path in listed.marked]
         for meta in listed.documents:
             # It may have been marked since it was listed: its age counts from then.
-            if meta.path not in listed.marked and self._settle(meta.path):
+            if meta.path not in listed.marked and self._resume(meta.path):
                 changed = self._documents.describe(meta.path)
                 pruned += [] if changed is None else [changed]
         return pruned
 
-    def _settle(self, path: str) -> bool:
+    def _resume(self, path: str) -> bool:
         """Finish one collection that has no mark; tells whether it is pruned."""
         seen = self._documents.load(path)
         if seen is None:
@@ -287,10 +287,10 @@ class Collector:
 
     def _withdraw_lost(self, base: Installed) -> None:
         """Withdraw an announcement whose document is gone: nobody can carry it out."""
-        intent = base.manifest.collecting
-        if intent is not None and self._documents.load(intent.garbage) is None:
-            self._withdraw(base, intent)
+        announcement = base.manifest.announced
+        if announcement is not None and self._documents.load(announcement.garbage) is None:
+            self._withdraw(base, announcement)
 
 
 def _announced(manifest: Manifest, path: str) -> bool:
-    return manifest.collecting is not None and manifest.collecting.garbage == path
+    return manifest.announced is not None and manifest.announced.garbage == path

@@ -27,7 +27,7 @@ from wal3_core.model.paths import (
 )
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import US_PER_S, Runtime, ahead, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.garbage_store import GarbageStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deleted:
+class DeletionReport:
     """What became of one garbage document: how many objects went, how many a pin holds, what is yet to wait.
 
     ``problems`` name snapshots that can not be read, and so do not say what to delete below them, and a document that
@@ -175,15 +175,15 @@ class Deleter:
         return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
 
     @checked(path=given_garbage_path, progress=function)
-    def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+    def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
         """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
         found = self.due(path)
-        due = found if isinstance(found, Deleted) else DueDocument(path, found)
+        due = found if isinstance(found, DeletionReport) else DueDocument(path, found)
         [deleted] = self.delete_due([due], progress=progress)
         return deleted
 
     @checked(documents=several, now_us=integer)
-    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | Deleted]:
+    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | DeletionReport]:
         """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
 
         What has to wait is not read: how long is said instead.
@@ -191,13 +191,13 @@ class Deleter:
         for meta in documents:
             wait_s = self._wait_s(meta, now_us)
             # What was listed may be older than what is there.
-            found = Deleted(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
-            yield found if isinstance(found, Deleted) else DueDocument(meta.path, found)
+            found = DeletionReport(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
+            yield found if isinstance(found, DeletionReport) else DueDocument(meta.path, found)
 
     @checked(found=several, progress=function)
     def delete_due(
-        self, found: Iterable[DueDocument | Deleted], *, progress: Callable[[int], None] = lambda _: None
-    ) -> list[Deleted]:
+        self, found: Iterable[DueDocument | DeletionReport], *, progress: Callable[[int], None] = lambda _: None
+    ) -> list[DeletionReport]:
         """Delete what documents that are due name; one look at manifest, cursors and pins serves for all of them.
 
         All of them were marked before that look: what they name is in no later manifest, and so in no later pin.
@@ -205,7 +205,7 @@ class Deleter:
         references: list[References] | None = None
         done = []
         for each in found:
-            if isinstance(each, Deleted):
+            if isinstance(each, DeletionReport):
                 done.append(each)
                 continue
             references = self.references() if references is None else references
@@ -240,47 +240,47 @@ class Deleter:
         return chain(every_path(part.dropped, self._snapshots.load), part.replaced)
 
     @checked(path=given_garbage_path, now_us=optional(integer))
-    def due(self, path: str, *, now_us: int | None = None) -> Garbage | Deleted:
+    def due(self, path: str, *, now_us: int | None = None) -> Garbage | DeletionReport:
         """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait.
 
         InvalidRequestError when it was not pruned.
         """
         found = self._due(path, now_us)
-        if isinstance(found, Deleted) and found.problems:
+        if isinstance(found, DeletionReport) and found.problems:
             raise InvalidRequestError(found.problems[0])
         return found
 
-    def _due(self, path: str, now_us: int | None) -> Garbage | Deleted:
+    def _due(self, path: str, now_us: int | None) -> Garbage | DeletionReport:
         seen = self._documents.load(path)
         if seen is None:
-            return Deleted(path=path)
+            return DeletionReport(path=path)
         if not seen.document.pruned:
             # A mark that it may have is that of an earlier document of its name, and came late: without it, the next
             # collection reads this one and finishes it.
             self._documents.unmark(path)
             log = self._manifests.url
             message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
-            return Deleted(path=path, problems=(message,))
+            return DeletionReport(path=path, problems=(message,))
         wait_s = self.wait_s(path, now_us=now_us)
-        return Deleted(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
+        return DeletionReport(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
 
     @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
-    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> Deleted:
+    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
         """Delete a part of what a garbage document that is due names; the document stays."""
         return self._delete_part(path, part, _Pass(self.references(), progress))
 
-    def _delete_part(self, path: str, part: Part, going: _Pass) -> Deleted:
+    def _delete_part(self, path: str, part: Part, going: _Pass) -> DeletionReport:
         self._delete_pointers(part.dropped, going)
         self._delete_paths(part.replaced, going)
         held = going.num_held
         # What an orphan came to be held by is none any more: it is not waited for.
         self._delete_paths(part.orphans, going)
-        return Deleted(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
+        return DeletionReport(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
 
     @checked(path=given_garbage_path, parts=several)
-    def finish(self, path: str, parts: Sequence[Deleted]) -> Deleted:
+    def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
         """Add up what became of all the parts of a garbage document; when nothing is left of it, it goes itself."""
-        deleted = Deleted(
+        deleted = DeletionReport(
             path=path,
             num_deleted=sum(part.num_deleted for part in parts),
             num_held=sum(part.num_held for part in parts),
@@ -371,7 +371,7 @@ class Deleter:
             else:
                 free.append(path)
         ahead_max, share = self._options.deletes_ahead, share_of(self._store)
-        for _ in ahead(self._runtime, self._store.delete, free, count=ahead_max, share=share):
+        for _ in map_ahead(self._runtime, self._store.delete, free, count=ahead_max, share=share):
             going.num_deleted += 1
             going.progress(going.num_deleted)
             # Slowly: the store has others to serve.

@@ -15,7 +15,7 @@ from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedEr
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.model.garbage import Cut, cut_below
-from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
@@ -44,7 +44,7 @@ class Plan:
     log: str
     log_id: LogId
     reason: str
-    first: Place
+    first: Boundary
     setsum: Setsum
     num_fragments: int
     num_records: int
@@ -54,7 +54,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type."""
-        make_plain(self, log=text, reason=text, first=instance_of(Place), setsum=instance_of(Setsum))
+        make_plain(self, log=text, reason=text, first=instance_of(Boundary), setsum=instance_of(Setsum))
         make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
         make_plain(self, held_records=integer, held_bytes=integer)
 
@@ -90,7 +90,7 @@ class Plan:
             log=fields.string("log"),
             log_id=check_log_id(fields.string("log_id"), fields.what),
             reason=fields.string("reason"),
-            first=Place.from_json(fields.object("first")),
+            first=Boundary.from_json(fields.object("first")),
             setsum=Setsum.from_hexdigest(fields.string("setsum")),
             num_fragments=fields.integer("num_fragments"),
             num_records=fields.integer("num_records"),
@@ -255,7 +255,7 @@ class Planner:
             raise LogReplacedError(message)
         return base
 
-    def cut(self, manifest: Manifest, first: Place) -> Cut:
+    def cut(self, manifest: Manifest, first: Boundary) -> Cut:
         """Cut at the planned place; the same fragments go, in whatever snapshots they are by now."""
         cut = cut_below(manifest, first.position.offset, self._snapshots.load)
         if cut.first.seq_no != first.seq_no:
@@ -265,7 +265,7 @@ class Planner:
             raise OutdatedPlanError(message)
         return cut
 
-    def _refuse_held(self, first: Place) -> None:
+    def _refuse_held(self, first: Boundary) -> None:
         for name, offset in self._offsets().items():
             if offset < first.position.offset:
                 message = (
@@ -274,7 +274,7 @@ class Planner:
                 )
                 raise OutdatedPlanError(message)
 
-    def kept_below(self, manifest: Manifest, first: Place) -> str | None:
+    def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
         """Tell what keeps a part of what was announced: it may have been planned long ago, and by somebody else."""
         policy, cursors = self._policy(), self._offsets()
         if not self._allowed(policy, cursors):

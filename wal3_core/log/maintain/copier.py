@@ -34,7 +34,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -74,7 +74,7 @@ class LogAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class CopyReport:
     """What a copy holds; ``pinned_us`` is when the source held just that, ``resumed`` whether it was begun before.
 
     ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
@@ -126,7 +126,7 @@ def copy(
     with_cursors: bool = False,
     progress: Callable[[int, int], None] = lambda _records, _total: None,
     runtime: Runtime | None = None,
-) -> Copied:
+) -> CopyReport:
     """Copy a log as it is now, whole or from the fragment that holds ``from_offset``; positions stay as they are.
 
     The copy is open, also of a sealed log, and its successor does not follow it: copies of a chain are read one by one.
@@ -166,7 +166,7 @@ class _Copying:
         # Snapshots of what stays of one that the copy begins in; the source has none of these.
         self._written: dict[str, Snapshot] = {}
 
-    def run(self, from_offset: int | None, *, with_cursors: bool) -> Copied:
+    def run(self, from_offset: int | None, *, with_cursors: bool) -> CopyReport:
         """Copy what is pinned for it; a pin is let go when no claim names it any more, nor will."""
         address = place_of(self._from.url)
         if address == place_of(self._into.url):
@@ -214,7 +214,7 @@ class _Copying:
         terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
         return _Plan(name, pin, manifest, cursors, terms)
 
-    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> Copied:
+    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> CopyReport:
         """Copy what was pinned, and make it a log."""
         try:
             num_fragments = self._copy_fragments(plan.manifest, claim)
@@ -229,7 +229,7 @@ class _Copying:
         claim.write_documents(plan.cursors, self._policy())
         # Manifest last: until then there is no log, and nothing that could be read too early.
         claim.finish(copied)
-        return Copied(
+        return CopyReport(
             log=self._target.log,
             first_offset=copied.first.position.offset,
             next_offset=copied.next.position.offset,
@@ -253,13 +253,13 @@ class _Copying:
             source,
             first=cut.first if cut.dropped or cut.replaced else source.first,
             pruned=source.pruned + (sum_setsums(source.pointers) - sum_setsums(cut.pointers)),
-            collecting=None,
+            announced=None,
         ).holding(cut.pointers)
 
     def _rewritten(self, source: Manifest, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, of a life of its own, open, and not being collected."""
         pointers = claim.write_snapshots(source.pointers, self._load)
-        copied = replace(source, log_id=claim.log_id, seal=None, collecting=None, destroying=False)
+        copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False)
         if not pointers:
             # No record has its time: one that a wrong clock moved far ahead is left behind.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
@@ -281,7 +281,7 @@ class _Copying:
             return pointer
 
         walk, share = self._walk(manifest.pointers), share_of(self._from.objects)
-        for pointer in ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
+        for pointer in map_ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
             total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
             self._progress(records, manifest.num_records)
         if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):

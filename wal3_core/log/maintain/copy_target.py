@@ -20,7 +20,7 @@ from wal3_core.model.policy import Policy
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer
 from wal3_core.model.tombstone import or_tombstone
 from wal3_core.model.vacancy import Vacancy, VacancyKind
-from wal3_core.runtime import Runtime, ahead
+from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.storage.documents.document_store import D, DocumentStore
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
@@ -148,7 +148,7 @@ class Claim:
             return self._snapshots.write(snapshot, self._retry)
 
         if all(not isinstance(pointer, SnapshotPointer) or pointer.depth == 1 for pointer in pointers):
-            return list(ahead(self._runtime, rewritten, pointers, count=_SNAPSHOTS_AHEAD))
+            return list(map_ahead(self._runtime, rewritten, pointers, count=_SNAPSHOTS_AHEAD))
         return [rewritten(pointer) for pointer in pointers]
 
     def write_documents(self, cursors: Mapping[str, Cursor], policy: Policy | None) -> None:

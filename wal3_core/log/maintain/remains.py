@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.contents import kind_of
 from wal3_core.model.paths import life_folder
-from wal3_core.runtime import Runtime, ahead
+from wal3_core.runtime import Runtime, map_ahead
 from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import for_store, until_answered
 
@@ -52,7 +52,7 @@ def delete_remains(
             unknown = [path for path in paths if kind_of(path) is None]
             if unknown:
                 raise unknown_objects(root, unknown)
-            for _ in ahead(runtime, delete_one, paths, count=_DELETES_AHEAD, share=share_of(root)):
+            for _ in map_ahead(runtime, delete_one, paths, count=_DELETES_AHEAD, share=share_of(root)):
                 deleted += 1
                 progress(deleted)
     return deleted

@@ -17,7 +17,7 @@ from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -82,7 +82,7 @@ class SnapshotPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsCompacted:
+class SnapshotCompactionReport:
     """What a compaction did: changes of the manifest, snapshots written, pointers packed, steps planned in vain."""
 
     log: str
@@ -116,7 +116,7 @@ class _Taken:
     repack: Repack
     repacked: Repacked
 
-    def added_to(self, done: SnapshotsCompacted) -> SnapshotsCompacted:
+    def added_to(self, done: SnapshotCompactionReport) -> SnapshotCompactionReport:
         return replace(
             done,
             num_steps=done.num_steps + 1,
@@ -177,14 +177,16 @@ class SnapshotCompactor:
         return SnapshotPlan(log=self.log, shape=self._shape(manifest, self._snapshots.load), findings=findings)
 
     @checked(progress=function)
-    def compact(self, progress: Callable[[int, int | None], None] = lambda _done, _total: None) -> SnapshotsCompacted:
+    def compact(
+        self, progress: Callable[[int, int | None], None] = lambda _done, _total: None
+    ) -> SnapshotCompactionReport:
         """Take steps until the tree is well shaped; ``progress`` hears how many pointers were packed so far.
 
         UnavailableError when the manifest changes too fast to be changed; what was done by then stays.
         """
         base = self._manifests.load()
         shape = self._shape(base.manifest)
-        done = SnapshotsCompacted(log=self.log, before=shape, after=shape)
+        done = SnapshotCompactionReport(log=self.log, before=shape, after=shape)
         vain = 0
         while vain < self._options.plans_max:
             step = self._step(base)
@@ -221,7 +223,7 @@ class SnapshotCompactor:
     def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
         needed = (*repack.opened, *repack.above)
         # Together, as each is small and far away.
-        loaded = ahead(
+        loaded = map_ahead(
             self._runtime, self._snapshots.load, needed, count=self._options.requests_ahead, share=self._share
         )
         known = {pointer.path: snapshot for pointer, snapshot in zip(needed, loaded, strict=True)}
@@ -231,7 +233,7 @@ class SnapshotCompactor:
         def write(snapshot: Snapshot) -> None:
             self._snapshots.write(snapshot, self._options.retry)
 
-        for _ in ahead(self._runtime, write, written, count=self._options.requests_ahead, share=self._share):
+        for _ in map_ahead(self._runtime, write, written, count=self._options.requests_ahead, share=self._share):
             pass
 
     def _install(self, base: Installed, repacked: Repacked) -> Installed | _Overtaken:

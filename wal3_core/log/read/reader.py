@@ -20,7 +20,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -237,7 +237,7 @@ class LogReader:
     def _fetched(self, walk: Walk) -> Iterator[Fragment]:
         count = max(1, self._options.prefetch_fragments)
         share = share_of(self._store)
-        return ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
+        return map_ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
 
     def _settled(
         self,

@@ -21,7 +21,7 @@ from wal3_core.model.position import read_start
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -129,7 +129,7 @@ def scrub(
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
 
     share = share_of(log_store(store, log))
-    for pointer, damage in ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
+    for pointer, damage in map_ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))

@@ -16,7 +16,7 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.log.maintain.copy_target import CopyTarget
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Manifest, Place
+from wal3_core.model.manifest import Boundary, Epoch, Manifest
 from wal3_core.model.paths import check_log_name, fragment_path
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.record import Message, Record, check_message, keyed_setsum
@@ -24,7 +24,7 @@ from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
-from wal3_core.runtime import Runtime, a_runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store
@@ -66,7 +66,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstrapped:
+class BootstrapReport:
     """What a log was begun with; ``setsum`` is that of the records, to compare with the source's own."""
 
     log: str
@@ -95,7 +95,7 @@ def bootstrap(
     *,
     options: WriterOptions | None = None,
     runtime: Runtime | None = None,
-) -> Bootstrapped:
+) -> BootstrapReport:
     """Begin a log with records from elsewhere, as they are, the first of them at ``origin.first_offset``.
 
     Offsets must be dense and timestamps must not run back; they are cut into fragments as ``options``
@@ -115,7 +115,7 @@ def bootstrap(
         message = f"bootstrap of log {log}: expected records of setsum {origin.setsum}, found {written}"
         raise InvalidRequestError(message)
     claim.finish(manifest)
-    return Bootstrapped(
+    return BootstrapReport(
         log=log,
         log_id=claim.log_id,
         first_offset=manifest.first.position.offset,
@@ -150,13 +150,13 @@ class _Bootstrapping:
     def run(self, records: Iterable[Record]) -> Manifest:
         """Write the records; return the manifest that leads to them, which is not installed yet."""
         origin = self._origin
-        place = Place(FIRST_SEQ_NO, LogPosition(origin.first_offset, origin.timestamp_us))
+        place = Boundary(FIRST_SEQ_NO, LogPosition(origin.first_offset, origin.timestamp_us))
         initial = Manifest.initial(
             log_id=self._claim.log_id, writer=self._runtime.process_name(), timestamp_us=origin.timestamp_us
         )
         manifest = replace(initial, setsum=origin.pruned, pruned=origin.pruned, first=place, next=place)
         entry = Epoch(1, self._token, FIRST_SEQ_NO)
-        for pointer in ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
+        for pointer in map_ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
             manifest = self._rolled(manifest.apply_fragments(entry, (pointer,)))
         return manifest
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class WriterTerm:
     """One stay of a writer in the log: its epoch, and the fence it saw before its first upload."""
 
     entry: Epoch
@@ -78,7 +78,7 @@ class Displacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Undetermined:
     """No telling whether the fragments are, or yet become, durable."""
 
     cause: str
@@ -95,8 +95,8 @@ class _Moved:
     ambiguous: bool
 
 
-CommitResult = Committed | Displaced | SealedOut | Failed | Lost
-Final = Committed | Displaced | SealedOut | Lost
+CommitResult = Committed | Displaced | SealedOut | Failed | Undetermined
+Final = Committed | Displaced | SealedOut | Undetermined
 
 
 class Committer:
@@ -122,34 +122,34 @@ class Committer:
         self._retried = retried
 
     def commit(
-        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer], until_s: float
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
     ) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, try until then."""
         ambiguous = False
         for _ in range(self._options.rebases_max):
-            verdict = judge(base.manifest, incarnation, fragments)
+            verdict = judge(base.manifest, term, fragments)
             if verdict is not None:
                 return _final(verdict, base, ambiguous=ambiguous)
-            result = self._commit_onto(base, incarnation, fragments, until_s)
+            result = self._commit_onto(base, term, fragments, until_s)
             if not isinstance(result, _Moved):
                 return result
             # At once: what was just loaded grows stale in a pause.
             base, ambiguous = result.base, ambiguous or result.ambiguous
-        last = judge(base.manifest, incarnation, fragments)
+        last = judge(base.manifest, term, fragments)
         if last is not None:
             return _final(last, base, ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
 
     def _commit_onto(
-        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer], until_s: float
-    ) -> Committed | Failed | Lost | _Moved:
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
+    ) -> Committed | Failed | Undetermined | _Moved:
         """Send the CAS until it is answered, or the manifest has moved and none of ours can be applied any more."""
         unresolved = cause = ""
         failure: BaseException | None = None
         for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
             if attempt > 1:
                 self._retried()
-            outcome, current = self._try(base, incarnation, fragments)
+            outcome, current = self._try(base, term, fragments)
             if isinstance(outcome, Installed):
                 return Committed(outcome)
             cause, failure = _cause(outcome), outcome if isinstance(outcome, UnavailableError) else None
@@ -158,15 +158,15 @@ class Committer:
             if isinstance(current, Installed) and current.etag != base.etag:
                 return _Moved(current, ambiguous=bool(unresolved))
             if isinstance(current, Exception) and hopeless(current):
-                return Lost(unresolved) if unresolved else Failed(_cause(current), current)
-        return Lost(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
+                return Undetermined(unresolved) if unresolved else Failed(_cause(current), current)
+        return Undetermined(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
 
     def _try(
-        self, base: Installed, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer]
     ) -> tuple[InstallOutcome | Exception, Installed | Exception | None]:
         """Send one CAS; unless it was done, say also what the manifest is now, or why there is no telling."""
         try:
-            changed = base.manifest.apply_fragments(incarnation.entry, fragments)
+            changed = base.manifest.apply_fragments(term.entry, fragments)
             prepared = self._manifests.prepare(self._amend(changed), base)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing was sent
             return error, error
@@ -204,14 +204,14 @@ def hopeless(found: BaseException | None) -> bool:
 
 
 def judge(
-    manifest: Manifest, incarnation: Incarnation, fragments: Sequence[FragmentPointer]
+    manifest: Manifest, term: WriterTerm, fragments: Sequence[FragmentPointer]
 ) -> Durability | Displacement | None:
     """Say what a manifest means for fragments that wait for their commit.
 
     DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
     old to tell. A Displacement: they can not be committed under their names. None: they can be.
     """
-    entry, first = incarnation.entry, fragments[0]
+    entry, first = term.entry, fragments[0]
     durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
     if durability is not Durability.NOT_DURABLE:
         return durability
@@ -220,8 +220,8 @@ def judge(
     following = manifest.next
     if (following.seq_no, following.position.offset) != (first.seq_no, first.start.offset):
         return Displacement(f"another writer went on from fragment {first.seq_no}", contended=True)
-    if manifest.fence != incarnation.fence:
-        cause = f"the fence moved from {incarnation.fence} to {manifest.fence} during the upload"
+    if manifest.fence != term.fence:
+        cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
         return Displacement(cause, contended=False)
     return None
 
@@ -233,7 +233,7 @@ def _final(verdict: Durability | Displacement, base: Installed, *, ambiguous: bo
         case Durability.NOT_DURABLE:
             return SealedOut(base)
         case Durability.UNKNOWN if ambiguous:
-            return Lost("the epoch has left the manifest's table")
+            return Undetermined("the epoch has left the manifest's table")
         case Durability.UNKNOWN:
             # No CAS of ours can have been applied: each was answered, and refused.
             cause = "other writers took over, so many that the epoch has left the table"

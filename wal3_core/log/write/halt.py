@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.errors import AppendError
-    from wal3_core.log.write.flight import Flight
+    from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
     from wal3_core.options import RetryOptions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumeReport:
     """What became of the appends since an ordered writer was opened, or last resumed.
 
     The first ``appends`` of those submitted, ``records`` in all, are in the log, in their order and with no
@@ -42,10 +42,10 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class UndeterminedCommit:
     """Fragments whose commit went unanswered: all of them are in the log, or none."""
 
-    flights: Sequence[Flight]
+    flights: Sequence[InFlightFragment]
 
 
 class Halt:
@@ -55,21 +55,21 @@ class Halt:
         self._url = url
         self.ordered = ordered
         self.failure: AppendError | None = None
-        self.unsettled: Unsettled | None = None
+        self.undetermined: UndeterminedCommit | None = None
         self._appends = 0
         self._records = 0
         self._next_offset: int | None = None
 
-    def acknowledged(self, flight: Flight) -> None:
+    def acknowledged(self, flight: InFlightFragment) -> None:
         """Count a fragment that is durable."""
         self._appends += len(flight.entries)
         self._records += flight.num_records
         self._next_offset = flight.start.offset + flight.num_records
 
-    def stop(self, failure: AppendError, unsettled: Unsettled | None = None) -> None:
+    def stop(self, failure: AppendError, undetermined: UndeterminedCommit | None = None) -> None:
         """Halt an ordered writer at its first failure."""
         if self.ordered and self.failure is None:
-            self.failure, self.unsettled = failure, unsettled
+            self.failure, self.undetermined = failure, undetermined
 
     def refusal(self) -> HaltedError | None:
         """Say why nothing is appended; None where the writer is not halted."""
@@ -81,24 +81,24 @@ class Halt:
         )
         return HaltedError(message)
 
-    def resume(self, verdict: Durability | None) -> Resumed:
+    def resume(self, verdict: Durability | None) -> ResumeReport:
         """Go on, with what was found out about the unsettled fragments, and begin to count anew."""
-        if verdict is Durability.DURABLE and self.unsettled is not None:
-            for flight in self.unsettled.flights:
+        if verdict is Durability.DURABLE and self.undetermined is not None:
+            for flight in self.undetermined.flights:
                 self.acknowledged(flight)
-        told = Resumed(
+        told = ResumeReport(
             appends=self._appends,
             records=self._records,
             next_offset=self._next_offset,
             failure=self.failure,
             settled=verdict is not None,
         )
-        self.failure = self.unsettled = self._next_offset = None
+        self.failure = self.undetermined = self._next_offset = None
         self._appends = self._records = 0
         return told
 
 
-class Settler:
+class OutcomeLookup:
     """Finds out what became of a commit that went unanswered."""
 
     def __init__(self, manifests: ManifestStore, snapshots: SnapshotStore, runtime: Runtime) -> None:
@@ -106,17 +106,17 @@ class Settler:
         self._snapshots = snapshots
         self._runtime = runtime
 
-    def settle(self, unsettled: Unsettled, retry: RetryOptions) -> Durability:
+    def look_up(self, undetermined: UndeterminedCommit, retry: RetryOptions) -> Durability:
         """Tell for good: DURABLE, or NOT_DURABLE and never will be.
 
         UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer tells.
         """
-        return until_answered(lambda: self._ask(unsettled), retry, self._runtime)
+        return until_answered(lambda: self._ask(undetermined), retry, self._runtime)
 
-    def _ask(self, unsettled: Unsettled) -> Durability:
+    def _ask(self, undetermined: UndeterminedCommit) -> Durability:
         found = self._manifests.load()
-        first = unsettled.flights[0]
-        entry = first.incarnation.entry
+        first = undetermined.flights[0]
+        entry = first.term.entry
         verdict = found.manifest.durability(entry.epoch, entry.token, first.seq_no)
         if verdict is Durability.UNKNOWN:
             return self._look_up(found.manifest, first)
@@ -128,7 +128,7 @@ class Settler:
             raise UnavailableError(message)
         return verdict
 
-    def _look_up(self, manifest: Manifest, flight: Flight) -> Durability:
+    def _look_up(self, manifest: Manifest, flight: InFlightFragment) -> Durability:
         """Ask the log itself, where so many others came that its table of epochs does not tell."""
         if flight.seq_no >= manifest.first.seq_no:
             offset = flight.start.offset

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Place
+    from wal3_core.model.manifest import Boundary
     from wal3_core.options import RetryOptions, WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
@@ -94,7 +94,7 @@ class LogClock:
         return seen.store_us + int((self._runtime.monotonic_s() - seen.at_s) * US_PER_S)
 
 
-def bounded(place: Place, store_us: int, ahead_s_max: float) -> Place:
+def bounded(place: Boundary, store_us: int, ahead_s_max: float) -> Boundary:
     """Return a place that is to be inherited, its time at most so far beyond the store's."""
     limit_us = store_us + int(ahead_s_max * US_PER_S)
     position = replace(place.position, timestamp_us=min(place.position.timestamp_us, limit_us))

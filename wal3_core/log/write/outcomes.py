@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from wal3_core.errors import LogError
     from wal3_core.log.write.batch import Entry
-    from wal3_core.log.write.flight import Flight
+    from wal3_core.log.write.in_flight import InFlightFragment
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ class Outcomes:
         if entry.admitted is not None:
             self._pending.append(Delivery(entry.admitted, None))
 
-    def acknowledge(self, flight: Flight) -> None:
+    def acknowledge(self, flight: InFlightFragment) -> None:
         """Give the appends of a committed fragment their positions."""
         self.appends += len(flight.entries)
         offset = flight.start.offset

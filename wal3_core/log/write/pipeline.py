@@ -35,11 +35,11 @@ from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.log.write.admission import Admission
 from wal3_core.log.write.batch import BatchQueue
 from wal3_core.log.write.breath import Breath
-from wal3_core.log.write.commit import CommitResult, Committed, Committer, Displaced, Failed, Lost
-from wal3_core.log.write.halt import Resumed, Settler
+from wal3_core.log.write.commit import CommitResult, Committed, Committer, Displaced, Failed, Undetermined
+from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.outcomes import call_each
-from wal3_core.log.write.settling import Settling, Underway
+from wal3_core.log.write.resolver import AppendResolver, Underway
 from wal3_core.log.write.snapshotter import Snapshotter
 from wal3_core.log.write.stats import Meter, WriterStats
 from wal3_core.log.write.tail import Tail
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from wal3_core.log.write.batch import Entry
-    from wal3_core.log.write.flight import Flight
+    from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.outcomes import Delivery
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Durability
@@ -98,7 +98,7 @@ class Pipeline:
         )
         self._lock = runtime.lock()
         self._queue = BatchQueue(options)
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightFragment] = deque()
         self._uploading = 0
         self._committing = False
         self._recovering = False
@@ -113,8 +113,8 @@ class Pipeline:
         self._clock = LogClock(self._store, runtime, options)
         self._tail = Tail(base, runtime, self._clock)
         underway = Underway(self._queue, self._flights, self._tail, self._meter)
-        self._settling = Settling(manifests.url, runtime, options, underway, ordered=ordered)
-        self._outcomes = self._settling.outcomes
+        self._resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
+        self._outcomes = self._resolver.outcomes
         self._admission = Admission(self._url, options.bytes_held_max, self._outcomes)
 
     # ------------------------------------------------------------------ what the writer calls
@@ -156,10 +156,10 @@ class Pipeline:
             if entry.withdrawn:
                 raise overloaded from None
 
-    def resume(self) -> Resumed:
+    def resume(self) -> ResumeReport:
         """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
         self.check_awaited_here()
-        halt = self._settling.halt
+        halt = self._resolver.halt
         if not halt.ordered:
             message = f"log {self._url}: expected an ordered writer to resume, found one that is not"
             raise InvalidRequestError(message)
@@ -167,15 +167,15 @@ class Pipeline:
             if halt.failure is None:
                 # What is on its way may yet be durable, or halt the writer: it is to be counted now, and not later.
                 self.flush()
-            unsettled = halt.unsettled
+            undetermined = halt.undetermined
             verdict: Durability | None = None
-            if unsettled is not None:
-                settler = Settler(self._manifests, self._snapshots, self._runtime)
-                verdict = settler.settle(unsettled, self._retry)
+            if undetermined is not None:
+                lookup = OutcomeLookup(self._manifests, self._snapshots, self._runtime)
+                verdict = lookup.look_up(undetermined, self._retry)
             with self._lock:
                 # Another caller may have resumed it meanwhile, and it may have halted again.
                 under_way = halt.failure is None and (self._flights or self._queue or self._admission)
-                if halt.unsettled is unsettled and not under_way:
+                if halt.undetermined is undetermined and not under_way:
                     return halt.resume(verdict)
 
     def stats(self) -> WriterStats:
@@ -200,7 +200,7 @@ class Pipeline:
                 commit_s=self._meter.commit_s,
                 requests_retried=self._meter.requests_retried,
                 places_lost=self._meter.places_lost,
-                halted=self._settling.halt.failure is not None,
+                halted=self._resolver.halt.failure is not None,
             )
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Pipeline:
         if self._closed:
             message = f"log {self._url}: expected an open writer, found it closed"
             raise ClosedError(message)
-        refusal = self._settling.refusal()
+        refusal = self._resolver.refusal()
         if refusal is not None:
             raise refusal
 
@@ -266,12 +266,12 @@ class Pipeline:
         """Take every step the state allows; return the tasks that follow, and the outcomes to be told."""
         tasks: list[Callable[[], None]] = []
         if not self._committing and self._flights and self._flights[0].error is not None:
-            self._settling.drop_failed_head()
+            self._resolver.drop_failed_head()
         self._admit()
-        while self._settling.refuse_unmet():
+        while self._resolver.refuse_unmet():
             # There is room for more now.
             self._admit()
-        if self._queue and not self._flights and not self._recovering and self._settling.head_waits():
+        if self._queue and not self._flights and not self._recovering and self._resolver.head_waits():
             self._recovering = True
             tasks.append(self._recover)
         while self._may_cut():
@@ -298,14 +298,14 @@ class Pipeline:
 
     def _admit(self) -> None:
         """Let in from the inbox what there is room for; all of it when the writer takes nothing, to be refused."""
-        refusal = self._settling.refusal()
+        refusal = self._resolver.refusal()
         self._admission.drop_withdrawn()
         self._admission.move_into(self._queue, all_of_it=refusal is not None)
         if refusal is not None:
-            self._settling.refuse_queued(refusal)
+            self._resolver.refuse_queued(refusal)
 
     def _may_cut(self) -> bool:
-        if not self._queue or self._recovering or self._settling.head_waits():
+        if not self._queue or self._recovering or self._resolver.head_waits():
             return False
         if any(flight.error for flight in self._flights) or self._uploading >= self._options.uploads_max:
             return False
@@ -316,7 +316,7 @@ class Pipeline:
     def _wait_s(self) -> float:
         """Seconds until the queue's first batch is due."""
         now_s = self._runtime.monotonic_s()
-        pause_s = self._settling.not_before_s - now_s
+        pause_s = self._resolver.not_before_s - now_s
         if (
             pause_s > 0
             or not self._flights
@@ -375,7 +375,7 @@ class Pipeline:
             tasks, outcomes = self._steps()
         self._go_on(tasks, outcomes)
 
-    def _seal(self) -> Flight:
+    def _seal(self) -> InFlightFragment:
         flight = self._tail.place(self._queue.take(self._tail.offset))
         self._flights.append(flight)
         self._uploading += 1
@@ -383,11 +383,11 @@ class Pipeline:
 
     # ------------------------------------------------------------------ tasks, without the lock
 
-    def _upload(self, flight: Flight) -> None:
+    def _upload(self, flight: InFlightFragment) -> None:
         base = self._tail.base
-        if base is not None and flight.seq_no == flight.incarnation.entry.first_seq_no:
+        if base is not None and flight.seq_no == flight.term.entry.first_seq_no:
             self._snapshotter.begin(base.manifest)
-        left_s = self._settling.until_s(flight.entries) - self._runtime.monotonic_s()
+        left_s = self._resolver.until_s(flight.entries) - self._runtime.monotonic_s()
         flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self._meter.retried)
         with self._lock:
             self._uploading -= 1
@@ -406,20 +406,20 @@ class Pipeline:
         assert base is not None
         pointers = [flight.pointer for flight in ready if flight.pointer is not None]
         began_s = self._runtime.monotonic_s()
-        until_s = self._settling.until_s(chain.from_iterable(flight.entries for flight in ready))
+        until_s = self._resolver.until_s(chain.from_iterable(flight.entries for flight in ready))
         result: CommitResult
         try:
             refused = self._look_at_time(base, pointers, until_s)
-            result = refused or self._committer.commit(base, ready[0].incarnation, pointers, until_s)
+            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
         except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
             # It came behind a CAS that was sent: what comes before one is a result.
-            result = Lost(f"{type(error).__name__}: {error}")
+            result = Undetermined(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
         self._breath.committed()
         with self._lock:
             self._committing = False
             self._meter.commit_took(took_s)
-            self._settling.settle(result, ready, began_s)
+            self._resolver.resolve(result, ready, began_s)
             tasks, outcomes = self._steps()
         if isinstance(result, Committed):
             self._runtime.publish(self._url)
@@ -433,7 +433,7 @@ class Pipeline:
         pause_s = self._breath.due_s(self._meter.commit_s)
         if pause_s:
             with self._lock:
-                left_s = self._settling.until_s(self._flights[0].entries) - self._runtime.monotonic_s()
+                left_s = self._resolver.until_s(self._flights[0].entries) - self._runtime.monotonic_s()
             if left_s > _LEFT_S_MIN:
                 self._runtime.sleep(pause_s)
                 self._breath.paused()
@@ -452,7 +452,7 @@ class Pipeline:
         """Load the manifest anew: its state was lost track of, or an append's condition has to be looked at."""
         began_s = self._runtime.monotonic_s()
         with self._lock:
-            until_s = self._settling.until_s([self._queue.oldest]) if self._queue else began_s
+            until_s = self._resolver.until_s([self._queue.oldest]) if self._queue else began_s
         try:
             retry = within(self._options.retry, until_s - began_s)
             base: Installed | None = until_answered(self._manifests.load, retry, self._runtime)
@@ -464,6 +464,6 @@ class Pipeline:
             if base is not None:
                 self._tail.confirm(base, began_s)
             elif failure is not None:
-                self._settling.give_up_loading(failure)
+                self._resolver.give_up_loading(failure)
             tasks, outcomes = self._steps()
         self._go_on(tasks, outcomes)

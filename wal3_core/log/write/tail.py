@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from wal3_core.log.write.commit import Incarnation
-from wal3_core.log.write.flight import Flight
-from wal3_core.model.manifest import Epoch, Place
+from wal3_core.log.write.commit import WriterTerm
+from wal3_core.log.write.in_flight import InFlightFragment
+from wal3_core.model.manifest import Boundary, Epoch
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class Tail:
         self.base: Installed | None = None
         # When it was still, or came to be, the newest: what it says was true at some time at or after that.
         self.seen_s = -math.inf
-        self._incarnation: Incarnation | None = None
-        self._place: Place | None = None
+        self._incarnation: WriterTerm | None = None
+        self._place: Boundary | None = None
         if base is not None:
             # It was loaded before: how long ago is not known here.
-            self.reincarnate(base, -math.inf)
+            self.begin_term(base, -math.inf)
 
     @property
     def seal(self) -> Seal | None:
@@ -54,22 +54,22 @@ class Tail:
         if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
             self.seen_s = seen_s
         else:
-            self.reincarnate(base, seen_s)
+            self.begin_term(base, seen_s)
 
-    def reincarnate(self, base: Installed, seen_s: float) -> None:
+    def begin_term(self, base: Installed, seen_s: float) -> None:
         """Go on from a manifest as a new epoch, under a new token: paths of the old one are not used again."""
         manifest = base.manifest
         entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
-        self._incarnation = Incarnation(entry, manifest.fence)
+        self._incarnation = WriterTerm(entry, manifest.fence)
 
-    def place(self, entries: list[Entry]) -> Flight:
+    def place(self, entries: list[Entry]) -> InFlightFragment:
         """Give appends their places: the next fragment."""
         assert self._place is not None
         assert self._incarnation is not None
         count = sum(len(entry.columns.bodies) for entry in entries)
         before = self._place.position
         start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
-        flight = Flight(entries, start, self._place.seq_no, self._incarnation)
-        self._place = Place(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
+        flight = InFlightFragment(entries, start, self._place.seq_no, self._incarnation)
+        self._place = Boundary(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
         return flight

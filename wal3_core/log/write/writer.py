@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.arguments import Check
-    from wal3_core.log.write.halt import Resumed
+    from wal3_core.log.write.halt import ResumeReport
     from wal3_core.log.write.stats import WriterStats
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
@@ -173,7 +173,7 @@ class LogWriter:
         self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
         return future
 
-    def resume(self) -> Resumed:
+    def resume(self) -> ResumeReport:
         """Let an ordered writer go on after it has halted; say what of its appends is in the log.
 
         An outcome that was unknown is found out: from the manifest, which is written once more so that

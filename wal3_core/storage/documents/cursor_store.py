@@ -25,7 +25,7 @@ from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name,
 from wal3_core.model.position import LogPosition
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store, share_of
@@ -156,7 +156,9 @@ class CursorStore:
 
     def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
         paths = (meta.path for meta in self._store.list_objects(CURSOR_FOLDER))
-        for path, witness in ahead(self._runtime, self._look, paths, count=CURSORS_AHEAD, share=share_of(self._store)):
+        for path, witness in map_ahead(
+            self._runtime, self._look, paths, count=CURSORS_AHEAD, share=share_of(self._store)
+        ):
             if witness is not None:
                 yield path, witness
 

@@ -32,7 +32,7 @@ from wal3_core.storage.retry import reread_if_damaged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Intent
+    from wal3_core.model.manifest import Announcement
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
@@ -180,11 +180,13 @@ class ManifestStore:
         message = f"log {self.url}: the manifest changed {rebases_max} times over"
         raise UnavailableError(message)
 
-    def withdraw(self, base: Installed, intent: Intent, *, rebases_max: int = REBASES_MAX) -> None:
+    def withdraw(self, base: Installed, announcement: Announcement, *, rebases_max: int = REBASES_MAX) -> None:
         """Take back a collection that was announced, unless it is carried out or taken back by now."""
         self.change(
             base,
-            lambda manifest: manifest.withdraw_intent(intent) if manifest.collecting == intent else None,
+            lambda manifest: (
+                manifest.withdraw_announcement(announcement) if manifest.announced == announcement else None
+            ),
             rebases_max=rebases_max,
         )
 

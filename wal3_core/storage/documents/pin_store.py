@@ -16,7 +16,7 @@ from wal3_core.model.manifest import BEING_DESTROYED
 from wal3_core.model.paths import PIN_FOLDER, check_pin_name, pin_name, pin_path
 from wal3_core.model.pin import BYTES_MAX, Pin
 from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
-from wal3_core.runtime import Runtime, ahead, shared_runtime
+from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import ObjectStore, log_store, share_of
@@ -109,7 +109,7 @@ class PinStore:
         """Load all pins by name; CorruptError for a file that is none."""
         found = {}
         names = (pin_name(meta.path) for meta in self._store.list_objects(PIN_FOLDER))
-        for name, seen in ahead(self._runtime, self._look, names, count=PINS_AHEAD, share=share_of(self._store)):
+        for name, seen in map_ahead(self._runtime, self._look, names, count=PINS_AHEAD, share=share_of(self._store)):
             if seen is not None:
                 found[name] = seen.document
         if not found:

@@ -99,5 +99,5 @@ class PolicyStore:
     def _withdraw_announced(self) -> None:
         """Let who announced a collection plan it anew: the policy may have been read before it was changed."""
         base = self._manifests.load()
-        if base.manifest.collecting is not None:
-            self._manifests.withdraw(base, base.manifest.collecting)
+        if base.manifest.announced is not None:
+            self._manifests.withdraw(base, base.manifest.announced)

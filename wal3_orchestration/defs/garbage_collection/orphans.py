@@ -24,7 +24,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from wal3_core.spark.collect import Orphans, list_orphans
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
-from wal3_orchestration.defs.garbage_collection.work import Found, condemn, fail_for, orphans_of, outcomes
+from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, mark_orphans, orphans_of, outcomes
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.outcomes import Verdict, latest, record, record_checks, value_of
@@ -55,7 +55,9 @@ def condemned_orphans(
     """List what nothing refers to and is older than the interval, and write it down: deleted_garbage deletes it."""
     with retried_only_when_unavailable(context):
         opened, options = store.open_known(context.instance), collection.options()
-        found = [condemn(opened, each, options) for each in _orphans(context.partition_keys, store, spark, collection)]
+        found = [
+            mark_orphans(opened, each, options) for each in _orphans(context.partition_keys, store, spark, collection)
+        ]
         before = {each.log: _counts(context.instance, each.log) for each in found}
         yield from record(context, outcomes(found))
         yield from record_checks(

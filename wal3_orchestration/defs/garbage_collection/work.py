@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
 from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
-from wal3_core.log.collect.deleter import Deleted, Deleter, DueDocument
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import Deletion, Orphans, delete_objects
@@ -48,7 +48,7 @@ class Due:
 
     log: str
     garbage: tuple[DueDocument, ...] = ()
-    waiting: tuple[Deleted, ...] = ()
+    waiting: tuple[DeletionReport, ...] = ()
     found: Found
     on_spark: bool = False
 
@@ -78,25 +78,25 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
 
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
     collector = Collector(store, log, options=options)
-    settled = collector.settle_unmarked()
+    resumed = collector.resume_unmarked()
     outcome: Pruned | Overtaken | None = None
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
     if isinstance(outcome, Overtaken):
         # A cursor came to lie below, which the next plan knows of.
-        settled = collector.settle_unmarked()
-    paths = {meta.path for meta in settled} | ({outcome.path} if isinstance(outcome, Pruned) else set())
+        resumed = collector.resume_unmarked()
+    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Pruned) else set())
     deleter = Deleter(store, log, options=options)
     return {
         **_pruned_numbers(outcome),
         "garbage_documents": len(paths),
-        "wait_s": _longest_wait_s(deleter, settled, outcome),
+        "wait_s": _longest_wait_s(deleter, resumed, outcome),
     }
 
 
-def _longest_wait_s(deleter: Deleter, settled: Sequence[ObjectMeta], outcome: Pruned | Overtaken | None) -> float:
+def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Pruned | Overtaken | None) -> float:
     """Tell when the last of what is pruned may be deleted; what was pruned just now is the last."""
-    newest = max(settled, key=lambda meta: meta.last_modified_us, default=None)
+    newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
     path = outcome.path if isinstance(outcome, Pruned) else None if newest is None else newest.path
     return 0.0 if path is None else deleter.wait_s(path)
 
@@ -110,7 +110,7 @@ def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Pruned |
         # This plan may have been carried out before, or by another run that was as quick.
         if not _begins_there(store, plan):
             raise
-    return next((each for each in collector.settle() if each.garbage.first == plan.first), None)
+    return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
 
 
 def _begins_there(store: ObjectStore, plan: Plan) -> bool:
@@ -143,11 +143,11 @@ def _cutoff_offset(collected: Sequence[Garbage]) -> int:
 def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
     """Delete a log's garbage that is due, unless that is ``objects_max`` objects or more; finish what others began."""
     try:
-        documents = Collector(store, log, options=options).settle_unmarked()
+        documents = Collector(store, log, options=options).resume_unmarked()
         deleter = Deleter(store, log, options=options)
         looked = list(deleter.look(documents, deleter.store_now_us())) if documents else []
-        waiting = tuple(each for each in looked if isinstance(each, Deleted))
-        due = tuple(each for each in looked if not isinstance(each, Deleted))
+        waiting = tuple(each for each in looked if isinstance(each, DeletionReport))
+        due = tuple(each for each in looked if not isinstance(each, DeletionReport))
         if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
             return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
         done = [Deletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
@@ -168,7 +168,9 @@ def delete_logs(
     }
 
 
-def _deleted(log: str, due: Sequence[DueDocument], waiting: Sequence[Deleted], done: Sequence[Deletion]) -> Found:
+def _deleted(
+    log: str, due: Sequence[DueDocument], waiting: Sequence[DeletionReport], done: Sequence[Deletion]
+) -> Found:
     refusal = next((each.refusal for each in done if each.refusal is not None), None)
     problems = [problem for each in done for problem in each.deleted.problems]
     if problems and refusal is None:
@@ -206,16 +208,18 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> Orpha
     return Orphans(log=log, objects=tuple(objects))
 
 
-def condemn(store: ObjectStore, orphans: Orphans, options: CollectorOptions) -> Found:
+def mark_orphans(store: ObjectStore, orphans: Orphans, options: CollectorOptions) -> Found:
     """Write down a log's orphans, so that nothing ever refers to them and they may be deleted."""
     log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
     if orphans.refusal is not None:
         return Found(log=log, refusal=orphans.refusal)
     if paths:
         try:
-            condemned = Collector(store, log, options=options).condemn(paths, f"{len(paths)} objects nothing refers to")
+            marked = Collector(store, log, options=options).mark_orphans(
+                paths, f"{len(paths)} objects nothing refers to"
+            )
         except LogError as error:
             return Found(log=log, refusal=Refusal.of(error))
-        path = condemned.path if isinstance(condemned, Pruned) else ""
+        path = marked.path if isinstance(marked, Pruned) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
     return Found(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.log.write.batch import Entry
-    from wal3_core.log.write.commit import Incarnation
+    from wal3_core.log.write.commit import WriterTerm
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightFragment:
     """A sealed fragment: uploading until it has a pointer or an error."""
 
     entries: list[Entry]
     start: LogPosition
     seq_no: FragmentSeqNo
-    incarnation: Incarnation
+    term: WriterTerm
     pointer: FragmentPointer | None = None
     error: BaseException | None = None
 
@@ -58,7 +58,7 @@ class Flight:
         source = FragmentSource(
             start=self.start,
             seq_no=self.seq_no,
-            token=self.incarnation.entry.token,
+            token=self.term.entry.token,
             keys=columns.keys,
             bodies=columns.bodies,
         )

@@ -20,8 +20,8 @@ from wal3_core.errors import (
     SealedError,
     UnknownDurabilityError,
 )
-from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, Lost, SealedOut, hopeless
-from wal3_core.log.write.halt import Halt, Unsettled
+from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined, hopeless
+from wal3_core.log.write.halt import Halt, UndeterminedCommit
 from wal3_core.log.write.outcomes import Outcomes
 from wal3_core.storage.retry import timeout_s_of
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from wal3_core.log.write.batch import BatchQueue, Entry
-    from wal3_core.log.write.flight import Flight
+    from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.stats import Meter
     from wal3_core.log.write.tail import Tail
     from wal3_core.model.manifest import Seal
@@ -46,12 +46,12 @@ class Underway:
     """What a pipeline has on its way: appends that wait, fragments in flight in order, and where the next one goes."""
 
     queue: BatchQueue
-    flights: deque[Flight]
+    flights: deque[InFlightFragment]
     tail: Tail
     meter: Meter
 
 
-class Settling:
+class AppendResolver:
     """The fates of appends; shares what is under way with the pipeline, and its lock."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Settling:
             return False
         return not self._queue.oldest.may_land_at(self._tail.offset)
 
-    def settle(self, result: CommitResult, ready: list[Flight], began_s: float) -> None:
+    def resolve(self, result: CommitResult, ready: list[InFlightFragment], began_s: float) -> None:
         """Say what a commit of the first fragments in flight came to."""
         match result:
             case Committed(base):
@@ -125,7 +125,7 @@ class Settling:
             case Displaced():
                 self._give_new_places(result, began_s)
             case SealedOut(base):
-                self._tail.reincarnate(base, began_s)
+                self._tail.begin_term(base, began_s)
                 assert base.manifest.seal is not None
                 self.outcomes.give_up(self._take_flights(), self._sealed(base.manifest.seal), None)
             case Failed(cause, failure):
@@ -134,7 +134,7 @@ class Settling:
                 # A store that refuses will refuse those behind, too.
                 failed = self._flights if hopeless(failure) else ready
                 self._fail_flights(list(failed), error, failure)
-            case Lost(cause):
+            case Undetermined(cause):
                 self._tail.base = None
                 error = UnknownDurabilityError(f"{self._what(ready[0])}: no telling whether it was committed: {cause}")
                 self._lose(ready, error)
@@ -146,7 +146,7 @@ class Settling:
         error = NotDurableError(f"{self._what(head)}: not uploaded: {head.error}")
         seen_s = self._tail.seen_s
         self._fail_flights([head], error, head.error)
-        self._tail.reincarnate(base, seen_s)
+        self._tail.begin_term(base, seen_s)
 
     def give_up_loading(self, failure: BaseException) -> None:
         """Fail what waits for a manifest that could not be loaded."""
@@ -155,7 +155,9 @@ class Settling:
         self._fail(failed, error, failure)
         self._put_back(kept, str(failure))
 
-    def _fail_flights(self, flights: Sequence[Flight], error: AppendError, cause: BaseException | None) -> None:
+    def _fail_flights(
+        self, flights: Sequence[InFlightFragment], error: AppendError, cause: BaseException | None
+    ) -> None:
         """Fail the first fragments in flight, but for appends that have time left; those and the others wait anew."""
         count = sum(len(flight.entries) for flight in flights)
         entries = self._take_flights()
@@ -174,11 +176,11 @@ class Settling:
             return list(entries), []
         return late, [entry for entry in entries if entry.accepted_s > due_s]
 
-    def _lose(self, ready: Sequence[Flight], error: AppendError) -> None:
+    def _lose(self, ready: Sequence[InFlightFragment], error: AppendError) -> None:
         """Tell that there is no telling. Those behind were in no commit yet, so they may be given new places."""
         lost = list(chain.from_iterable(flight.entries for flight in ready))
         behind = self._take_flights()[len(lost) :]
-        self._fail(lost, error, None, Unsettled(tuple(ready)))
+        self._fail(lost, error, None, UndeterminedCommit(tuple(ready)))
         self._put_back(behind, str(error))
 
     def _put_back(self, entries: Sequence[Entry], cause: str) -> None:
@@ -218,7 +220,7 @@ class Settling:
         self._queue.put_back(kept)
         # What was not loaded since, when the clock is why, may be older than the commit.
         seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
-        self._tail.reincarnate(displaced.base, seen_s)
+        self._tail.begin_term(displaced.base, seen_s)
         doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
         backoff_s = max(self._meter.commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
         self.not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
@@ -228,7 +230,7 @@ class Settling:
         entries: Sequence[Entry],
         error: AppendError,
         cause: BaseException | None,
-        unsettled: Unsettled | None = None,
+        unsettled: UndeterminedCommit | None = None,
     ) -> None:
         """Fail appends; an ordered writer halts, and what is queued behind them is refused in the next step."""
         self.outcomes.give_up(entries, error, cause)
@@ -244,7 +246,7 @@ class Settling:
         successor = f"; it goes on in {seal.successor}" if seal.successor else ""
         return SealedError(f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
 
-    def _what(self, flight: Flight) -> str:
+    def _what(self, flight: InFlightFragment) -> str:
         return f"log {self._url}: fragment {flight.seq_no}"
 
 
