@@ -28,8 +28,9 @@ from rich.table import Table
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, WriterOptions, open_store
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
 from wal3_core.model.position import FIRST_OFFSET, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
@@ -78,7 +79,7 @@ class Collecting:
         self._timed("verify", lambda: self._collector.verify(plan))
         path = self._timed("announce", lambda: self._collector.announce(plan))
         outcome = self._timed("prune", lambda: self._collector.prune(path))
-        assert isinstance(outcome, Pruned), outcome
+        assert isinstance(outcome, Marked), outcome
         self.num_dropped += plan.num_fragments
         self._delete(outcome)
 
@@ -87,11 +88,11 @@ class Collecting:
         orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
         if orphans:
             marked = self._timed("condemn", lambda: self._collector.mark_orphans(orphans, "benchmark"))
-            assert isinstance(marked, Pruned)
+            assert isinstance(marked, Marked)
             self._delete(marked)
         return bool(orphans)
 
-    def _delete(self, pruned: Pruned) -> None:
+    def _delete(self, pruned: Marked) -> None:
         document = life_store(self.store, "a").head(pruned.path)
         assert document is not None
         self.document_bytes = max(self.document_bytes, document.size)

@@ -12,6 +12,7 @@ RESOLVER = "wal3_core.log.write.resolver:AppendResolver."
 COMMIT = "wal3_core.log.write.commit:"
 SNAPSHOTTER = "wal3_core.log.write.snapshotter:"
 COLLECTOR = "wal3_core.log.collect.collector:Collector."
+PRUNER = "wal3_core.log.collect.pruner:Pruner."
 DELETER = "wal3_core.log.collect.deleter:Deleter."
 MANIFEST = "wal3_core.model.manifest:Manifest."
 COPYING = "wal3_core.log.maintain.copier:_Copying."
@@ -58,13 +59,13 @@ MUTANTS = (
     Mutation(
         "an unanswered CAS is taken for failed",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause,",
+        "return Undetermined(unresolved) if unresolved else Failed(cause,",
         "return Failed(cause,",
     ),
     Mutation(
         "appended again after an unanswered CAS",
         COMMIT + "Committer._commit_onto",
-        "return Lost(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))",
+        "return Undetermined(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))",
         "return Displaced(base, cause, contended=True)",
     ),
     Mutation(
@@ -274,9 +275,9 @@ MUTANTS = (
     Mutation(
         "cursors that move on make a plan fail",
         "wal3_core.log.collect.planner:Planner.plan",
-        "        manifest = self._manifests.load().manifest\n",
+        "        manifest = self._stores.manifests.load().manifest\n",
         "        for _ in range(3):\n"
-        "            manifest = self._manifests.load().manifest\n"
+        "            manifest = self._stores.manifests.load().manifest\n"
         "            before, cursors = cursors, self._offsets()\n"
         "            if before == cursors:\n"
         "                break\n"
@@ -309,8 +310,8 @@ MUTANTS = (
     ),
     Mutation(
         "the part of a snapshot that stays is not written",
-        COLLECTOR + "_prune_onto",
-        "            self._snapshots.write(parts[path], self._options.retry)\n",
+        PRUNER + "_prune_onto",
+        "            self._stores.snapshots.write(parts[path], self._options.retry)\n",
         "",
     ),
     Mutation(
@@ -321,13 +322,13 @@ MUTANTS = (
     ),
     Mutation(
         "pins are not asked before deleting",
-        DELETER + "_pinned",
-        "pins = self._pins.list().values()",
-        "pins = [pin for pin in self._pins.list().values() if not pin.complete]",
+        "wal3_core.log.collect.references:_pinned",
+        "pins = stores.pins.list().values()",
+        "pins = [pin for pin in stores.pins.list().values() if not pin.complete]",
     ),
     Mutation(
         "the fence is not moved before orphans go",
-        COLLECTOR + "_mark_orphans",
+        PRUNER + "_mark_orphans",
         "fence=fence + 1",
         "fence=fence",
     ),
@@ -335,7 +336,7 @@ MUTANTS = (
         "a snapshot goes before what it holds",
         DELETER + "_delete_tree",
         "        left = going.num_left\n",
-        "        left = going.num_left\n        self._store.delete(pointer.path)\n",
+        "        left = going.num_left\n        self._stores.objects.delete(pointer.path)\n",
     ),
     Mutation(
         "a cursor that came too late stays where it is",
@@ -345,15 +346,15 @@ MUTANTS = (
     ),
     Mutation(
         "a collector that lost its CAS goes on",
-        COLLECTOR + "prune",
-        "                self._prune_onto(base, intent, seen, uploaded)\n",
-        "                self._prune_onto(base, intent, seen, uploaded)\n"
-        "                return self._mark_pruned(path, seen)\n",
+        PRUNER + "prune",
+        "                self._prune_onto(base, announcement, seen, uploaded)\n",
+        "                self._prune_onto(base, announcement, seen, uploaded)\n"
+        "                return self._mark(path, seen)\n",
     ),
     Mutation(
         "the interval is measured by one's own clock",
         DELETER + "store_now_us",
-        "return store_now_us(self._store, self._runtime)",
+        "return store_now_us(self._stores.objects, self._runtime)",
         "return self._runtime.now_us()",
     ),
     Mutation(
@@ -456,7 +457,7 @@ MUTANTS = (
     ),
     Mutation(
         "fragments are read in the order they arrive",
-        "wal3_core.runtime:ahead",
+        "wal3_core.runtime:map_ahead",
         "            yield runtime.wait(waiting.popleft())\n    while",
         "            yield runtime.wait(waiting.pop())\n    while",
     ),

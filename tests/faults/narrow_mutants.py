@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.mutants import CLAIM, COLLECTOR, COMMIT, COPYING, DESTROYING, MANIFESTS, SNAPSHOTTER
+from tests.faults.mutants import CLAIM, COMMIT, COPYING, DESTROYING, MANIFESTS, PRUNER, SNAPSHOTTER
 from tests.mutations import Mutation
 
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
@@ -106,7 +106,7 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a document has its mark before it is marked",
-        COLLECTOR + "announce",
+        PRUNER + "announce",
         "        path = garbage.path\n",
         "        path = garbage.path\n        self._documents.mark(path)\n",
     ),

@@ -37,8 +37,9 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
@@ -188,7 +189,7 @@ def _delete_orphans(store: MemoryStore, folder: str) -> None:
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found
     marked = collector(store).mark_orphans(found, "nothing refers to them")
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
     assert deleter.delete(marked.path).num_deleted == len(found)
 
 

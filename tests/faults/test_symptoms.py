@@ -21,8 +21,9 @@ from wal3_core import (
     copy,
     destroy,
 )
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Boundary
 from wal3_core.model.paths import cursor_path
@@ -82,7 +83,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
 
     outcome = slow.prune(announced)
 
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     assert manifests.load().manifest.first.position.offset == 6
     # It drops less than what named it: it goes from where it lies.
     assert outcome.garbage.path != announced
@@ -106,7 +107,7 @@ def test_document_that_is_forgotten_meanwhile_does_not_end_the_wait() -> None:
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Pruned)
+    assert isinstance(collecting.prune(path), Marked)
 
     deleted = Deleter(store, "a", options=CollectorOptions(interval_s=3600)).delete(path)
 
@@ -121,7 +122,7 @@ def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -
 
     marked = collector(store).mark_orphans([held], "an old list")
 
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
     assert marked.garbage.orphans == ()
 
 
@@ -154,7 +155,7 @@ def test_collector_of_a_log_that_was_destroyed_is_told_that_and_nothing_of_clock
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Pruned)
+    assert isinstance(collecting.prune(path), Marked)
     watched = FaultyStore(store)
     deleter = Deleter(watched, "a", options=CollectorOptions(interval_s=3600))
 

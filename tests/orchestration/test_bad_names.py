@@ -10,7 +10,8 @@ from dagster import AssetKey, SensorResult, build_sensor_context
 from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify_plan import plan_log
@@ -43,7 +44,7 @@ STEPS = {
 
 def _prune(store: ObjectStore, log: str, offset: int) -> None:
     collector = Collector(store, log)
-    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Pruned)
+    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Marked)
 
 
 def _evaluate(instance: DagsterInstance, sensor: SensorDefinition, **resources: object) -> list[RunRequest]:

@@ -9,8 +9,9 @@ from dagster import SensorResult, build_sensor_context
 
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import CursorStore, LogPosition
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.garbage_collection.due import find_due
@@ -76,7 +77,7 @@ def _prune(store: ObjectStore, log: str) -> str:
     _claim(store, log)
     collector = Collector(store, log)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     return outcome.path
 
 
@@ -162,7 +163,7 @@ def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
     marked = Collector(fleet, "alpha").mark_orphans([], "a test")
     later = delete_tick()
 
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
     assert _keys(first) == _keys(second)
     assert _asked(done) == []
     assert _asked(later) == ["alpha"]

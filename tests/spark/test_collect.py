@@ -15,8 +15,9 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, Part
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
@@ -47,7 +48,7 @@ def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
     plan = collector.plan()
     doomed = set(collector.objects(plan))
     outcome = collector.prune(collector.announce(plan))
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     return outcome.path, doomed | {outcome.path}
 
 
@@ -276,7 +277,7 @@ def test_condemned_orphans_are_deleted_by_a_job_but_one_that_came_to_be_referred
     orphans = [leave_orphan(local_store, "a", seq_no) for seq_no in (3, 5000)]
     held = min(referred(local_store, "a"))
     marked = Collector(local_store, "a", options=AT_ONCE).mark_orphans([*orphans, held], "a test")
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
 
     left = list_orphans(spark, local_url, ["a"], AT_ONCE)
     (deletion,) = delete_objects(spark, local_url, [("a", marked.path)], AT_ONCE)

@@ -12,8 +12,9 @@ from wal3_core import (
     LogWriter,
     Pin,
 )
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -72,7 +73,7 @@ def announce(store: ObjectStore, log: str, offset: int) -> str:
 def prune(store: ObjectStore, log: str, offset: int) -> str:
     """Let the log begin at ``offset``; returns what says what is to be deleted."""
     path = announce(store, log, offset)
-    assert isinstance(Collector(store, log, options=NOW).prune(path), Pruned)
+    assert isinstance(Collector(store, log, options=NOW).prune(path), Marked)
     return path
 
 
@@ -88,7 +89,7 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
     orphans = deleter.orphans()
     if orphans:
         marked = Collector(store, log, options=NOW).mark_orphans(orphans, "orphans")
-        assert isinstance(marked, Pruned)
+        assert isinstance(marked, Marked)
         deleter.delete(marked.path)
     return orphans
 

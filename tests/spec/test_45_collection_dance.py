@@ -40,8 +40,9 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
-from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectS
     pruned = collector(store).prune(second)
 
     assert overtaken == Overtaken("another collection was announced, or this one withdrawn")
-    assert isinstance(pruned, Pruned)
+    assert isinstance(pruned, Marked)
     assert offsets(store) == list(range(18, 21))
 
 
@@ -157,7 +158,7 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
     pruned = collector(store).prune(path)
 
     after = manifest_of(store)
-    assert pruned == Pruned(path, document(store))
+    assert pruned == Marked(path, document(store))
     assert document(store).pruned
     assert held(store) >= before
     assert (after.first.seq_no, after.first.position.offset, after.announced) == (12, 12, None)
@@ -197,7 +198,7 @@ def test_prune_that_is_repeated_changes_nothing(store: ObjectStore) -> None:
 
     again = collector(store).prune(path)
 
-    assert again == Pruned(path, written)
+    assert again == Marked(path, written)
     assert (manifest_of(store), document(store)) == (manifest, written)
 
 
@@ -231,7 +232,7 @@ def test_appends_and_rolls_between_announcing_and_pruning_stay(store: ObjectStor
     append(store, 4)
     roll(store, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
 
-    assert isinstance(collector(store).prune(path), Pruned)
+    assert isinstance(collector(store).prune(path), Marked)
 
     assert document(store).setsum == before.setsum
     assert offsets(store) == list(range(12, 25))
@@ -299,7 +300,7 @@ def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectSt
     following = manifest_of(store).next.position.offset
     assert following > 22
     assert offsets(store) == list(range(1, following))
-    assert isinstance(collector(store).prune(path), Pruned)
+    assert isinstance(collector(store).prune(path), Marked)
     assert offsets(store) == list(range(12, following))
 
 

@@ -36,8 +36,9 @@ from tests.spec.collecting import (
 from tests.stores import life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 
@@ -78,7 +79,7 @@ def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
 
 def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
     marked = Collector(store, LOG, options=LATER).mark_orphans(paths, "a test")
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
     return marked.path
 
 
@@ -218,7 +219,7 @@ def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -
 
     again = Collector(clock, LOG, options=LATER).prune(path)
 
-    assert isinstance(again, Pruned)
+    assert isinstance(again, Marked)
     assert manifest_of(clock).fence == fence
 
 
@@ -382,7 +383,7 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     clock.pass_s(2 * DAY_S)
 
     marked = mark_orphans(clock, sorted(written))
-    assert isinstance(collector.prune(path), Pruned)
+    assert isinstance(collector.prune(path), Marked)
     clock.pass_s(DAY_S)
     delete(clock, marked, LATER)
 

@@ -53,8 +53,9 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
@@ -241,7 +242,7 @@ def test_object_that_was_there_when_it_was_listed_is_deleted_though_it_came_to_b
     found = Deleter(clock, LOG, options=LATER).orphans()
     assert found
     marked = Collector(clock, LOG, options=LATER).mark_orphans(found, "a test")
-    assert isinstance(marked, Pruned)
+    assert isinstance(marked, Marked)
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 

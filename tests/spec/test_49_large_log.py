@@ -13,7 +13,8 @@ from tests.large_logs import Grower, reachable, stored
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
 from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
@@ -156,7 +157,7 @@ def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_sto
         outcome = collector.prune(collector.announce(plan))
 
     assert len(appended) > 2
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     assert manifest_of(memory_store).first.position.offset == 150
 
 

@@ -14,8 +14,9 @@ from wal3_core import (
     UnavailableError,
     pinned_records,
 )
-from wal3_core.log.collect.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 
 from .copies import NOW, manifest_of
 from .pins import Crashed, announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
@@ -122,7 +123,7 @@ def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from
         race()
     pin = PinStore(racing(store, when, race) if when != "before" else store, "a").create("audit", reason="a test")
     collector = Collector(store, "a", options=NOW)
-    assert isinstance(collector.prune(announced[0]), Pruned)
+    assert isinstance(collector.prune(announced[0]), Marked)
     Deleter(store, "a", options=NOW).delete(announced[0])
 
     assert manifest_of(store, "a").first.position.offset == 6

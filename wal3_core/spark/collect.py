@@ -18,7 +18,8 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.collect.deleter import Deleter, DeletionReport, oldest
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.collect.orphans import oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions

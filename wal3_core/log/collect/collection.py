@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional
 from wal3_core.errors import OutdatedPlanError, UnavailableError
-from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -70,7 +71,7 @@ def collect(
     marked = []
     if found:
         orphans = collector.mark_orphans(found, f"{len(found)} objects that nothing refers to")
-        marked += [orphans.path] if isinstance(orphans, Pruned) else []
+        marked += [orphans.path] if isinstance(orphans, Marked) else []
     plan, path = _prune(collector, limit_offset, options.rounds_max)
     marked += [] if path is None else [path]
     deleted |= {path: _delete_marked(deleter, path, options.interval_s, progress) for path in marked}
@@ -95,7 +96,7 @@ def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> t
         except OutdatedPlanError as error:
             outcome = Overtaken(str(error))
         match outcome:
-            case Pruned(path):
+            case Marked(path):
                 return plan, path
             case Overtaken(cause):
                 collector.resume_all()

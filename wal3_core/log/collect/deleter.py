@@ -7,42 +7,32 @@ docs/protocol.md, "Collection".
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
-from wal3_core.errors import CollectionRefusedError, CorruptError, InvalidRequestError, MissingError, UnavailableError
-from wal3_core.log.collect.references import Leaving, References, every_path, hold_any
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.collect.orphans import OrphanFinder
+from wal3_core.log.collect.references import References, every_path, hold_any, read_references
+from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
     FRAGMENT_FOLDER,
     SNAPSHOT_FOLDER,
     LogId,
-    check_log_name,
-    check_object_path,
     given_garbage_path,
 )
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.garbage_store import GarbageStore
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import ObjectStore, log_store, share_of
+from wal3_core.storage.object_store import ObjectStore, share_of
 from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import attempts, within
 from wal3_core.storage.store_time import store_now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectMeta
 
@@ -90,11 +80,6 @@ class Part:
         return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
 
 
-def oldest(metas: Iterable[ObjectMeta], count: int) -> list[ObjectMeta]:
-    """Return the ``count`` oldest objects, oldest first."""
-    return heapq.nsmallest(count, metas, key=lambda meta: (meta.last_modified_us, meta.path))
-
-
 class _Pass:
     """One pass over a garbage document, and what came of it so far."""
 
@@ -111,10 +96,6 @@ class _Pass:
         return self.num_held + len(self.problems)
 
 
-# As long as one who brought a cursor too late is given to put it right.
-_DANGLING_S = 2.0
-
-
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other."""
 
@@ -128,31 +109,23 @@ class Deleter:
         runtime: Runtime | None = None,
         log_id: LogId | None = None,
     ) -> None:
-        self.log = check_log_name(log)
-        self._runtime = runtime or shared_runtime()
         self._options = options or CollectorOptions()
-        retry = self._options.retry
-        self._objects = store
-        inside = patient(log_store(store, log), self._runtime, retry)
-        self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
-        self._store = self._manifests.objects
-        self._snapshots = SnapshotStore(self._manifests, self._runtime, loaded_max=self._options.snapshots_loaded_max)
-        self._documents = GarbageStore(self._manifests, self._runtime, retry)
-
-    @cached_property
-    def _cursors(self) -> CursorStore:
-        """The cursors of the very log whose garbage is deleted."""
-        log_id, retry = self._manifests.log_id(), self._options.retry
-        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
-
-    @cached_property
-    def _pins(self) -> PinStore:
-        log_id, retry = self._manifests.log_id(), self._options.retry
-        return PinStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
+        self._runtime = runtime or shared_runtime()
+        self._stores = LogStores(
+            store,
+            log,
+            runtime=self._runtime,
+            retry=self._options.retry,
+            snapshots_loaded_max=self._options.snapshots_loaded_max,
+            log_id=log_id,
+        )
+        self.log = self._stores.log
+        self._documents = self._stores.garbage
+        self._orphans = OrphanFinder(self._stores, self._options)
 
     def log_id(self) -> LogId:
         """Name the life of the log whose garbage is deleted."""
-        return self._manifests.log_id()
+        return self._stores.manifests.log_id()
 
     # ------------------------------------------------------------------ delete
 
@@ -217,8 +190,8 @@ class Deleter:
     def held(self, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Name those of the objects that pins refer to, each with the names of these pins."""
         references = {
-            name: References([pin.manifest.pointers], self._snapshots.load, partly_deleted=not pin.complete)
-            for name, pin in self._pins.list().items()
+            name: References([pin.manifest.pointers], self._stores.snapshots.load, partly_deleted=not pin.complete)
+            for name, pin in self._stores.pins.list().items()
         }
         for path in paths:
             pins = tuple(name for name, each in references.items() if each.hold(path))
@@ -237,7 +210,7 @@ class Deleter:
     def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
         """Name what a garbage document leads to but its orphans, held or not."""
         part = Part.whole(garbage)
-        return chain(every_path(part.dropped, self._snapshots.load), part.replaced)
+        return chain(every_path(part.dropped, self._stores.snapshots.load), part.replaced)
 
     @checked(path=given_garbage_path, now_us=optional(integer))
     def due(self, path: str, *, now_us: int | None = None) -> Garbage | DeletionReport:
@@ -258,7 +231,7 @@ class Deleter:
             # A mark that it may have is that of an earlier document of its name, and came late: without it, the next
             # collection reads this one and finishes it.
             self._documents.unmark(path)
-            log = self._manifests.url
+            log = self._stores.url
             message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
             return DeletionReport(path=path, problems=(message,))
         wait_s = self.wait_s(path, now_us=now_us)
@@ -308,39 +281,7 @@ class Deleter:
 
     def references(self) -> list[References]:
         """Read what is referred to: CollectionRefusedError when a cursor or pin can not be read, or dangles."""
-        manifest = self._manifests.load().manifest
-        try:
-            self._refuse_dangling(manifest)
-            pinned = self._pinned()
-        except CorruptError as error:
-            message = f"log {self._manifests.url}: nothing is deleted while a cursor or pin can not be read: {error}"
-            raise CollectionRefusedError(message) from error
-        return [References([manifest.pointers], self._snapshots.load), *pinned]
-
-    def _pinned(self) -> list[References]:
-        pins = self._pins.list().values()
-        complete = [pin.manifest.pointers for pin in pins if pin.complete]
-        # Its maker died, or has not looked at the manifest yet: it may have come too late for some of what it names.
-        unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
-        return [
-            References(complete, self._snapshots.load),
-            References(unfinished, self._snapshots.load, partly_deleted=True),
-        ]
-
-    def _refuse_dangling(self, manifest: Manifest) -> None:
-        """Keep everything while a cursor points below: its creation was not finished, or something is wrong."""
-        first = manifest.first.position.offset
-        below: dict[str, int] = {}
-        # One that comes too late is put right at once by whoever brought it.
-        for _ in attempts(within(self._options.retry, _DANGLING_S), self._runtime):
-            below = {name: offset for name, offset in self._cursors.offsets().items() if offset < first}
-            if not below:
-                return
-        message = (
-            f"log {self._manifests.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
-            f" delete or move them"
-        )
-        raise CollectionRefusedError(message)
+        return read_references(self._stores)
 
     def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
         """Delete snapshots after what they hold: until then they say what is left to delete."""
@@ -352,7 +293,7 @@ class Deleter:
     def _delete_tree(self, pointer: SnapshotPointer, going: _Pass) -> None:
         left = going.num_left
         try:
-            self._delete_pointers(self._snapshots.load(pointer).pointers, going)
+            self._delete_pointers(self._stores.snapshots.load(pointer).pointers, going)
         except MissingError:
             # Gone, and what it held was gone before.
             return
@@ -370,8 +311,8 @@ class Deleter:
                 going.num_held += 1
             else:
                 free.append(path)
-        ahead_max, share = self._options.deletes_ahead, share_of(self._store)
-        for _ in map_ahead(self._runtime, self._store.delete, free, count=ahead_max, share=share):
+        ahead_max, share = self._options.deletes_ahead, share_of(self._stores.objects)
+        for _ in map_ahead(self._runtime, self._stores.objects.delete, free, count=ahead_max, share=share):
             going.num_deleted += 1
             going.progress(going.num_deleted)
             # Slowly: the store has others to serve.
@@ -385,7 +326,7 @@ class Deleter:
     def orphans(self, pending: Iterable[Garbage] = (), *, now_us: int | None = None) -> list[str]:
         """Name the oldest objects that nothing refers to and that are older than the interval.
 
-        What is ``pending`` will be deleted anyway, and is left out; it is gone through no further than needed.
+        Objects of the ``pending`` documents are left out: they are deleted anyway. Documents are read only as needed.
         """
         if self._options.orphans_max == 0:
             return []
@@ -396,27 +337,7 @@ class Deleter:
         self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
     ) -> list[ObjectMeta]:
         """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
-        leaving, known = Leaving(pending, self._snapshots.load), self.references()
-        now_us = self.store_now_us() if now_us is None else now_us
-        limit_us = now_us - int(self._options.interval_s * US_PER_S)
-        found = (
-            meta
-            for meta in self._data_objects(folders)
-            if meta.last_modified_us <= limit_us and not hold_any(known, meta.path) and not leaving.hold(meta.path)
-        )
-        return oldest(found, self._options.orphans_max)
-
-    def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
-        for folder in folders:
-            for meta in self._store.list_objects(folder):
-                try:
-                    check_object_path(meta.path)
-                except CorruptError as error:
-                    message = (
-                        f"log {self._manifests.url}: nothing is collected while a foreign file lies there: {error}"
-                    )
-                    raise CollectionRefusedError(f"{message}: move it away") from error
-                yield meta
+        return self._orphans.find(folders, pending, self.store_now_us() if now_us is None else now_us)
 
     def store_now_us(self) -> int:
         """Ask for the store's own time: when it says that an object written just now was changed.
@@ -425,8 +346,8 @@ class Deleter:
         clock does not run back.
         """
         try:
-            return store_now_us(self._store, self._runtime)
+            return store_now_us(self._stores.objects, self._runtime)
         except UnavailableError:
             # Gone with its log, perhaps, which is another thing to be told.
-            self._manifests.load()
+            self._stores.manifests.load()
             raise

@@ -7,7 +7,6 @@ A plan is a proposal. Whoever carries it out reads the cursors once more behind 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import instance_of, integer, make_plain, text
@@ -19,19 +18,15 @@ from wal3_core.model.manifest import Boundary, Manifest
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
-from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.policy import Policy
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
-    from wal3_core.runtime import Runtime
-    from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-    from wal3_core.storage.documents.snapshot_store import SnapshotStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.documents.manifest_store import Installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,35 +98,11 @@ class Plan:
 
 
 class Planner:
-    """Plans the collection of one life of a log: that of ``manifests``; ``snapshots`` keeps what it loads."""
+    """Plans the collection of one life of a log."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: str,
-        *,
-        options: CollectorOptions,
-        runtime: Runtime,
-        manifests: ManifestStore,
-        snapshots: SnapshotStore,
-    ) -> None:
-        self.log = log
-        self._objects = store
-        self._runtime = runtime
+    def __init__(self, stores: LogStores, options: CollectorOptions) -> None:
+        self._stores = stores
         self._options = options
-        self._manifests = manifests
-        self._snapshots = snapshots
-
-    @cached_property
-    def _cursors(self) -> CursorStore:
-        """The cursors of the very log that is collected."""
-        log_id, retry = self._manifests.log_id(), self._options.retry
-        return CursorStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
-
-    @cached_property
-    def _policies(self) -> PolicyStore:
-        log_id, retry = self._manifests.log_id(), self._options.retry
-        return PolicyStore(self._objects, self.log, runtime=self._runtime, retry=retry, log_id=log_id)
 
     def plan(self, limit_offset: int | None = None) -> Plan:
         """Say what may go: all that lies below every cursor and ``limit_offset``, and that the policy lets go.
@@ -141,23 +112,23 @@ class Planner:
         # Cursors before the manifest: they follow the log's end, which never moves back. One that comes to lie below
         # later is found by who verifies and who prunes; those that move on only make the plan take less than it could.
         policy, cursors = self._policy(), self._offsets()
-        manifest = self._manifests.load().manifest
+        manifest = self._stores.manifests.load().manifest
         candidates = self._candidates(manifest, policy, cursors)
         if limit_offset is not None:
             candidates["the limit given"] = limit_offset
         allowed = self._allowed(policy, cursors)
         cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
-        return self._plan(manifest, cut_below(manifest, cutoff, self._snapshots.load), reason)
+        return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
 
     def objects(self, plan: Plan) -> Iterator[str]:
         """Name every object that would go with a plan, in log order; each snapshot behind what it holds."""
-        cut = self.cut(self._manifests.load().manifest, plan.first)
-        yield from every_path(cut.dropped, self._snapshots.load)
+        cut = self.cut(self._stores.manifests.load().manifest, plan.first)
+        yield from every_path(cut.dropped, self._stores.snapshots.load)
         yield from (pointer.path for pointer in cut.replaced)
 
     def _plan(self, manifest: Manifest, cut: Cut, reason: str) -> Plan:
         return Plan(
-            log=self.log,
+            log=self._stores.log,
             log_id=manifest.log_id,
             reason=reason,
             first=cut.first,
@@ -171,9 +142,9 @@ class Planner:
 
     def _offsets(self) -> dict[str, int]:
         try:
-            return self._cursors.offsets()
+            return self._stores.cursors.offsets()
         except CorruptError as error:
-            message = f"log {self._manifests.url}: nothing is collected while a cursor can not be read: {error}"
+            message = f"log {self._stores.url}: nothing is collected while a cursor can not be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
@@ -188,29 +159,29 @@ class Planner:
         if beyond:
             # It was another log's, destroyed since, and says nothing of this one.
             message = (
-                f"log {self._manifests.url}: expected cursors up to its end, {following}, found {beyond}:"
+                f"log {self._stores.url}: expected cursors up to its end, {following}, found {beyond}:"
                 f" delete or move them: nothing is collected while they lie there"
             )
             raise CollectionRefusedError(message)
         if policy.retention_s is not None:
             kept = f"the first record younger than {policy.retention_s} s"
             candidates[kept] = first_younger(
-                manifest, policy.retention_s, self._snapshots.load, self._manifests.objects, self._runtime
+                manifest, policy.retention_s, self._stores.snapshots.load, self._stores.objects, self._stores.runtime
             )
         return candidates
 
     def _policy(self) -> Policy:
         try:
-            return self._policies.load()
+            return self._stores.policies.load()
         except CorruptError as error:
-            message = f"log {self._manifests.url}: nothing is collected while its policy can not be read: {error}"
+            message = f"log {self._stores.url}: nothing is collected while its policy can not be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
         following = manifest.next.position.offset
         if not candidates:
             message = (
-                f"log {self._manifests.url}: expected a cursor to say what is not needed any more, found none:"
+                f"log {self._stores.url}: expected a cursor to say what is not needed any more, found none:"
                 " create one, or let the log's policy say that it has none and how long records are kept"
             )
             raise CollectionRefusedError(message)
@@ -226,7 +197,7 @@ class Planner:
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
         if plan.fraction > fraction_max:
             message = (
-                f"log {self._manifests.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
+                f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
                 f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): look why, then allow it"
             )
             raise CollectionRefusedError(message)
@@ -235,21 +206,21 @@ class Planner:
         balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
         if balance != manifest.setsum:
             message = (
-                f"log {self._manifests.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
+                f"log {self._stores.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
                 f" found {balance}"
             )
             raise CollectionRefusedError(message)
         if dropped != plan.setsum:
-            message = f"log {self._manifests.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
+            message = f"log {self._stores.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
             raise OutdatedPlanError(message)
         self._refuse_held(plan.first)
 
     def planned_on(self, plan: Plan) -> Installed:
         """Load the manifest of the very log that was planned for; LogReplacedError when it is another one."""
-        base = self._manifests.load()
+        base = self._stores.manifests.load()
         if base.manifest.log_id != plan.log_id:
             message = (
-                f"log {self._manifests.url}: expected log {plan.log_id}, which was planned for, found log"
+                f"log {self._stores.url}: expected log {plan.log_id}, which was planned for, found log"
                 f" {base.manifest.log_id}: plan again"
             )
             raise LogReplacedError(message)
@@ -257,11 +228,9 @@ class Planner:
 
     def cut(self, manifest: Manifest, first: Boundary) -> Cut:
         """Cut at the planned place; the same fragments go, in whatever snapshots they are by now."""
-        cut = cut_below(manifest, first.position.offset, self._snapshots.load)
+        cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
         if cut.first.seq_no != first.seq_no:
-            message = (
-                f"log {self._manifests.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
-            )
+            message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
             raise OutdatedPlanError(message)
         return cut
 
@@ -269,7 +238,7 @@ class Planner:
         for name, offset in self._offsets().items():
             if offset < first.position.offset:
                 message = (
-                    f"log {self._manifests.url}: planned to begin at offset {first.position.offset},"
+                    f"log {self._stores.url}: planned to begin at offset {first.position.offset},"
                     f" found cursor {name} at {offset}"
                 )
                 raise OutdatedPlanError(message)
@@ -281,7 +250,7 @@ class Planner:
             return "there is no cursor any more"
         if any(offset > manifest.next.position.offset for offset in cursors.values()):
             # Moved on since that manifest was read, onto what was appended meanwhile.
-            manifest = self._manifests.load().manifest
+            manifest = self._stores.manifests.load().manifest
         candidates = self._candidates(manifest, policy, cursors)
         below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
         return f"kept below offset {first.position.offset}: {below}" if below else None

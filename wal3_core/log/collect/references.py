@@ -6,17 +6,23 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, MissingError
+from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no
 from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.storage.retry import attempts, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.garbage import Garbage
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.model.snapshot import Pointer, Snapshot
+
+# How long the process that wrote a cursor too late has to correct it.
+_DANGLING_S = 2.0
 
 
 def every_path(pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]) -> Iterator[str]:
@@ -115,3 +121,42 @@ class Leaving:
 def hold_any(every: Iterable[References], path: str) -> bool:
     """Tell whether an object is referred to from anywhere."""
     return any(references.hold(path) for references in every)
+
+
+def read_references(stores: LogStores) -> list[References]:
+    """Read what the manifest and the pins refer to; CollectionRefusedError when a cursor or pin is bad."""
+    manifest = stores.manifests.load().manifest
+    try:
+        _refuse_dangling(stores, manifest)
+        pinned = _pinned(stores)
+    except CorruptError as error:
+        message = f"log {stores.url}: nothing is deleted while a cursor or pin can not be read: {error}"
+        raise CollectionRefusedError(message) from error
+    return [References([manifest.pointers], stores.snapshots.load), *pinned]
+
+
+def _pinned(stores: LogStores) -> list[References]:
+    pins = stores.pins.list().values()
+    complete = [pin.manifest.pointers for pin in pins if pin.complete]
+    # Its maker died, or has not looked at the manifest yet: it may have come too late for some of what it names.
+    unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
+    return [
+        References(complete, stores.snapshots.load),
+        References(unfinished, stores.snapshots.load, partly_deleted=True),
+    ]
+
+
+def _refuse_dangling(stores: LogStores, manifest: Manifest) -> None:
+    """Refuse while a cursor is below the log's first offset: its creation was not finished, or something is wrong."""
+    first = manifest.first.position.offset
+    below: dict[str, int] = {}
+    # One that comes too late is corrected at once by the process that wrote it.
+    for _ in attempts(within(stores.retry, _DANGLING_S), stores.runtime):
+        below = {name: offset for name, offset in stores.cursors.offsets().items() if offset < first}
+        if not below:
+            return
+    message = (
+        f"log {stores.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
+        f" delete or move them"
+    )
+    raise CollectionRefusedError(message)

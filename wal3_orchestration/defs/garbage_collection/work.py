@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
-from wal3_core.log.collect.collector import Collector, Overtaken, Pruned
+from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import Deletion, Orphans, delete_objects
@@ -79,13 +80,13 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
     collector = Collector(store, log, options=options)
     resumed = collector.resume_unmarked()
-    outcome: Pruned | Overtaken | None = None
+    outcome: Marked | Overtaken | None = None
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
     if isinstance(outcome, Overtaken):
         # A cursor came to lie below, which the next plan knows of.
         resumed = collector.resume_unmarked()
-    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Pruned) else set())
+    paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Marked) else set())
     deleter = Deleter(store, log, options=options)
     return {
         **_pruned_numbers(outcome),
@@ -94,14 +95,14 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
     }
 
 
-def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Pruned | Overtaken | None) -> float:
+def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Marked | Overtaken | None) -> float:
     """Tell when the last of what is pruned may be deleted; what was pruned just now is the last."""
     newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
-    path = outcome.path if isinstance(outcome, Pruned) else None if newest is None else newest.path
+    path = outcome.path if isinstance(outcome, Marked) else None if newest is None else newest.path
     return 0.0 if path is None else deleter.wait_s(path)
 
 
-def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Pruned | Overtaken | None:
+def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked | Overtaken | None:
     """Announce and prune; None when the log was pruned that far, and deleted, before."""
     try:
         collector.verify(plan)
@@ -117,13 +118,13 @@ def _begins_there(store: ObjectStore, plan: Plan) -> bool:
     return LogReader.open(store, plan.log).manifest().first.seq_no >= plan.first.seq_no
 
 
-def _pruned_numbers(outcome: Pruned | Overtaken | None) -> dict[str, Value]:
+def _pruned_numbers(outcome: Marked | Overtaken | None) -> dict[str, Value]:
     match outcome:
         case None:
             return {"outcome": "nothing to prune", "records": 0, "bytes": 0, "fragments": 0}
         case Overtaken(cause):
             return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
-        case Pruned(path, garbage):
+        case Marked(path, garbage):
             return {
                 "outcome": "pruned",
                 "garbage": path,
@@ -220,6 +221,6 @@ def mark_orphans(store: ObjectStore, orphans: Orphans, options: CollectorOptions
             )
         except LogError as error:
             return Found(log=log, refusal=Refusal.of(error))
-        path = marked.path if isinstance(marked, Pruned) else ""
+        path = marked.path if isinstance(marked, Marked) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
     return Found(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})
