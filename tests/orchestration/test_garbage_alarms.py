@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
+from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect_survey import CursorAge, Standing, Survey, survey_log
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.partitions import run_request
 from wal3_orchestration.resources import CollectionResource

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
-from wal3_core.storage import file_lock, local, local_roots
+from wal3_core.storage.backends import file_lock, local, local_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,6 +15,7 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
+from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, Part
 from wal3_core.log.collect.pruner import Marked
@@ -23,7 +24,6 @@ from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fr
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.collect_survey import Survey, survey_log
 from wal3_core.spark.collect_task import to_text
 from wal3_core.storage.object_store import Done
 

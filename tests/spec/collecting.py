@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
 from wal3_core.log.collect.collection import CollectionReport, collect
@@ -27,7 +28,6 @@ from wal3_core.storage.object_store import Done, FolderStore, log_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
 
@@ -47,10 +47,6 @@ QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9, retry=QUICK)
 DAY_S = 24 * 60 * 60.0
 LATER = replace(NOW, interval_s=DAY_S)
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 @dataclass
@@ -173,10 +169,6 @@ def abandon_cursor(store: ObjectStore, name: str, offset: int) -> None:
     with contextlib.suppress(Crashed):
         place(faulty, offset, name)
     assert written
-
-
-def manifest_of(store: ObjectStore, *, log: str = LOG) -> Manifest:
-    return LogReader.open(store, log).manifest()
 
 
 def offsets(store: ObjectStore, *, log: str = LOG) -> list[int]:

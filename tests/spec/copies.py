@@ -13,7 +13,6 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions, WriterOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
 FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
@@ -37,10 +36,6 @@ def grow(store: ObjectStore, log: str) -> int:
             if {snapshot.depth for snapshot in reader.manifest().snapshots} == {1, 2}:
                 return number
     pytest.fail("a thousand fragments made no tree of both depths")
-
-
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
 
 
 def records(store: ObjectStore, log: str) -> list[Record]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore
 from wal3_core import (
     LogWriter,
@@ -22,7 +23,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
 
-from .copies import FEW, NOW, manifest_of
+from .copies import FEW, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 def fill(store: ObjectStore, log: str, count: int) -> None:

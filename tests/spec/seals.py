@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.spec.logs import manifest_of
 from wal3_core import (
     Limits,
-    LogReader,
     LogWriter,
     records_across,
 )
@@ -14,7 +14,6 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.storage.object_store import ObjectStore
 
@@ -23,10 +22,6 @@ def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:
     with LogWriter.open_or_initialize(store, log) as writer:
         for body in bodies:
             writer.append(body)
-
-
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
 
 
 def bodies(store: ObjectStore, log: str, start: ReadStart = None, limits: Limits | None = None) -> list[bytes | None]:

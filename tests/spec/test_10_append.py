@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     ClosedError,
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-
-def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, log).records()]
 
 
 class GatedStore(FaultyStore):

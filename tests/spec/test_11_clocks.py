@@ -28,7 +28,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.options import CLOCK_AHEAD_S_MAX, CollectorOptions, RetryOptions
-from wal3_core.runtime import ThreadRuntime
+from wal3_core.runtime import US_PER_S, ThreadRuntime
 
 from .collecting import ClockStore
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"
-US_PER_S = 1_000_000
+
 CENTURY_S = 100 * 365 * 86_400
 BOUND_US = int(CLOCK_AHEAD_S_MAX * US_PER_S)
 # As far as options let a clock be believed.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.model.paths import MANIFEST, SNAPSHOT_FOLDER
@@ -20,7 +21,6 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -37,10 +37,6 @@ def append_once(store: ObjectStore, options: WriterOptions | None = None) -> Non
     """Do what a cron job does."""
     with LogWriter.open_or_initialize(store, "a", options=options) as writer:
         writer.append(b"x")
-
-
-def manifest_of(store: ObjectStore) -> Manifest:
-    return LogReader.open(store, "a").manifest()
 
 
 def snapshots(store: ObjectStore) -> set[str]:

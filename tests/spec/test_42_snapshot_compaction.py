@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
@@ -58,10 +59,6 @@ def write(store: ObjectStore) -> None:
         snapshot = trees.write(build_snapshot(roll, manifest, trees.load), RetryOptions())
         manifest = manifest.apply_snapshot(snapshot, roll.replaced)
     assert isinstance(manifests.install(manifest, base), Installed)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 def written(count: int = COUNT) -> list[bytes]:

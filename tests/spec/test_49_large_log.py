@@ -10,6 +10,7 @@ import pytest
 
 from tests.built_logs import Builder
 from tests.large_logs import Grower, reachable, stored
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
 from wal3_core.log.collect.collection import CollectionReport, collect
@@ -21,7 +22,6 @@ from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, Sna
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -29,10 +29,6 @@ TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per
 # What a writer leaves that never came to roll.
 FLAT = SnapshotOptions(fragments_per_snapshot=100_000)
 NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9)
-
-
-def manifest_of(store: ObjectStore) -> Manifest:
-    return LogReader.open(store, "a").manifest()
 
 
 def advance(store: ObjectStore, offset: int) -> None:

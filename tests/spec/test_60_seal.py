@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed
 from tests.stores import LOG_ID, FaultyStore
 from wal3_core import (
     CorruptError,
@@ -37,10 +38,6 @@ from .seals import bodies, collect, fill, manifest_of
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 # ---------------------------------------------------------------------- seal

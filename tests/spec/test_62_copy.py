@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, data, fill, fragments, grow, manifest_of, paths, records
+from tests.spec.copies import collect, data, fill, fragments, grow, paths, records
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     CopyReport,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, data, fill, grow, manifest_of, records
+from tests.spec.copies import collect, data, fill, grow, records
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     CursorStore,
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.storage.object_store import ObjectStore
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 # ---------------------------------------------------------------------- cut short

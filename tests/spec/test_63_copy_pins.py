@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, fill, manifest_of, records
+from tests.spec.copies import collect, fill, records
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     CorruptError,
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 WAIT_S = 30
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 def crash() -> None:

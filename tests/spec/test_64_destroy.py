@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
     CorruptError,
@@ -48,10 +49,6 @@ FEW = WriterOptions(
     retry=RetryOptions(attempts_max=2, pause_s_min=0.001),
 )
 NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 def fill(store: ObjectStore, log: str, count: int) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     AtTime,
@@ -23,7 +24,7 @@ from wal3_core import (
 )
 from wal3_core.log.collect.deleter import Deleter
 
-from .copies import NOW, manifest_of, records
+from .copies import NOW, records
 from .pins import QUICK, assert_whole, collect, collect_orphans, fill, grow, prune, roll_up
 
 if TYPE_CHECKING:

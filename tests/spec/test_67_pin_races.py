@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore
 from wal3_core import (
     InvalidRequestError,
@@ -18,8 +19,8 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 
-from .copies import NOW, manifest_of
-from .pins import Crashed, announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
+from .copies import NOW
+from .pins import announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore

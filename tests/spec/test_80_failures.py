@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import Fault, FaultyStore, life_store
 from wal3_core import (
     ContentionError,
@@ -30,7 +31,6 @@ from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
@@ -40,10 +40,6 @@ OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
 def faulty(memory_store: MemoryStore) -> FaultyStore:
     LogWriter.initialize(memory_store, "a")
     return FaultyStore(memory_store)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict", "unavailable"])

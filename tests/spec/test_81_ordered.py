@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ContentionError,
     HaltedError,
     InvalidRequestError,
-    LogReader,
     LogWriter,
     NotDurableError,
     OverloadedError,
@@ -42,10 +42,6 @@ def faulty(memory_store: MemoryStore) -> FaultyStore:
 
 def ordered(store: ObjectStore, options: WriterOptions = OPTIONS) -> LogWriter:
     return LogWriter.open(store, "a", options=options, ordered=True)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 def told(writer: LogWriter, count: int) -> list[type[BaseException]]:

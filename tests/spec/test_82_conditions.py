@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ConditionNotMetError,
@@ -32,10 +33,6 @@ OPTIONS = WriterOptions(retry=QUICK, delivery_timeout_s=0.05, batch_age_s_max=0.
 def faulty(memory_store: MemoryStore) -> FaultyStore:
     LogWriter.initialize(memory_store, "a")
     return FaultyStore(memory_store)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 def test_append_lands_where_it_is_expected_or_not_at_all(store: ObjectStore) -> None:

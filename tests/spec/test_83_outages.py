@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     CursorStore,
@@ -45,10 +46,6 @@ T = TypeVar("T")
 def faulty(memory_store: MemoryStore) -> FaultyStore:
     LogWriter.initialize(memory_store, "a")
     return FaultyStore(memory_store)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 def go_away(faulty: FaultyStore, seconds: float = 3600.0) -> None:

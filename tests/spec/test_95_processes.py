@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ClosedError,
@@ -38,15 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 # Snapshots from the first records on.
 ROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
-
-
-def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, log).records()]
 
 
 def in_child(action: Callable[[], object]) -> str:

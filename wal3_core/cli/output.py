@@ -16,12 +16,13 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from wal3_core.runtime import US_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # Nobody's terminal: tables that go into a pipe are as wide as they need to be.
 _PIPE_WIDTH = 10_000
-_US_PER_S = 1_000_000
 
 
 def console() -> Console:
@@ -64,7 +65,7 @@ def size(num_bytes: int) -> str:
 def time(timestamp_us: int) -> str:
     """Show a time in UTC, to the microsecond; a time beyond the calendar as its number."""
     try:
-        moment = datetime.fromtimestamp(timestamp_us // _US_PER_S, UTC).replace(microsecond=timestamp_us % _US_PER_S)
+        moment = datetime.fromtimestamp(timestamp_us // US_PER_S, UTC).replace(microsecond=timestamp_us % US_PER_S)
     except (ValueError, OverflowError, OSError):
         return str(timestamp_us)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

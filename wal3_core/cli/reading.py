@@ -17,6 +17,7 @@ from wal3_core.log.read.pinned import pinned_records
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.position import AtTime
 from wal3_core.options import Limits
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
 
-_US_PER_S = 1_000_000
 _PROGRESS_EVERY = 1000
 # A compacted log has gaps, so that reading back for N records may have to reach further than N offsets.
 _REACH_GROWTH = 4
@@ -45,7 +45,7 @@ class Time(click.ParamType[int]):
         except ValueError:
             self.fail(f"expected ISO 8601 or microseconds since the epoch, found {value!r}", param, ctx)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.replace(microsecond=0).timestamp()) * _US_PER_S + moment.microsecond
+        return round(moment.replace(microsecond=0).timestamp()) * US_PER_S + moment.microsecond
 
 
 @click.command()

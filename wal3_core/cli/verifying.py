@@ -15,6 +15,7 @@ from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.options import Limits
+from wal3_core.runtime import US_PER_S
 from wal3_core.storage.doctor import examine
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
-_US_PER_S = 1_000_000
 _US_PER_MS = 1000
 
 
@@ -167,7 +167,7 @@ def _show_examination(report: DoctorReport) -> None:
     output.print(table(("", "promise", "found"), rows))
     times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
     output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
-    output.print(f"store's clock {report.clock_difference_us / _US_PER_S:+.1f} s from ours")
+    output.print(f"store's clock {report.clock_difference_us / US_PER_S:+.1f} s from ours")
     output.print("logs can live here" if report.suitable else "NO log can live here")
     for advice in report.advice:
         output.print(f"advice: {advice}")

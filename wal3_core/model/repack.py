@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
-from wal3_core.model.tree import US_PER_S, factor, waiting
+from wal3_core.model.tree import factor, waiting
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotOptions
-
-US_PER_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

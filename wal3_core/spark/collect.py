@@ -18,13 +18,14 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
+from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
+from wal3_core.fleet.survey import Survey
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.orphans import oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.collect_survey import Refusal, Survey
 from wal3_core.spark.collect_task import (
     RESULTS,
     DeleteWork,
@@ -39,7 +40,7 @@ from wal3_core.spark.collect_task import (
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost, count_tasks, group
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
+from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient
 
@@ -58,24 +59,6 @@ _SURVEY_REQUESTS = 10
 _FOLDER_REQUESTS = 8
 _TASK_BYTES = 256 * 2**20
 _LOGS_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphans:
-    """A log's oldest objects that nothing refers to, or why they could not be told."""
-
-    log: str
-    objects: tuple[ObjectMeta, ...] = ()
-    refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
-    """What became of one garbage document of a log, or why nothing was deleted for it."""
-
-    log: str
-    deleted: DeletionReport
-    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,7 @@ def _survey(log: str, found: _Found) -> Survey:
 
 def list_orphans(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
-) -> list[Orphans]:
+) -> list[LogOrphans]:
     """List what nothing refers to in many logs, each folder of fragments a part of the job; one result a log."""
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
@@ -147,14 +130,14 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
         return [SNAPSHOT_FOLDER]
 
 
-def _orphans(log: str, found: _Found, options: CollectorOptions) -> Orphans:
+def _orphans(log: str, found: _Found, options: CollectorOptions) -> LogOrphans:
     objects = oldest(map(object_from_text, found.results), options.orphans_max)
-    return Orphans(log=log, objects=tuple(objects), refusal=found.refusal)
+    return LogOrphans(log=log, objects=tuple(objects), refusal=found.refusal)
 
 
 def delete_objects(
     spark: SparkSession, store_url: str, documents: Sequence[tuple[str, str]], options: CollectorOptions | None = None
-) -> list[Deletion]:
+) -> list[LogDeletion]:
     """Delete what garbage documents (log, path) name, those that are due, in one job; one result a document.
 
     A snapshot goes after what it holds, whoever deletes that: until then it says what is left.
@@ -162,7 +145,7 @@ def delete_objects(
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
     due: dict[tuple[str, str], Garbage] = {}
-    done: dict[tuple[str, str], Deletion] = {}
+    done: dict[tuple[str, str], LogDeletion] = {}
     named: dict[str, dict[str, None]] = {}
     for log, path in documents:
         named.setdefault(log, {})[path] = None
@@ -172,7 +155,7 @@ def delete_objects(
         strict=True,
     ):
         for path, found in looked.items():
-            if isinstance(found, Deletion):
+            if isinstance(found, LogDeletion):
                 done[log, path] = found
             else:
                 due[log, path] = found
@@ -182,28 +165,30 @@ def delete_objects(
 
 def _look(
     store: ObjectStore, options: CollectorOptions, documents: tuple[str, Iterable[str]]
-) -> dict[str, Garbage | Deletion]:
+) -> dict[str, Garbage | LogDeletion]:
     """Load those of a log's documents that are due; the store's time is asked for once."""
     log, paths = documents
     deleter = Deleter(store, log, options=options)
     try:
         now_us = deleter.store_now_us()
     except LogError as error:
-        return {path: Deletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error)) for path in paths}
+        return {
+            path: LogDeletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error)) for path in paths
+        }
     return {path: _due(deleter, path, now_us) for path in paths}
 
 
-def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | Deletion:
+def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | LogDeletion:
     try:
         found = deleter.due(path, now_us=now_us)
     except LogError as error:
-        return Deletion(log=deleter.log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
-    return Deletion(log=deleter.log, deleted=found) if isinstance(found, DeletionReport) else found
+        return LogDeletion(log=deleter.log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
+    return LogDeletion(log=deleter.log, deleted=found) if isinstance(found, DeletionReport) else found
 
 
 def _delete(
     spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
-) -> dict[tuple[str, str], Deletion]:
+) -> dict[tuple[str, str], LogDeletion]:
     items = [
         _Item(log, text, _delete_cost(pointer))
         for (log, path), garbage in due.items()
@@ -221,18 +206,18 @@ def _delete_cost(pointer: Pointer | None) -> int:
     return cost(0, requests=count)
 
 
-def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> Deletion:
+def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> LogDeletion:
     log, path = document
     parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
     refusal = found.refusal
     if refusal is None:
         try:
-            return Deletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
+            return LogDeletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
         except LogError as error:
             refusal = Refusal.of(error)
     # Some task of this log did nothing, or the document could not be removed: it says what is left.
     partly = DeletionReport(path=path, num_deleted=sum(part.num_deleted for part in parts))
-    return Deletion(log=log, deleted=partly, refusal=refusal)
+    return LogDeletion(log=log, deleted=partly, refusal=refusal)
 
 
 def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:

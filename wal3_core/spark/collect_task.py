@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from wal3_core.errors import LogError
+from wal3_core.fleet.outcomes import Refusal
+from wal3_core.fleet.survey import survey_log
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.spark.collect_survey import Refusal, survey_log
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
 

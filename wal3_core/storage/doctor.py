@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,
     Etag,
@@ -44,7 +44,6 @@ _RACE_S_MAX = 20.0
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
 _CLOCK_DIFFERENCE_US_NOTED = 5_000_000
-_US_PER_S = 1_000_000
 # Makes a version of the same form that no object has.
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 _LISTED = ("list/a-1", "list/a.1", "list/a/1", "list/a0", "list/b")
@@ -326,7 +325,7 @@ class _Examination:
         meta = self._store.head("clock")
         difference_us = 0 if meta is None else meta.last_modified_us - (before_us + after_us) // 2
         if abs(difference_us) > _CLOCK_DIFFERENCE_US_NOTED:
-            seconds = difference_us / _US_PER_S
+            seconds = difference_us / US_PER_S
             self._advice.append(f"set the clocks: the store's is {seconds:+.0f} s from ours; nothing is lost by it")
         return difference_us
 
@@ -338,7 +337,7 @@ class _Examination:
 
 
 def _median_us(times_s: list[float]) -> int:
-    return round(median(times_s) * _US_PER_S)
+    return round(median(times_s) * US_PER_S)
 
 
 def _told(outcome: PutOutcome) -> str:

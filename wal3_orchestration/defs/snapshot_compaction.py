@@ -23,10 +23,10 @@ from dagster import (
 )
 
 from wal3_core.errors import LogError
+from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
-from wal3_core.spark.collect_survey import Refusal
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, outcomes
 from wal3_orchestration.defs.manifests import manifest

@@ -18,6 +18,7 @@ import obstore
 from obstore import exceptions
 
 from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
+from wal3_core.runtime import US_PER_S
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Client
 
-_US_PER_S = 1_000_000
 _LIST_CHUNK = 1000
 
 NEVER_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=20)}
@@ -213,7 +213,7 @@ class RemoteStore:
     def _meta(self, found: StoredMeta) -> ObjectMeta:
         modified: datetime = found["last_modified"]
         path = found["path"].removeprefix(self._folder)
-        return ObjectMeta(path, found["size"], int(modified.timestamp() * _US_PER_S))
+        return ObjectMeta(path, found["size"], int(modified.timestamp() * US_PER_S))
 
     def _etag(self, e_tag: str | None, version: str | None) -> Etag:
         if e_tag is not None and self._unquoted_etags:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.spark.collect_survey import Survey
+    from wal3_core.fleet.survey import Survey
     from wal3_orchestration.resources import CollectionResource
 
 

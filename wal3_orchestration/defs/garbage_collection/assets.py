@@ -32,11 +32,11 @@ from dagster import (
 )
 from dagster_pyspark import LazyPySparkResource
 
+from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
-from wal3_core.spark.collect_survey import Survey, survey_log
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.orphans import condemned_orphans
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, fail_for, outcomes, prune_log

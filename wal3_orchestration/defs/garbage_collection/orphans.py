@@ -1,4 +1,4 @@
-"""Orphans: objects that nothing refers to are listed, and condemned to be deleted an interval later."""
+"""LogOrphans: objects that nothing refers to are listed, and condemned to be deleted an interval later."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,8 @@ from dagster import (
 )
 from dagster_pyspark import LazyPySparkResource
 
-from wal3_core.spark.collect import Orphans, list_orphans
+from wal3_core.fleet.outcomes import LogOrphans
+from wal3_core.spark.collect import list_orphans
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
 from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, mark_orphans, orphans_of, outcomes
 from wal3_orchestration.defs.manifests import manifest
@@ -68,7 +69,7 @@ def condemned_orphans(
 
 def _orphans(
     logs: Sequence[str], store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
-) -> list[Orphans]:
+) -> list[LogOrphans]:
     options = collection.options()
     if len(logs) < collection.spark_logs_min:
         opened = store.open()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
+from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
-from wal3_core.spark.collect import Deletion, Orphans, delete_objects
-from wal3_core.spark.collect_survey import Refusal
+from wal3_core.spark.collect import delete_objects
 from wal3_orchestration.failures import raise_together
 from wal3_orchestration.outcomes import Outcome
 
@@ -151,7 +151,7 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
         due = tuple(each for each in looked if not isinstance(each, DeletionReport))
         if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
             return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
-        done = [Deletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
+        done = [LogDeletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
         return Due(log=log, garbage=due, waiting=waiting, found=_deleted(log, due, waiting, done))
     except LogError as error:
         return Due(log=log, found=Found(log=log, refusal=Refusal.of(error)))
@@ -170,7 +170,7 @@ def delete_logs(
 
 
 def _deleted(
-    log: str, due: Sequence[DueDocument], waiting: Sequence[DeletionReport], done: Sequence[Deletion]
+    log: str, due: Sequence[DueDocument], waiting: Sequence[DeletionReport], done: Sequence[LogDeletion]
 ) -> Found:
     refusal = next((each.refusal for each in done if each.refusal is not None), None)
     problems = [problem for each in done for problem in each.deleted.problems]
@@ -198,18 +198,18 @@ def _deleted(
     )
 
 
-def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> Orphans:
+def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOrphans:
     """List a log's orphans without Spark."""
     deleter = Deleter(store, log, options=options)
     try:
         pending = deleter.load(deleter.documents())
         objects = deleter.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)
     except LogError as error:
-        return Orphans(log=log, refusal=Refusal.of(error))
-    return Orphans(log=log, objects=tuple(objects))
+        return LogOrphans(log=log, refusal=Refusal.of(error))
+    return LogOrphans(log=log, objects=tuple(objects))
 
 
-def mark_orphans(store: ObjectStore, orphans: Orphans, options: CollectorOptions) -> Found:
+def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> Found:
     """Write down a log's orphans, so that nothing ever refers to them and they may be deleted."""
     log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
     if orphans.refusal is not None:

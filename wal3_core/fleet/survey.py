@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, UnavailableError
+from wal3_core.errors import CollectionRefusedError, LogError
+from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.planner import Plan
@@ -26,36 +27,6 @@ if TYPE_CHECKING:
 
 _BYTES_MAX = 2**20
 _LISTED_MAX = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a log can not be collected: the class of what is wrong, and the message."""
-
-    kind: str
-    message: str
-
-    @property
-    def transient(self) -> bool:
-        """Whether another try may do."""
-        return self.kind == UnavailableError.__name__
-
-    @classmethod
-    def of(cls, error: LogError) -> Refusal:
-        """Note what was raised; what was refused since something is damaged counts as damage."""
-        cause = error.__cause__ if isinstance(error.__cause__, CorruptError) else error
-        return cls(kind=type(cause).__name__, message=str(error))
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"kind": self.kind, "message": self.message}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Refusal:
-        """Read from a JSON object."""
-        refusal = cls(kind=fields.string("kind"), message=fields.string("message"))
-        fields.finish()
-        return refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
