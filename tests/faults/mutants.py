@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations import Mutation
 
-PIPELINE = "wal3_core.log.write.pipeline:Pipeline."
+LOOP = "wal3_core.log.write.write_loop:WriteLoop."
 TAIL = "wal3_core.log.write.tail:Tail."
 OUTCOMES = "wal3_core.log.write.outcomes:Outcomes."
 HALT = "wal3_core.log.write.halt:Halt."
@@ -46,7 +46,7 @@ RARE = {
 MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
-        PIPELINE + "_commit",
+        LOOP + "_commit",
         "refused or self._committer.commit(base, ready[0].term, pointers, until_s)",
         "refused or Committed(base)",
     ),
@@ -160,8 +160,8 @@ MUTANTS = (
     ),
     Mutation(
         "fragments are committed out of order",
-        PIPELINE + "_commit",
-        "list(takewhile(lambda flight: flight.pointer is not None, self._flights))",
+        LOOP + "_commit",
+        "list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))",
         "[flight for flight in self._flights if flight.pointer is not None]",
     ),
     Mutation(
@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     Mutation(
         "a timer that went off is believed to be set",
-        PIPELINE + "_on_timer",
+        LOOP + "_on_timer",
         "            self._timer = None\n",
         "",
     ),
@@ -427,7 +427,7 @@ MUTANTS = (
     ),
     Mutation(
         "a writer recovers onto another log",
-        PIPELINE + "_recover",
+        LOOP + "_recover",
         "until_answered(self._manifests.load,",
         "until_answered(type(self._manifests)(self._manifests._store, self._runtime).load,",
     ),

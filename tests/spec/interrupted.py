@@ -153,7 +153,7 @@ def survives(kind: str, number: int) -> bool:
             store.hold()
             settled.append(writer.submit(b"interrupted"))
             # Only then is the flush the one to wake a worker.
-            while writer._pipeline._woken:
+            while writer._pipeline._loop._woken:
                 time.sleep(0.0001)
         interrupted = Interrupter(number).interrupts(calls[kind])
         for future in settled:
