@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core.runtime import _TOPICS_KEPT_MAX, WORKERS_MAX, ThreadRuntime
+from wal3_core.runtime.threads import _TOPICS_KEPT_MAX, WORKERS_MAX, ThreadRuntime
 from wal3_core.workers import COMMON, Caps, Share, TaskQueue
 
 if TYPE_CHECKING:

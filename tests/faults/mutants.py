@@ -457,7 +457,7 @@ MUTANTS = (
     ),
     Mutation(
         "fragments are read in the order they arrive",
-        "wal3_core.runtime:map_ahead",
+        "wal3_core.runtime.ahead:map_ahead",
         "            yield runtime.wait(waiting.popleft())\n    while",
         "            yield runtime.wait(waiting.pop())\n    while",
     ),

@@ -1,0 +1,95 @@
+"""A future that an interrupt of a waiting thread leaves whole."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+from collections import deque
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+T = TypeVar("T")
+
+# States of a Future.
+_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})
+
+
+class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
+    """What a Future has a Condition for, but that nobody waits under it: it is entered and left in one step."""
+
+    def __init__(self) -> None:
+        self.waiters: deque[_thread.LockType] = deque()
+
+    def notify_all(self) -> None:
+        """Wake everyone who waits."""
+        while self.waiters:
+            self.waiters.popleft().release()
+
+
+# The callbacks of what this thread gives its outcome, while they are not to be called there and then.
+_HELD: ContextVar[list[Callable[[], None]] | None] = ContextVar("wal3-held-callbacks", default=None)
+
+
+@contextlib.contextmanager
+def callbacks_held(held: list[Callable[[], None]]) -> Iterator[None]:
+    """Put the callbacks of the outcomes that are set within here instead of calling them."""
+    before = _HELD.set(held)
+    try:
+        yield
+    finally:
+        _HELD.reset(before)
+
+
+class Outcome(Future[T]):
+    """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs.
+
+    Who waits holds no lock meanwhile, so a signal's handler that comes then may wait for the same, or for others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition: _Gate = _Gate()  # type: ignore[assignment]
+        self._state: str
+
+    def done(self) -> bool:
+        """Whether it has its outcome, which it is given in one step."""
+        return self._state in _ENDED
+
+    def result(self, timeout: float | None = None) -> T:
+        """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def _invoke_callbacks(self) -> None:
+        held, call = _HELD.get(), super()._invoke_callbacks  # type: ignore[misc]  # the standard library's own
+        if held is None:
+            call()
+        elif self._done_callbacks:  # type: ignore[attr-defined]
+            held.append(call)
+
+    def _await(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        waiters = self._condition.waiters
+        waiters.append(waiter)
+        try:
+            # Looked at behind the append: it was set before, or whoever sets it finds the waiter.
+            if not self.done():
+                waiter.acquire(True, -1 if timeout is None else max(timeout, 0))  # noqa: FBT003 - takes no keywords
+        finally:
+            with contextlib.suppress(ValueError):
+                waiters.remove(waiter)
+        if not self.done():
+            raise TimeoutError
