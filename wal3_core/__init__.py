@@ -41,7 +41,7 @@ from wal3_core.log.write.bootstrap import BootstrapReport, Origin, bootstrap
 from wal3_core.log.write.halt import ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.manifest import Seal
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.pin import Pin
 from wal3_core.model.policy import Policy
 from wal3_core.model.position import AtTime, LogPosition

@@ -185,9 +185,17 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
         Mutation("document's size", f"{MODEL}.strict_json:_check_size", "len(data) > bytes_max", "False"),
         document_beyond_its_size,
     ),
-    (Mutation("balance", f"{MODEL}.manifest:Manifest.check", "balance != self.setsum", "False"), unbalanced_manifest),
     (
-        Mutation("counts", f"{MODEL}.manifest:Manifest.check", "held != (self.num_bytes, self.num_records)", "False"),
+        Mutation("balance", f"{MODEL}.manifest_checks:check_manifest", "balance != manifest.setsum", "False"),
+        unbalanced_manifest,
+    ),
+    (
+        Mutation(
+            "counts",
+            f"{MODEL}.manifest_checks:check_manifest",
+            "held != (manifest.num_bytes, manifest.num_records)",
+            "False",
+        ),
         miscounted_manifest,
     ),
     (
@@ -265,7 +273,7 @@ def test_two_checks_keep_the_table_of_epochs_short() -> None:
     """The rule on the count of the list, and the manifest's own."""
     counted = Mutation("list", f"{MODEL}.strict_json:Fields.objects", "len(value) > count_max", "False")
     epochs = Mutation(
-        "epochs", f"{MODEL}.manifest:Manifest._check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
+        "epochs", f"{MODEL}.manifest_checks:_check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
     )
 
     for each in (counted, epochs):

@@ -14,7 +14,8 @@ from tests.model.conftest import TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Boundary, Durability, Epoch, Manifest, Seal
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums

@@ -15,7 +15,8 @@ from tests.spark.logs import collect, fill, merge, pointers
 from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.read.reader import FragmentMissingError
-from wal3_core.model.manifest import Boundary, Manifest
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource

@@ -67,15 +67,15 @@ if TYPE_CHECKING:
 LOG = "a"
 # The library makes these and hands them out, or opens them by class methods: nobody else makes one.
 MADE_INSIDE = {
-    "Bootstrapped",
-    "Collection",
-    "Copied",
+    "BootstrapReport",
+    "CollectionReport",
+    "CopyReport",
     "DestroyPlan",
     "LogReader",
     "LogWriter",
     "Pin",
     "Record",
-    "Resumed",
+    "ResumeReport",
     "ScrubReport",
     "Seal",
     "WriterStats",

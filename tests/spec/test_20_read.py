@@ -28,7 +28,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model import parquet
-from wal3_core.model.manifest import Boundary
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions

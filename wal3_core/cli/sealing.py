@@ -18,7 +18,7 @@ from wal3_core.log.read.reader import LogReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wal3_core.model.manifest import Seal
+    from wal3_core.model.manifest_parts import Seal
     from wal3_core.storage.object_store import ObjectStore
 
 _reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever meets the seal.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Boundary, Manifest
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id, check_object_path, check_token, garbage_path
 from wal3_core.model.snapshot import (
     Pointer,
@@ -28,6 +28,7 @@ from wal3_core.options import POINTERS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.strict_json import Fields, JsonObject
 

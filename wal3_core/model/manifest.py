@@ -7,21 +7,20 @@ Keeps INV-1 to INV-7 of docs/protocol.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
+from wal3_core.errors import InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import MANIFEST, LogId, check_garbage_path, check_log_id, check_token
+from wal3_core.model.manifest_checks import EPOCHS_MAX, check_manifest
+from wal3_core.model.manifest_parts import Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import (
     Pointer,
     SnapshotPointer,
     check_format_version,
-    check_run,
     describe,
     sum_setsums,
 )
@@ -33,116 +32,7 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 2
-EPOCHS_MAX = 16
 BYTES_MAX = 64 * 2**20
-# The seal's reason of a log that is about to go with all its objects.
-BEING_DESTROYED = "being destroyed"
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """A boundary between fragments: the seq_no and the position that follow it."""
-
-    seq_no: FragmentSeqNo
-    position: LogPosition
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"seq_no": self.seq_no, "position": self.position.to_json()}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Boundary:
-        """Read from a JSON object."""
-        place = cls(FragmentSeqNo(fields.integer("seq_no")), LogPosition.from_json(fields.object("position")))
-        fields.finish()
-        return place
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One writer's reign: it wrote the fragments from ``first_seq_no`` to the next epoch's."""
-
-    epoch: int
-    token: str
-    first_seq_no: FragmentSeqNo
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"epoch": self.epoch, "writer": self.token, "first_seq_no": self.first_seq_no}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Epoch:
-        """Read from a JSON object."""
-        token = check_token(fields.string("writer"), fields.what)
-        epoch = cls(fields.integer("epoch"), token, FragmentSeqNo(fields.integer("first_seq_no")))
-        fields.finish()
-        return epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
-    """Why, when and by whom the log was closed for good, and the log that goes on from it."""
-
-    reason: str
-    sealed_by: str
-    timestamp_us: int
-    successor: str | None = None
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        successor: JsonObject = {} if self.successor is None else {"successor": self.successor}
-        return {
-            "reason": self.reason,
-            "sealed_by": self.sealed_by,
-            "timestamp_us": self.timestamp_us,
-            **successor,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Seal:
-        """Read from a JSON object."""
-        seal = cls(
-            reason=fields.string("reason"),
-            sealed_by=fields.string("sealed_by"),
-            timestamp_us=fields.integer("timestamp_us"),
-            successor=fields.string("successor") if fields.has("successor") else None,
-        )
-        fields.finish()
-        return seal
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """A collection under way: where it writes down what goes, and what the log will begin with.
-
-    It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
-    everybody: whoever finds a place below ``first`` here came too late to keep it. ``generation`` is
-    the manifest's that announced it: one that was withdrawn and announced again is another.
-    """
-
-    garbage: str
-    first: Boundary
-    generation: int
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Announcement:
-        """Read from a JSON object."""
-        garbage, first = check_garbage_path(fields.string("garbage")), Boundary.from_json(fields.object("first"))
-        announcement = cls(garbage, first, fields.integer("generation"))
-        fields.finish()
-        return announcement
-
-
-class Durability(StrEnum):
-    """What became of a fragment that was sent for commit."""
-
-    DURABLE = "durable"
-    NOT_DURABLE = "not durable"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,12 +176,12 @@ class Manifest:
 
     def withdraw_announcement(self, announcement: Announcement) -> Manifest:
         """Take back an announced collection; InvalidRequestError when another is announced, or none."""
-        self._check_intent(announcement)
+        self._check_announced(announcement)
         return replace(self, announced=None)
 
     def apply_garbage(self, announcement: Announcement, kept: Sequence[Pointer]) -> Manifest:
         """Drop all but ``kept``, the announced collection's end; its intent goes with what it took."""
-        self._check_intent(announcement)
+        self._check_announced(announcement)
         first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else self.next
         if first.seq_no != announcement.first.seq_no:
             message = f"{MANIFEST}: expected to begin at fragment {announcement.first.seq_no}, found {first.seq_no}"
@@ -299,7 +189,7 @@ class Manifest:
         pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
         return replace(self, first=first, pruned=pruned, announced=None).holding(kept)
 
-    def _check_intent(self, announcement: Announcement) -> None:
+    def _check_announced(self, announcement: Announcement) -> None:
         if self.announced != announcement:
             found = None if self.announced is None else self.announced.garbage
             message = f"{MANIFEST}: expected collection {announcement.garbage} to be announced, found {found}"
@@ -326,40 +216,7 @@ class Manifest:
 
     def check(self) -> None:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
-        pointers = self.pointers
-        check_run(pointers)
-        self._check_ends(pointers)
-        self._check_epochs()
-        balance = sum_setsums(pointers) + self.pruned
-        if balance != self.setsum:
-            message = f"{MANIFEST}: expected setsum {self.setsum}, found {balance} in its pointers and pruned"
-            raise CorruptError(message)
-        held = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
-        if held != (self.num_bytes, self.num_records):
-            message = f"{MANIFEST}: expected {self.num_bytes} bytes, {self.num_records} records, found {held}"
-            raise CorruptError(message)
-
-    def _check_ends(self, pointers: Sequence[Pointer]) -> None:
-        if not pointers:
-            first, limit = self.next, self.next
-        else:
-            first = Boundary(pointers[0].first_seq_no, pointers[0].start)
-            limit = Boundary(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
-        for name, expected, found in (("first", first, self.first), ("next", limit, self.next)):
-            # An empty log that was never written to may start with the time of its first fragment.
-            if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
-                message = (
-                    f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"
-                    f" found fragment {found.seq_no} at {found.position}"
-                )
-                raise CorruptError(message)
-
-    def _check_epochs(self) -> None:
-        numbers = [(entry.epoch, entry.first_seq_no) for entry in self.epochs]
-        rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(numbers))
-        if not rising or len(numbers) > EPOCHS_MAX or any(first >= self.next.seq_no for _, first in numbers):
-            message = f"{MANIFEST}: expected epochs rising below fragment {self.next.seq_no}, found {numbers}"
-            raise CorruptError(message)
+        check_manifest(self)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""

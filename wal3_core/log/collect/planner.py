@@ -14,7 +14,7 @@ from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedEr
 from wal3_core.log.collect.references import every_path
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.model.garbage import Cut, cut_below
-from wal3_core.model.manifest import Boundary, Manifest
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.snapshot import count_fragments, sum_setsums
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.policy import Policy
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from wal3_core.log.collect.planner import Plan, Planner
     from wal3_core.log.log_stores import LogStores
-    from wal3_core.model.manifest import Announcement, Boundary, Manifest
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest_parts import Announcement, Boundary
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.documents.manifest_store import Installed
 

@@ -17,7 +17,8 @@ from wal3_core.arguments import checked, flag, function, optional
 from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
 from wal3_core.log.contents import Kind, own_objects, strangers
 from wal3_core.log.maintain.remains import delete_remains, unknown_objects
-from wal3_core.model.manifest import BEING_DESTROYED, Manifest, Seal
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
 from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, RetryOptions

@@ -16,7 +16,8 @@ from wal3_core.arguments import checked, optional, text
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, SealedError, UnavailableError
 from wal3_core.log.read.succession import goes_on_from
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model.manifest import Manifest, Seal
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions

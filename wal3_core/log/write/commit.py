@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
-from wal3_core.model.manifest import Durability
+from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.object_store import Refused, Unknown
 from wal3_core.storage.retry import attempts, within
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.model.manifest import Epoch, Manifest
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest_parts import Epoch
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import InstallOutcome, ManifestStore

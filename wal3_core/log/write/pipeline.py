@@ -14,7 +14,7 @@ from wal3_core.storage.retry import for_store
 
 if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
-    from wal3_core.model.manifest import Durability
+    from wal3_core.model.manifest_parts import Durability
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore

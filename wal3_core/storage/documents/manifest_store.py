@@ -32,7 +32,7 @@ from wal3_core.storage.retry import reread_if_damaged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Announcement
+    from wal3_core.model.manifest_parts import Announcement
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 

@@ -1,0 +1,122 @@
+"""What a manifest is made of beside its pointers: boundaries, epochs, the seal, the announcement of a collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.model.paths import check_garbage_path, check_token
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+
+if TYPE_CHECKING:
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+# The seal's reason of a log that is about to go with all its objects.
+BEING_DESTROYED = "being destroyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A boundary between fragments: the seq_no and the position that follow it."""
+
+    seq_no: FragmentSeqNo
+    position: LogPosition
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"seq_no": self.seq_no, "position": self.position.to_json()}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Boundary:
+        """Read from a JSON object."""
+        place = cls(FragmentSeqNo(fields.integer("seq_no")), LogPosition.from_json(fields.object("position")))
+        fields.finish()
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One writer's reign: it wrote the fragments from ``first_seq_no`` to the next epoch's."""
+
+    epoch: int
+    token: str
+    first_seq_no: FragmentSeqNo
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"epoch": self.epoch, "writer": self.token, "first_seq_no": self.first_seq_no}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Epoch:
+        """Read from a JSON object."""
+        token = check_token(fields.string("writer"), fields.what)
+        epoch = cls(fields.integer("epoch"), token, FragmentSeqNo(fields.integer("first_seq_no")))
+        fields.finish()
+        return epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Why, when and by whom the log was closed for good, and the log that goes on from it."""
+
+    reason: str
+    sealed_by: str
+    timestamp_us: int
+    successor: str | None = None
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        successor: JsonObject = {} if self.successor is None else {"successor": self.successor}
+        return {
+            "reason": self.reason,
+            "sealed_by": self.sealed_by,
+            "timestamp_us": self.timestamp_us,
+            **successor,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Seal:
+        """Read from a JSON object."""
+        seal = cls(
+            reason=fields.string("reason"),
+            sealed_by=fields.string("sealed_by"),
+            timestamp_us=fields.integer("timestamp_us"),
+            successor=fields.string("successor") if fields.has("successor") else None,
+        )
+        fields.finish()
+        return seal
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A collection under way: where it writes down what goes, and what the log will begin with.
+
+    It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
+    everybody: whoever finds a place below ``first`` here came too late to keep it. ``generation`` is
+    the manifest's that announced it: one that was withdrawn and announced again is another.
+    """
+
+    garbage: str
+    first: Boundary
+    generation: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Announcement:
+        """Read from a JSON object."""
+        garbage, first = check_garbage_path(fields.string("garbage")), Boundary.from_json(fields.object("first"))
+        announcement = cls(garbage, first, fields.integer("generation"))
+        fields.finish()
+        return announcement
+
+
+class Durability(StrEnum):
+    """What became of a fragment that was sent for commit."""
+
+    DURABLE = "durable"
+    NOT_DURABLE = "not durable"
+    UNKNOWN = "unknown"
