@@ -92,13 +92,20 @@ class CursorHistory:
         # Of a log that is gone, what somebody creates may be deleted, and then arrive a second time.
         came_back = len(set(pairwise(self.landed))) < self.now and None not in self.landed[1:]
         assert not came_back, f"a version came back: {self.landed}"
-        steps = {(_told(before), after) for before, after in pairwise(self.landed) if isinstance(after, Cursor)}
+        steps = {(_told(before), after) for before, after in pairwise(self._living()) if isinstance(after, Cursor)}
         allowed = set[tuple[Cursor | None, Cursor | None]]()
         for move in self.moves:
             allowed.update(pairwise(move.chain()))
             self._check_answer(move, steps)
         assert steps <= allowed, f"moved from another version than the mover saw: {steps - allowed}"
         self._check_deletions()
+
+    def _living(self) -> list[Version]:
+        """Return the versions up to where the object went: with its log alone, and what arrives behind is nobody's.
+
+        A create of whoever copied the log, for one, that was sent twice.
+        """
+        return [self.landed[0], *takewhile(lambda version: version is not None, self.landed[1:])]
 
     def _check_deletions(self) -> None:
         """Each took one version, which was there before it ended: none that was created behind it."""
@@ -109,8 +116,7 @@ class CursorHistory:
                 during = self.landed[deletion.since : deletion.until + 1]
                 assert None in map(_told, during), f"told to be deleted, and never was: {deletion}"
         taken = list[int]()
-        # Objects go with their log alone; what arrives behind that is nobody's.
-        for number, version in enumerate(takewhile(lambda version: version is not None, self.landed[1:]), 1):
+        for number, version in enumerate(self._living()[1:], 1):
             if isinstance(version, Tombstone):
                 by = ended.get(version)
                 assert by is not None, f"deleted by nobody: {version}"

@@ -124,3 +124,10 @@ def test_delete_takes_one_version_and_none_that_came_behind_it() -> None:
         twice = Tombstone(generation=4, log_id=LOG_ID, writer="hand 4")
         both = deletion(GONE, twice, until=4)
         check([ONE, GONE, THREE, twice], move(None, ONE), both, move(None, THREE, since=2, until=3))
+
+
+def test_create_that_arrives_behind_the_end_of_its_log_is_nobody_s() -> None:
+    check([ONE, TWO, None, ONE], move(None, ONE), move(ONE, TWO, since=1, until=2))
+
+    with pytest.raises(AssertionError, match="another version"):
+        check([ONE, TWO, THREE, None], move(None, ONE), move(ONE, TWO, since=1, until=2))
