@@ -46,7 +46,7 @@ T = TypeVar("T")
 OPTIONS = CollectorOptions(interval_s=0.1, fraction_max=1, deletes_per_s=1e9)
 # A writer that comes to roll nothing.
 NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
-PHASES = ("plan", "verify", "announce", "prune", "delete", "orphans", "condemn")
+PHASES = ("plan", "verify", "announce", "prune", "delete", "orphans", "mark")
 APPEND_PAUSE_S = 0.01
 MEMORY_FOLDER = Path("/dev/shm")
 console = Console(width=180)
@@ -87,7 +87,7 @@ class Collecting:
         """Take what nothing refers to; False when there was none."""
         orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
         if orphans:
-            marked = self._timed("condemn", lambda: self._collector.mark_orphans(orphans, "benchmark"))
+            marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
             assert isinstance(marked, Marked)
             self._delete(marked)
         return bool(orphans)

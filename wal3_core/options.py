@@ -31,10 +31,10 @@ _BYTES_MAX = 2**63 - 1
 # How far a log's time may lie beyond the store's clock: more than honest clocks and slow uploads differ, and more than
 # the second that stores tell times by; and little beside any retention.
 CLOCK_AHEAD_S_MAX = 60.0
-# How long a store that does not answer is asked again, where neither options nor the store's URL say.
 # How often maintenance tries a change of the manifest that others are quicker with. A writer that is never idle gives
 # way every ten seconds, so this is longer than several of its turns.
 REBASES_MAX = 4096
+# How long requests to a store that does not answer are retried, where neither options nor the URL say.
 TIMEOUT_S = 120.0
 # What one document can list and still be read back.
 POINTERS_MAX = 100_000
@@ -287,7 +287,7 @@ class CollectorOptions:
     have ended. A plan that would take more than ``fraction_max`` of the log's bytes is refused.
     ``without_cursors`` allows a log that has no cursor to be collected up to an offset that is
     given; without it, and without a policy that says so, such a log is refused. At most
-    ``orphans_max`` orphans are condemned at a time; with 0 they are not looked for. Deletes are sent
+    ``orphans_max`` orphans are marked at a time; with 0 they are not looked for. Deletes are sent
     ``deletes_ahead`` at a time, ``deletes_per_s`` a second. A plan that a cursor came in between of is
     made again up to ``rounds_max`` times; a change of the manifest is tried ``rebases_max`` times.
     """

@@ -6,7 +6,7 @@ from wal3_orchestration.defs import snapshot_compaction as snapshots
 from wal3_orchestration.defs.acceptance import accept_store_job
 from wal3_orchestration.defs.discovery import discovery
 from wal3_orchestration.defs.garbage_collection import assets as garbage
-from wal3_orchestration.defs.garbage_collection.orphans import condemned_orphans, orphans_job, weekly_orphans
+from wal3_orchestration.defs.garbage_collection.orphans import marked_orphans, orphans_job, weekly_orphans
 from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.defs.manifests import manifest, manifest_job
 from wal3_orchestration.defs.verification import nightly_verification, verification, verification_job
@@ -19,7 +19,7 @@ def defs() -> Definitions:
     return Definitions(
         assets=[
             *(manifest, verification, snapshots.compacted_snapshots),
-            *(garbage.garbage_plan, garbage.pruned_manifest, condemned_orphans, garbage.deleted_garbage),
+            *(garbage.garbage_plan, garbage.pruned_manifest, marked_orphans, garbage.deleted_garbage),
         ],
         jobs=[
             *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),

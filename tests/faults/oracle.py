@@ -124,7 +124,7 @@ class Oracle:
             self.seen["announced" if before.announced is None else "overtaken"] += 1
         if after.announced is None and before.announced is not None:
             self.seen["withdrawn" if after.first == before.first else "pruned"] += 1
-        self.seen["condemned"] += after.fence > before.fence
+        self.seen["orphans marked"] += after.fence > before.fence
         self.seen["log sealed"] += after.seal != before.seal
 
     def _note_records(self, held: Sequence[FragmentPointer]) -> None:

@@ -184,7 +184,7 @@ def resume_while_a_commit_is_under_way() -> None:
 
 
 def _delete_orphans(store: MemoryStore, folder: str) -> None:
-    """Condemn all below a folder that nothing refers to, and delete it."""
+    """Mark all orphans below a folder, and delete them."""
     deleter = Deleter(store, "a", options=CollectorOptions(interval_s=0, orphans_max=100))
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found

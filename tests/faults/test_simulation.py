@@ -27,7 +27,7 @@ HAPPENED = {
     "overtaken",
     "pruned",
     "collection waited",
-    "condemned",
+    "orphans marked",
     "objects deleted",
     "pinned",
     "a pin held what was collected",

@@ -114,7 +114,7 @@ def test_document_that_is_forgotten_meanwhile_does_not_end_the_wait() -> None:
     assert deleted.num_deleted == 0
 
 
-def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -> None:
+def test_object_that_came_to_be_held_before_the_fence_moved_is_not_marked() -> None:
     """A collector that slept after it listed what nothing referred to; once let go, the object is to wait as any."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)

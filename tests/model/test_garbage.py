@@ -140,7 +140,7 @@ def test_fragment_that_stands_for_several_goes_whole_or_stays_whole() -> None:
 
 
 def test_what_is_made_carries_the_manifest_s_fence() -> None:
-    """So that an upload condemned before is never taken for it."""
+    """So that an upload marked for deletion before is never taken for it."""
     tree = deep_tree()
     before = cut(tree, 10)
 

@@ -136,7 +136,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
 
 
 def test_snapshot_made_behind_another_fence_has_another_name(held: Manifest) -> None:
-    """INV-7: an upload condemned behind the fence is never taken for a later one's own."""
+    """INV-7: an upload marked for deletion behind the fence is never taken for a later one's own."""
     before, after = Snapshot(held.fragments, 0, LOG_ID), Snapshot(held.fragments, 1, LOG_ID)
 
     assert before.pointer_to(before.to_bytes()).path != after.pointer_to(after.to_bytes()).path

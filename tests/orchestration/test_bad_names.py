@@ -36,7 +36,7 @@ AT_ONCE = CollectorOptions(interval_s=0)
 STEPS = {
     "manifest_job": "manifest",
     "collection_job": "pruned_manifest",
-    "orphans_job": "condemned_orphans",
+    "orphans_job": "marked_orphans",
     "deletion_job": "deleted_garbage",
     "snapshot_compaction_job": "compacted_snapshots",
 }

@@ -91,7 +91,7 @@ def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_b
     assert {"src", "slatedb", "root", "github"} <= logs
     assert "from-an-earlier-run" not in logs
     with DagsterInstance.from_config(str(places.home)) as instance:
-        whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "condemned_orphans", "verification")
+        whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "marked_orphans", "verification")
         for asset in whole:
             assert instance.get_materialized_partitions(AssetKey(asset)) == logs, asset
         packed = instance.get_materialized_partitions(AssetKey("compacted_snapshots"))
@@ -101,7 +101,7 @@ def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_b
         # A look at every part, and at what the collection changed.
         assert jobs.pop("manifest_job") > PARTS
         assert jobs.pop("snapshot_compaction_job") == len(packed)
-        # What is pruned is deleted at one time, what is condemned at another.
+        # What is pruned is deleted at one time, what is marked at another.
         assert jobs.pop("deletion_job") == 2
         assert jobs == dict.fromkeys(("collection_job", "orphans_job", "verification_job"), 1)
     store = open_store(places.store.as_uri())

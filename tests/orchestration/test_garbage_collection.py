@@ -322,7 +322,7 @@ def test_what_a_pin_holds_is_counted_and_stays(
     assert fragments(fleet, "alpha") == 6
 
 
-def test_orphans_are_condemned_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
+def test_orphans_are_marked_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
     orphan = fragment_path(FragmentSeqNo(7), "00000000deadbeef")
     assert isinstance(life_store(fleet, "alpha").create(orphan, b"never committed"), Done)
 
@@ -331,12 +331,12 @@ def test_orphans_are_condemned_and_then_deleted(known: list[str], fleet: ObjectS
 
     assert listed.success
     assert failed_checks(listed) == {}
-    assert {log: each["orphans"] for log, each in recorded(listed, "condemned_orphans").items()} == {
+    assert {log: each["orphans"] for log, each in recorded(listed, "marked_orphans").items()} == {
         "alpha": 1,
         "beta/one": 0,
         "gamma": 0,
     }
-    assert recorded(listed, "condemned_orphans")["alpha"]["bytes"] == 15
+    assert recorded(listed, "marked_orphans")["alpha"]["bytes"] == 15
     assert recorded(deleted, "deleted_garbage")["alpha"]["orphans"] == 1
     assert [fragments(fleet, log) for log in known] == [2, 2, 2]
 

@@ -270,7 +270,7 @@ def test_orphans_of_many_logs_are_what_the_deleter_lists_folder_by_folder(
     assert [meta.path for meta in few[0].objects] == paths["a"][:2]
 
 
-def test_condemned_orphans_are_deleted_by_a_job_but_one_that_came_to_be_referred_to_stays(
+def test_marked_orphans_are_deleted_by_a_job_but_one_that_came_to_be_referred_to_stays(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=3)

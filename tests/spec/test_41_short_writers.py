@@ -194,7 +194,7 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
         base = manifests.load()
         outcome = manifests.install(replace(base.manifest, fence=base.manifest.fence + 1), base)
         assert isinstance(outcome, Installed)
-        # What was condemned may go at any time from here on.
+        # What was marked can be deleted at any time from here on.
         for path in marked:
             life_store(store, "a").delete(path)
 

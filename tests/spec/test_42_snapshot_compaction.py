@@ -234,7 +234,7 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
     def mark_orphans() -> None:
         marked.update(stored_snapshots(store) - before)
         move_fence(store)
-        # What was condemned may go at any time from here on.
+        # What was marked can be deleted at any time from here on.
         for path in marked:
             life_store(store, "a").delete(path)
 

@@ -188,10 +188,10 @@ def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStor
     assert life_store(clock, "a").read("log/readme.txt") == b"not ours"
 
 
-# ---------------------------------------------------------------------- condemned
+# ---------------------------------------------------------------------- marked
 
 
-def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore) -> None:
+def test_marking_orphans_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
@@ -212,7 +212,7 @@ def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore)
     assert held(clock) == reachable(clock)
 
 
-def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
+def test_marking_orphans_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
     clock = clocked(store)
     path = mark_orphans(clock, abandon(clock))
     fence = manifest_of(clock).fence
@@ -223,14 +223,14 @@ def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -
     assert manifest_of(clock).fence == fence
 
 
-def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
+def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock)
     requests = count_requests(clock, lambda: mark_orphans(clock, left))
     fence = manifest_of(clock).fence
     assert requests >= 5
 
-    # The first two ask which log it is, and write down what is condemned: dead before, it has condemned nothing.
+    # The first two ask which log it is, and write down what is marked: dead before, it has marked nothing.
     for number in range(3, requests + 1):
         Later(clock, number, crash)
         with pytest.raises(Crashed):
@@ -247,7 +247,7 @@ def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStor
     assert documents(clock) == []
 
 
-def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: ObjectStore) -> None:
+def test_two_that_mark_the_same_delete_it_once_and_leave_nothing(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
@@ -261,7 +261,7 @@ def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: Objec
 
 
 def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_for(store: ObjectStore) -> None:
-    """A commit that came in between found and condemned."""
+    """A commit that came in between found and marked."""
     clock = clocked(store)
     found: list[str] = []
 
@@ -301,7 +301,7 @@ def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[],
 
 @pytest.mark.parametrize(("kind", "path_part"), [("create", "/log/"), ("replace", "MANIFEST")])
 def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore, kind: str, path_part: str) -> None:
-    """Between upload and commit, or before the upload: what it uploaded was condemned and deleted meanwhile."""
+    """Between upload and commit, or before the upload: what it uploaded was marked and deleted meanwhile."""
     clock = clocked(store)
     before = held(clock)
 
@@ -334,7 +334,7 @@ def test_writer_that_slept_before_each_of_many_commits_gets_all_of_them_in(store
     assert scrub(clock, LOG).sound
 
 
-def test_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+def test_snapshot_that_was_marked_is_never_linked(store: ObjectStore) -> None:
     """The same records under a later fence make a snapshot of another name."""
     clock = ClockStore(store)
     append(clock, 20)
@@ -354,7 +354,7 @@ def test_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None
     assert offsets(clock) == list(range(1, 21))
 
 
-def test_writer_s_own_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+def test_writer_s_own_snapshot_that_was_marked_is_never_linked(store: ObjectStore) -> None:
     clock = ClockStore(store)
     append(clock, 6)
     place(clock, 1)
@@ -369,7 +369,7 @@ def test_writer_s_own_snapshot_that_was_condemned_is_never_linked(store: ObjectS
 
 
 def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: ObjectStore) -> None:
-    """It died between writing what stays and pruning; what it wrote was condemned, and another prunes the same."""
+    """It died between writing what stays and pruning; what it wrote was marked, and another prunes the same."""
     clock = clocked(store, cursor=12)
     sleeps(clock, "replace", "MANIFEST", lambda: None)
     collector = Collector(clock, LOG, options=LATER)
@@ -405,7 +405,7 @@ def test_orphans_of_a_sealed_log_go_too(store: ObjectStore) -> None:
     assert offsets(clock) == list(range(1, 21))
 
 
-def test_one_collection_condemns_and_a_later_one_deletes(store: ObjectStore) -> None:
+def test_one_collection_marks_and_a_later_one_deletes(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 3)
 

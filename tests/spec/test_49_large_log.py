@@ -99,7 +99,7 @@ def test_log_collected_to_its_end_at_once_holds_nothing_and_goes_on(memory_store
     check_exact(memory_store, 601)
 
 
-def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(memory_store: MemoryStore) -> None:
+def test_more_orphans_than_are_marked_at_a_time_go_with_the_next_collections(memory_store: MemoryStore) -> None:
     # Rolled into snapshots of fragments alone, which leaves no orphan of its own.
     Grower(memory_store, tree=replace(TREE, snapshots_per_roll=1000)).grow(250)
     advance(memory_store, FIRST_OFFSET)

@@ -134,7 +134,7 @@ class Snapshot:
     """A run of pointers of one kind: fragments (depth 1), or snapshots all of the depth below its own.
 
     ``fence`` is the manifest's when the upload began. It makes the name another one once the fence
-    has moved, so that an upload condemned behind it is never taken for a later one's own; so does
+    has moved, so that an upload marked for deletion behind it is never taken for a later one's own; so does
     ``log_id``, the log's, with every life.
     """
 

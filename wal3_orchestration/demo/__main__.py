@@ -175,7 +175,7 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         collected = workflows.collect()
         console.print("Snapshot compaction: trees that are lopsided are packed anew, in a run each")
         packed = workflows.compact()
-        console.print("Orphans: what nothing refers to any more, as packing left it, is condemned, and later deleted")
+        console.print("Orphans: objects that packing left unreferenced are marked, and deleted later")
         orphans = workflows.sweep()
         workflows.discover()
         console.print("Verification: every log is read back whole, in one run on Spark")

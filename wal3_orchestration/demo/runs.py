@@ -100,7 +100,7 @@ class Workflows:
         }
 
     def sweep(self) -> int:
-        """Condemn what nothing refers to, and delete it once the interval is over; return how many objects went."""
+        """Mark orphans, and delete them once the interval is over; return how many objects were deleted."""
         # Only what is older than the interval is looked at.
         shared_runtime().sleep(self._interval_s)
         self._run("orphans_job", self._every_log(), _COLLECTION)

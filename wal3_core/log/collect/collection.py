@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionReport:
-    """What a collection did: what it pruned, how many orphans it condemned, and what was deleted or waits."""
+    """What a collection did: what it pruned, how many orphans it marked, and what was deleted or waits."""
 
     plan: Plan
     num_orphans: int

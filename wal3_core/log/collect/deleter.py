@@ -1,8 +1,7 @@
-"""Deletes what collections left behind, and finds what nobody ever came to refer to.
+"""Deletes what collections left behind.
 
-Nothing is deleted but an interval after it was pruned or condemned, by the store's own clock, and
-nothing that the newest manifest or a pin refers to. Keeps INV-15 and INV-16. Source:
-docs/protocol.md, "Collection".
+Nothing is deleted until one interval after it was marked, by the store's clock, and nothing that the newest
+manifest or a pin refers to. Keeps INV-15 and INV-16. Source: docs/protocol.md, "Collection".
 """
 
 from __future__ import annotations

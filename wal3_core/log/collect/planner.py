@@ -1,7 +1,7 @@
 """Says what a collection of one log would take, and why: reads alone, and changes nothing.
 
 A plan is a proposal. Whoever carries it out reads the cursors once more behind the announcement
-(log/collector.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+(log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
 """
 
 from __future__ import annotations

@@ -101,19 +101,19 @@ class Leaving:
     def __init__(self, pending: Iterable[Garbage], load: Callable[[SnapshotPointer], Snapshot]) -> None:
         self._pending = iter(pending)
         self._load = load
-        self._condemned: set[str] = set()
+        self._named: set[str] = set()
         self._references: list[References] = []
 
     def hold(self, path: str) -> bool:
         """Tell whether a document names the object, or leads to it."""
-        if path in self._condemned or hold_any(self._references, path):
+        if path in self._named or hold_any(self._references, path):
             return True
         for garbage in self._pending:
-            self._condemned.update(garbage.orphans)
+            self._named.update(garbage.orphans)
             # What was replaced may lie one in another, and is no run.
             runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
             self._references.append(References(runs, self._load, partly_deleted=True))
-            if path in self._condemned or self._references[-1].hold(path):
+            if path in self._named or self._references[-1].hold(path):
                 return True
         return False
 

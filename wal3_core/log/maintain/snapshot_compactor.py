@@ -128,7 +128,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Overtaken:
-    """The manifest is another one: what a step was to replace is gone, or what it uploaded is condemned."""
+    """The manifest is another one: what a step was to replace is gone, or what it uploaded may be deleted."""
 
     base: Installed
 

@@ -73,7 +73,7 @@ class LogClock:
         except UnavailableError as error:
             return Failed(f"no telling the store's time: {error}", error)
         if found is None:
-            # Condemned while the writer slept.
+            # Marked for deletion while the writer slept.
             return Displaced(base, f"{last.path} is gone", contended=False)
         store_us = found.last_modified_us
         # Our clock as of now, not of when the fragment was sealed: the upload's time is no part of how far it is ahead.

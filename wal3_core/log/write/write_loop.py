@@ -15,7 +15,7 @@ Where an append is, and what moves it on:
 | committing | flights | queued, or contended | ``Displaced``: another writer took its place |
 | committing | flights | sealed | ``SealedOut`` |
 | committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
-| committing | flights | unknown | ``Lost``: a CAS has no answer |
+| committing | flights | unknown | ``Undetermined``: a CAS has no answer |
 
 One lock guards the state. Only workers take steps (``_steps``): after an upload or a commit, on a batch's timer, or
 when a caller wakes one. A caller may be interrupted anywhere, so it only appends to the inbox and wakes a worker.

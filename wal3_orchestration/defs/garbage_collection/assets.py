@@ -38,7 +38,7 @@ from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
-from wal3_orchestration.defs.garbage_collection.orphans import condemned_orphans
+from wal3_orchestration.defs.garbage_collection.orphans import marked_orphans
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, fail_for, outcomes, prune_log
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
@@ -186,7 +186,7 @@ def _plan(context: AssetExecutionContext, log: str) -> Plan | None:
 
 
 @asset(
-    deps=[pruned_manifest, condemned_orphans],
+    deps=[pruned_manifest, marked_orphans],
     partitions_def=LOGS,
     group_name=GROUP,
     backfill_policy=BackfillPolicy.single_run(),

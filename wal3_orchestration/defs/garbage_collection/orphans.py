@@ -1,4 +1,4 @@
-"""LogOrphans: objects that nothing refers to are listed, and condemned to be deleted an interval later."""
+"""Orphans: objects that nothing refers to are listed, and marked to be deleted an interval later."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +34,7 @@ from wal3_orchestration.resources import CollectionResource, StoreResource, spar
 
 FEW = AssetCheckSpec(
     "few_orphans",
-    asset="condemned_orphans",
+    asset="marked_orphans",
     partitions_def=LOGS,
     description="Few uploads are left that were never committed, and not ever more of them.",
 )
@@ -50,7 +50,7 @@ FEW = AssetCheckSpec(
     output_required=False,
     kinds={"wal3", "pyspark"},
 )
-def condemned_orphans(
+def marked_orphans(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
     """List what nothing refers to and is older than the interval, and write it down: deleted_garbage deletes it."""
@@ -90,7 +90,7 @@ def _verdict(found: Found, before: Sequence[int], limits: CollectionResource) ->
 
 
 orphans_job = define_asset_job(
-    "orphans_job", selection=[condemned_orphans], description="Lists logs whole, and condemns what nothing refers to."
+    "orphans_job", selection=[marked_orphans], description="Lists whole logs and marks orphans for deletion."
 )
 
 
