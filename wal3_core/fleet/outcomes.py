@@ -1,4 +1,4 @@
-"""What became of one log in an operation over many of them."""
+"""The result for one log of an operation over many."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a log can not be collected: the class of what is wrong, and the message."""
+    """Why a log cannot be collected: the error's class and its message."""
 
     kind: str
     message: str
 
     @property
     def transient(self) -> bool:
-        """Whether another try may do."""
+        """Whether a retry may succeed."""
         return self.kind == UnavailableError.__name__
 
     @classmethod
     def of(cls, error: LogError) -> Refusal:
-        """Note what was raised; what was refused since something is damaged counts as damage."""
+        """Record an error; a refusal that damage caused counts as damage."""
         cause = error.__cause__ if isinstance(error.__cause__, CorruptError) else error
         return cls(kind=type(cause).__name__, message=str(error))
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"kind": self.kind, "message": self.message}
 
     @classmethod
@@ -45,7 +45,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOrphans:
-    """A log's oldest objects that nothing refers to, or why they could not be told."""
+    """A log's oldest orphans, or why they could not be listed."""
 
     log: str
     objects: tuple[ObjectMeta, ...] = ()
@@ -54,7 +54,7 @@ class LogOrphans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDeletion:
-    """What became of one garbage document of a log, or why nothing was deleted for it."""
+    """The result for one garbage document of a log, and why it was not finished, if it was refused."""
 
     log: str
     deleted: DeletionReport

@@ -1,6 +1,6 @@
-"""What a collection would find in one log: the plan or why there is none, and what tells that something is stuck.
+"""What a collection would find in one log: the plan or why there is none, and signs that something is stuck.
 
-Reads only: many may look at once, and repeat each other.
+A survey only reads: several may run at once, and be repeated.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class CursorAge:
 
     @classmethod
     def of(cls, name: str, cursor: Cursor, manifest: Manifest, now_us: int) -> CursorAge:
-        """Look at a cursor in its log."""
+        """Measure a cursor in its log."""
         grew = manifest.next.position.timestamp_us > cursor.epoch_us
         lag = manifest.next.position.offset - cursor.position.offset
         idle_us = max(0, now_us - cursor.epoch_us) if grew and lag > 0 else 0
         return cls(name=name, lag=max(0, lag), idle_s=idle_us // US_PER_S)
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"name": self.name, "lag": self.lag, "idle_s": self.idle_s}
 
     @classmethod
@@ -59,14 +59,14 @@ class CursorAge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A garbage document that is still there, for how many seconds, and whether the manifest still announces it."""
+    """A garbage document that still exists, its age, and whether the manifest still announces it."""
 
     path: str
     age_s: int
     announced: bool = False
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"path": self.path, "age_s": self.age_s, "announced": int(self.announced)}
 
     @classmethod
@@ -83,8 +83,8 @@ class Standing:
 class Survey:
     """One log as a collection would find it.
 
-    ``refusal`` says why nothing may be collected; the ``plan`` is then what would have been, if that
-    is known. ``documents`` are the garbage documents that are there.
+    ``refusal`` says why nothing can be collected; ``plan`` is then the refused plan, if there is one.
+    ``documents`` are the log's garbage documents.
     """
 
     log: str
@@ -100,18 +100,18 @@ class Survey:
 
     @property
     def unclaimed(self) -> bool:
-        """Whether the log is refused since it has no cursor, which is nothing bad."""
+        """Whether the log is refused because it has no cursor, which is no fault."""
         refused = self.refusal is not None and self.refusal.kind == CollectionRefusedError.__name__
         return refused and self.plan is None and not self.cursors
 
     @property
     def due(self) -> bool:
-        """Whether a collection has something to do here, and may."""
+        """Whether a collection has something to do, and is not refused."""
         planned = self.plan is not None and not self.plan.empty
         return self.refusal is None and (planned or self.announced is not None)
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         plan: JsonObject = {} if self.plan is None else {"plan": self.plan.to_json()}
         refusal: JsonObject = {} if self.refusal is None else {"refusal": self.refusal.to_json()}
         return {
@@ -124,7 +124,7 @@ class Survey:
 
     @classmethod
     def from_text(cls, text: str) -> Survey:
-        """Read what ``to_json`` shows."""
+        """Read what ``to_json`` returns, as text."""
         fields = strict_json.load(text.encode(), what="survey", bytes_max=_BYTES_MAX)
         survey = cls(
             log=fields.string("log"),
@@ -138,7 +138,7 @@ class Survey:
 
 
 def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Survey:
-    """Plan a log's collection and verify the plan; nothing is changed, and no error is raised but is in the result."""
+    """Plan a log's collection and verify the plan. Changes nothing; an error of the log becomes the refusal."""
     survey, now_us = Survey(log=log), shared_runtime().now_us()
     collector = Collector(store, log, options=options)
     try:

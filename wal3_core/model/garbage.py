@@ -1,7 +1,7 @@
-"""Collection as values: the cut through a log's tree, and the document that names what it leaves behind.
+"""Garbage collection as values: the cut through a log's tree, and the garbage document.
 
-A cut takes the fragments that lie wholly below an offset. Snapshots wholly below go with all they
-hold; one that straddles is replaced by a new one of what stays (INV-13).
+A cut drops the fragments and snapshots that lie wholly below an offset. A snapshot that straddles the
+offset is replaced by a new one with the pointers that are kept (INV-13).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BYTES_MAX = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What a manifest keeps from ``first`` on, and what goes.
+    """A manifest's ``pointers`` from ``first`` on, and the pointers it drops.
 
-    ``dropped`` are pointers gone with all below them, in log order; ``replaced`` are snapshots of
-    which a part stays; ``written`` are the snapshots that hold those parts, deepest first.
+    ``dropped`` are pointers dropped with everything below them, in log order; ``replaced`` are snapshots
+    of which a part is kept; ``written`` are the new snapshots with those parts, deepest first.
     """
 
     first: Boundary
@@ -97,11 +97,11 @@ class _Cutter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """What a collection leaves to be deleted, why, and since when it may be.
+    """A garbage document: the objects that a collection leaves to be deleted, and why.
 
-    ``first`` is what the log keeps, None when only ``orphans`` (paths) go. ``pruned`` says that no
-    manifest refers to any of it any more; the object's age counts from then. ``log_id`` and ``writer`` are set when
-    it is written.
+    ``first`` is where the log begins afterwards, None for a document of ``orphans`` (paths) alone. ``pruned``
+    marks the objects for deletion: no manifest refers to them any more. The interval counts from the write that
+    sets it. ``log_id`` and ``writer`` are set when it is written.
     """
 
     generation: int
@@ -117,15 +117,15 @@ class Garbage:
 
     @property
     def path(self) -> str:
-        """Where a new document is put: named by what is dropped, and by the collection.
+        """Path of a new document, from the setsum of what is dropped and the collection's token.
 
-        One that is changed stays where it is, whatever is dropped by then.
+        A document that is changed keeps its path, even when ``dropped`` differs.
         """
         return garbage_path(self.setsum, self.token)
 
     @property
     def setsum(self) -> Setsum:
-        """What the dropped records sum to."""
+        """Setsum of the dropped records."""
         return sum_setsums(self.dropped)
 
     @property
@@ -144,7 +144,7 @@ class Garbage:
         return sum(pointer.num_bytes for pointer in self.dropped)
 
     def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON; CollectionRefusedError for more than could be read back."""
+        """Encode as checksummed JSON; CollectionRefusedError when it is larger than readers accept."""
         first: JsonObject = {} if self.first is None else {"first": self.first.to_json()}
         data = strict_json.dump_checksummed(
             {
@@ -194,7 +194,7 @@ class Garbage:
         return garbage
 
     def check(self, what: str) -> None:
-        """Refuse what could not have been dropped together."""
+        """Refuse pointers that one collection cannot have dropped."""
         check_run(self.dropped)
         limit = self.dropped[-1].last_seq_no + 1 if self.dropped else None
         if self.dropped and (self.first is None or self.first.seq_no != limit):

@@ -1,6 +1,6 @@
 """The manifest: the one document that says what a log holds, and its pure transitions.
 
-Every transition returns a new manifest that was checked; the storage layer swaps it in by CAS.
+Every transition returns a new manifest, checked when its pointers changed; the storage layer swaps it in by CAS.
 Keeps INV-1 to INV-7 of docs/protocol.md.
 """
 
@@ -37,12 +37,12 @@ BYTES_MAX = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a log holds: the pointers in order, oldest first, snapshots before fragments.
+    """What a log holds: the pointers, oldest first, snapshots before fragments.
 
-    ``log_id`` names this life of the log, ``follows`` the sealed one that it goes on from.
-    ``setsum`` covers every record ever appended, ``pruned`` those that are gone; ``first`` and
-    ``next`` bound what is held; ``num_bytes`` and ``num_records`` count it. ``fence`` grows when
-    unreferenced uploads are about to be deleted; ``generation`` grows with every write.
+    ``log_id`` identifies this life of the log, ``follows`` the sealed log that it succeeds.
+    ``setsum`` covers every record ever appended, ``pruned`` the pruned ones; ``first`` and
+    ``next`` bound the records held; ``num_bytes`` and ``num_records`` count them. ``fence`` grows before
+    unreferenced uploads are deleted; ``generation`` grows with every write.
     """
 
     log_id: LogId
@@ -85,7 +85,7 @@ class Manifest:
 
     @classmethod
     def successor(cls, sealed: Manifest, *, log_id: LogId, writer: str) -> Manifest:
-        """Return the manifest of the log that goes on from a sealed one: at its end, covering what it covered."""
+        """Return the manifest of a sealed log's successor: it begins at its end, with all of its setsum pruned."""
         return replace(
             cls.initial(log_id=log_id, writer=writer, timestamp_us=sealed.next.position.timestamp_us),
             follows=sealed.log_id,
@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def first_kept(self) -> Boundary:
-        """What is held and stays held: a cursor or pin below it came too late."""
+        """Where the records that stay begin: a cursor or pin below it comes too late."""
         return self.first if self.announced is None else self.announced.first
 
     @property
@@ -111,7 +111,7 @@ class Manifest:
         return self.epochs[-1].epoch if self.epochs else 0
 
     def durability(self, epoch: int, token: str, seq_no: FragmentSeqNo) -> Durability:
-        """Resolve what became of fragment ``seq_no`` of an epoch, from the fencing table alone."""
+        """Return whether fragment ``seq_no`` of an epoch is durable, from the table of epochs alone."""
         for index, entry in enumerate(self.epochs):
             if (entry.epoch, entry.token) == (epoch, token):
                 later = self.epochs[index + 1 : index + 2]
@@ -122,7 +122,7 @@ class Manifest:
         return Durability.NOT_DURABLE
 
     def apply_fragments(self, entry: Epoch, fragments: Sequence[FragmentPointer]) -> Manifest:
-        """Append fragments written in the epoch ``entry``, entering it into the table if it is new."""
+        """Append fragments written in the epoch ``entry``, adding it to the table if it is new."""
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
@@ -137,11 +137,11 @@ class Manifest:
         ).counted()
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
-        """Put one snapshot in the place of the run of pointers it holds; InvalidRequestError if the run is gone."""
+        """Replace a run of pointers by the snapshot that holds them; InvalidRequestError if the run is gone."""
         return self.apply_repack((snapshot,), replaced)
 
     def apply_repack(self, pointers: Sequence[Pointer], replaced: Sequence[Pointer]) -> Manifest:
-        """Put pointers in the place of a run that holds the same records; InvalidRequestError if the run is gone."""
+        """Replace a run of pointers by others of the same records; InvalidRequestError if the run is gone."""
         held = self.pointers
         at = held.index(replaced[0]) if replaced[0] in held else len(held)
         if held[at : at + len(replaced)] != tuple(replaced):
@@ -150,22 +150,22 @@ class Manifest:
         return self.holding((*held[:at], *pointers, *held[at + len(replaced) :]))
 
     def apply_seal(self, seal: Seal) -> Manifest:
-        """Close the log for good."""
+        """Seal the log."""
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
         return replace(self, seal=seal)
 
     def announce_destroy(self) -> Manifest:
-        """Announce that the log is about to go with all its objects: it is not pinned any more."""
+        """Announce that the log is about to be destroyed: no new pin is made."""
         return replace(self, destroying=True)
 
     def withdraw_destroy(self) -> Manifest:
-        """Take that back: the log stays. One that was sealed meanwhile stays sealed."""
+        """Withdraw that announcement. A log that was sealed meanwhile stays sealed."""
         return replace(self, destroying=False)
 
     def apply_announcement(self, garbage: str, first: Boundary) -> Manifest:
-        """Announce a collection; one announced before is withdrawn by that."""
+        """Announce a collection; this withdraws an earlier announcement."""
         if not self.first.seq_no < first.seq_no <= self.next.seq_no:
             message = (
                 f"{MANIFEST}: expected to collect up to a fragment from {self.first.seq_no + 1} to"
@@ -175,12 +175,12 @@ class Manifest:
         return replace(self, announced=Announcement(garbage, first, self.generation + 1))
 
     def withdraw_announcement(self, announcement: Announcement) -> Manifest:
-        """Take back an announced collection; InvalidRequestError when another is announced, or none."""
+        """Withdraw an announced collection; InvalidRequestError when another is announced, or none."""
         self._check_announced(announcement)
         return replace(self, announced=None)
 
     def apply_garbage(self, announcement: Announcement, kept: Sequence[Pointer]) -> Manifest:
-        """Drop all but ``kept``, the announced collection's end; its intent goes with what it took."""
+        """Prune: drop all pointers but ``kept`` and remove the announcement; InvalidRequestError for another cutoff."""
         self._check_announced(announcement)
         first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else self.next
         if first.seq_no != announcement.first.seq_no:
@@ -196,7 +196,7 @@ class Manifest:
             raise InvalidRequestError(message)
 
     def counted(self) -> Manifest:
-        """Return it with its counts taken from its pointers; CorruptError when it breaks an invariant."""
+        """Return it with counts computed from its pointers; CorruptError when it breaks an invariant."""
         pointers = self.pointers
         counted = replace(
             self,

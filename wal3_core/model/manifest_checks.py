@@ -1,4 +1,4 @@
-"""The checks that every manifest passes, read or made. Source: docs/protocol.md, "Manifest"."""
+"""The checks of every manifest, read or made. Source: docs/protocol.md, "Manifest"."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _check_ends(manifest: Manifest, pointers: Sequence[Pointer]) -> None:
         first = Boundary(pointers[0].first_seq_no, pointers[0].start)
         limit = Boundary(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
     for name, expected, found in (("first", first, manifest.first), ("next", limit, manifest.next)):
-        # An empty log that was never written to may start with the time of its first fragment.
+        # Timestamps are not compared: that of a new log's ``first`` is set before its first fragment's.
         if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
             message = (
                 f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"

@@ -1,4 +1,4 @@
-"""What a manifest is made of beside its pointers: boundaries, epochs, the seal, the announcement of a collection."""
+"""The parts of a manifest besides its pointers: boundaries, epochs, the seal, the announcement of a collection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wal3_core.model.position import FragmentSeqNo, LogPosition
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
-# The seal's reason of a log that is about to go with all its objects.
+# The seal's reason in a log that is being destroyed.
 BEING_DESTROYED = "being destroyed"
 
 
@@ -24,7 +24,7 @@ class Boundary:
     position: LogPosition
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"seq_no": self.seq_no, "position": self.position.to_json()}
 
     @classmethod
@@ -44,7 +44,7 @@ class Epoch:
     first_seq_no: FragmentSeqNo
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"epoch": self.epoch, "writer": self.token, "first_seq_no": self.first_seq_no}
 
     @classmethod
@@ -58,7 +58,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """Why, when and by whom the log was closed for good, and the log that goes on from it."""
+    """Why, when and by whom the log was sealed, and its successor's name."""
 
     reason: str
     sealed_by: str
@@ -66,7 +66,7 @@ class Seal:
     successor: str | None = None
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         successor: JsonObject = {} if self.successor is None else {"successor": self.successor}
         return {
             "reason": self.reason,
@@ -90,11 +90,11 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A collection under way: where it writes down what goes, and what the log will begin with.
+    """An announced collection: the path of its garbage document, and the boundary where the log will begin.
 
-    It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
-    everybody: whoever finds a place below ``first`` here came too late to keep it. ``generation`` is
-    the manifest's that announced it: one that was withdrawn and announced again is another.
+    It is part of the manifest, so that announcing, pruning and withdrawing have one order for every process:
+    a cursor or pin below ``first`` comes too late. ``generation`` is that of the manifest that announced it, so
+    an announcement that is withdrawn and made again is a different one.
     """
 
     garbage: str
@@ -102,7 +102,7 @@ class Announcement:
     generation: int
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
 
     @classmethod
@@ -115,7 +115,7 @@ class Announcement:
 
 
 class Durability(StrEnum):
-    """What became of a fragment that was sent for commit."""
+    """Whether a fragment that was sent for commit is durable."""
 
     DURABLE = "durable"
     NOT_DURABLE = "not durable"

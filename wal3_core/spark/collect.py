@@ -1,8 +1,7 @@
-"""Collections of many logs as Spark jobs: what there is to collect, what nobody refers to, and its deletion.
+"""Collections of many logs as Spark jobs: plan them, list orphans, delete what is due.
 
 Executors read and delete; the driver alone writes garbage documents and swaps manifests. A task
-that is tried again, or runs twice, does no harm. A log that can not be served is told of beside
-the others.
+that is retried, or runs twice, does no harm. A failing log is reported alongside the others.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _LOGS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A text for a log's work, and what that costs."""
+    """A text for a log's work, and its cost."""
 
     log: str
     text: str
@@ -72,7 +71,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A log's results, and why there are not more."""
+    """A log's results, and the refusal that ended them."""
 
     results: tuple[str, ...] = ()
     refusal: Refusal | None = None
@@ -81,7 +80,7 @@ class _Found:
 def plan_collections(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
 ) -> list[Survey]:
-    """Plan the collection of many logs in one job and verify the plans; one survey a log, in the order given."""
+    """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
     items = [_Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
     found = _run(spark, store_url, items, SurveyWork(options or CollectorOptions()))
     surveys = {log: _survey(log, each) for log, each in found.items()}
@@ -95,7 +94,7 @@ def _survey(log: str, found: _Found) -> Survey:
 def list_orphans(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
 ) -> list[LogOrphans]:
-    """List what nothing refers to in many logs, each folder of fragments a part of the job; one result a log."""
+    """List the orphans of many logs, each folder of fragments a part of the job; one result per log."""
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
     names = [check_log_name(log) for log in dict.fromkeys(logs)]
@@ -111,12 +110,12 @@ def list_orphans(
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
-    """Ask for the store's time by one of the logs; nothing is an orphan when none of them can tell it."""
+    """Return the store's time, read through one of the logs; 0, when nothing is an orphan yet, if all fail."""
     for log in logs:
         now_us = ask(lambda name: Deleter(store, name, options=options).store_now_us(), log)
         if not isinstance(now_us, LogError):
             return now_us
-        # Its task says what is wrong.
+        # Its task reports the error.
     return 0
 
 
@@ -126,7 +125,7 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
     try:
         return [*objects.list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
     except LogError:
-        # Its task says what is wrong.
+        # Its task reports the error.
         return [SNAPSHOT_FOLDER]
 
 
@@ -138,9 +137,9 @@ def _orphans(log: str, found: _Found, options: CollectorOptions) -> LogOrphans:
 def delete_objects(
     spark: SparkSession, store_url: str, documents: Sequence[tuple[str, str]], options: CollectorOptions | None = None
 ) -> list[LogDeletion]:
-    """Delete what garbage documents (log, path) name, those that are due, in one job; one result a document.
+    """Delete the objects of garbage documents (log, path) that are due, in one job; one result per document.
 
-    A snapshot goes after what it holds, whoever deletes that: until then it says what is left.
+    A snapshot is deleted after what it holds, whichever task deletes that: until then it lists what is left.
     """
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
@@ -194,7 +193,7 @@ def _delete(
         for (log, path), garbage in due.items()
         for pointer, text in part_texts(path, garbage)
     ]
-    # Tasks run at once and share what the store is asked to bear.
+    # Tasks run at once and share the limit on deletes.
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(_cores(spark), max(1, len(items))))
     found = _run(spark, store_url, items, DeleteWork(shared))
     store = open_store(store_url)
@@ -215,13 +214,13 @@ def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, option
             return LogDeletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
         except LogError as error:
             refusal = Refusal.of(error)
-    # Some task of this log did nothing, or the document could not be removed: it says what is left.
+    # A task of this log failed, or the document could not be removed: it lists what is left.
     partly = DeletionReport(path=path, num_deleted=sum(part.num_deleted for part in parts))
     return LogDeletion(log=log, deleted=partly, refusal=refusal)
 
 
 def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:
-    """Do the work as one job; adjacent items, which are those of a log, go together."""
+    """Do the work as one job; adjacent items, which belong to one log, stay together."""
     if not items:
         return {}
     costs = [item.cost for item in items]

@@ -1,7 +1,7 @@
 """The tasks of collections: survey logs, list orphans, delete what is due. They read and delete; repeating is harmless.
 
-What a task is given and what it finds are small JSON texts, each of one log. An error of one log is
-its result, and ends nothing.
+A task's inputs and results are small JSON texts, each of one log. An error of one log is its result;
+the other logs go on.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OrphanWork:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWork:
-    """Delete parts of garbage documents that are due; a result is what became of one document's parts."""
+    """Delete parts of garbage documents that are due; a result is the report on one document's parts."""
 
     options: CollectorOptions
 
@@ -90,14 +90,14 @@ class DeleteWork:
         """Delete document by document."""
         parts = [_part_from_text(text) for text in texts]
         for (document, log_id), some in groupby(parts, key=itemgetter(0)):
-            # Of the very log that the document is of: another one of its name may have objects at the same paths.
+            # In the document's life of the log: another life may have objects at the same relative paths.
             deleter = Deleter(store, log, options=self.options, log_id=log_id)
             part = _merged([part for _, part in some])
             yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
 
 
 def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
-    """Do the work for each log of rows of (log, text), and give its results."""
+    """Do the work for each log of rows of (log, text), and yield its results."""
     store = open_store(store_url)
     rows = [row for batch in batches for row in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True)]
     logs = [(log, [text for _, text in some]) for log, some in groupby(sorted(rows), key=itemgetter(0))]
@@ -135,7 +135,7 @@ def object_from_text(text: str) -> ObjectMeta:
 
 
 def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None, str]]:
-    """Take a garbage document apart into texts for DeleteWork, each with the pointer it stands for, if it is one."""
+    """Take a garbage document apart into texts for DeleteWork, each with its pointer, if it has one."""
     named: JsonObject = {"document": document, "log_id": garbage.log_id}
     for pointer in garbage.dropped:
         yield pointer, to_text({**named, "pointer": pointer.to_json()})

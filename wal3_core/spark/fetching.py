@@ -1,4 +1,4 @@
-"""Fetching fragments inside a task, a few ahead of what is being worked on."""
+"""Fetching fragments inside a task, a few ahead of the work."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 PLAIN, KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
-# A fragment with more keys than this carries no index: its readers read the fragment itself.
+# A fragment with more keys than this has no index: readers by key read the whole fragment.
 KEY_INDEX_KEYS_MAX = 16_384
 KEY_INDEX_KEY_BYTES_MAX = 2**20
-# Records shown or hashed as Python objects at a time: each takes hundreds of bytes.
+# Records converted to Python objects at a time: each takes hundreds of bytes.
 _SLICE_RECORDS = 65_536
-# Making a view costs as much as copying so many bytes.
+# Making a view costs as much as copying this many bytes.
 _VIEW_BYTES_MIN = 512
 
 
 def records_of(table: pa.Table | pa.RecordBatch) -> Iterator[Record]:
-    """Go through the records of a table or batch with the columns offset, timestamp_us, key and body."""
+    """Iterate over the records of a table or batch with the columns offset, timestamp_us, key and body."""
     return chain.from_iterable(map(Record, *(some[name].to_pylist() for name in KEYED)) for some in _in_slices(table))
 
 
@@ -59,7 +59,7 @@ def key_index(keys: pa.Array, offsets: Offsets) -> dict[str, str]:
 
 
 def table_setsum(table: pa.Table) -> Setsum:
-    """Checksum a table of records with the columns offset, timestamp_us, body and perhaps key."""
+    """Checksum a table of records with the columns offset, timestamp_us, body and, optionally, key."""
     return sum(map(_slice_setsum, _in_slices(table)), start=EMPTY)
 
 

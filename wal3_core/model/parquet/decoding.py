@@ -1,4 +1,4 @@
-"""A fragment's bytes as trusted records: what is checked before they are. Keeps INV-9 of docs/protocol.md."""
+"""Decoding a fragment's bytes into records, and the checks they pass first. Keeps INV-9 of docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Fragment:
     table: pa.Table
 
     def records(self) -> Iterator[Record]:
-        """Go through the records in order."""
+        """Iterate over the records in order."""
         return records_of(self.table)
 
 
@@ -48,22 +48,22 @@ def decode(
 ) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
-    Always checked: the schema, the count, and what its pages expand to, before any is. With
-    ``verify`` also every position, the setsum, and what the file says of itself. Raises CorruptError
-    naming the fragment. Whatever the bytes, memory grows by no more than three times
-    ``expanded_bytes_max`` and 64 MiB; a file that says it is larger is refused before it takes any.
+    Always checked: the schema, the count, and the expanded size of the pages, before any is expanded. With
+    ``verify`` also every position, the setsum, and the file's own metadata. Raises CorruptError
+    naming the fragment. Whatever the bytes, memory grows by at most three times ``expanded_bytes_max``
+    plus 64 MiB; a file that declares a larger size is refused before memory is allocated for it.
     """
     what = f"fragment {pointer.seq_no} ({pointer.path})"
     try:
         table = _read(memoryview(data), pointer, what, expanded_bytes_max)
     except pa.ArrowMemoryError:
-        # What is missing is this process's memory: the file may be sound.
+        # This process is out of memory; the file may be sound.
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         message = f"{what}: expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
         raise CorruptError(message) from error
     if verify:
-        # Positions first: the key index is made of them.
+        # Positions first: the key index is computed from them.
         _check_positions(table, pointer, what)
         _check_metadata(table, pointer, what)
         found = table_setsum(table)
@@ -83,7 +83,7 @@ def _read(data: memoryview, pointer: FragmentPointer, what: str, expanded_bytes_
     columns = file.schema_arrow.names
     _check_schema(file.schema_arrow, what)
     expansion = measure(data, footer, columns, what=what, expanded_bytes_max=expanded_bytes_max)
-    # As the file has them: a value that a thousand records share is held once, until it was counted.
+    # Keep dictionaries: a value that a thousand records share is held once until its uses are counted.
     shared = [columns[index] for index in sorted(expansion.dictionaries) if columns[index] in _BINARY]
     if shared:
         file = _open(data, shared)
@@ -97,7 +97,7 @@ def _open(data: memoryview, shared: Sequence[str] = ()) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.BufferReader(data),
         read_dictionary=shared,
-        # Its threads would fetch what lies in memory already.
+        # The bytes are in memory already.
         pre_buffer=False,
         page_checksum_verification=True,
         thrift_string_size_limit=FOOTER_BYTES_MAX,
@@ -112,12 +112,12 @@ def _check_count(found: int, pointer: FragmentPointer, what: str) -> None:
 
 
 def _expand(table: pa.Table, num_bytes: int, what: str, expanded_bytes_max: int) -> pa.Table:
-    """Put its values in the place of a column's dictionary, having counted what they come to."""
+    """Replace dictionary columns by their values, after checking the expanded size."""
     for index, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):
             continue
         column = table.column(index)
-        # The decoder does not look whether an index lies within the dictionary.
+        # The decoder does not check that an index lies within the dictionary.
         column.validate(full=True)
         num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)
         check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
@@ -132,7 +132,7 @@ def _repeated_bytes(chunk: pa.DictionaryArray) -> int:
 
 
 def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
-    """Compare what the file says of itself, if it does: readers by key trust its index."""
+    """Check the file's own metadata, where present: readers by key trust its index."""
     metadata = table.schema.metadata or {}
     expected = {
         "wal3.writer": check_fragment_path(pointer.path, pointer.seq_no),

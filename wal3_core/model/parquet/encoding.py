@@ -34,7 +34,7 @@ class FragmentSource:
     """Records about to become a fragment: where they start, and who writes them.
 
     ``keys`` is None when no record has one; then every record has a body. ``timestamps_us`` is None
-    when all have that of the start.
+    when every record has the start's.
     """
 
     start: LogPosition
@@ -99,7 +99,7 @@ def _filled_array(values: Sequence[bytes], validity: pa.Buffer | None = None) ->
 
 
 def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """Build a column some of whose values may be null."""
+    """Build a column that may have nulls."""
     present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
     validity = pa.py_buffer(np.packbits(present, bitorder="little"))
     return _filled_array([value or b"" for value in values], validity)

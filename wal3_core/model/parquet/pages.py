@@ -1,10 +1,10 @@
-"""What a Parquet file expands to, told from its footer and its pages' headers before anything is decompressed.
+"""The expanded size of a Parquet file, from its footer and page headers, before anything is decompressed.
 
-The sizes in a footer bind nobody: 3 kB can expand to gigabytes behind a footer that says otherwise.
-The size in a page's header does bind: the decoder allocates that much for the page and refuses one
-that turns out longer. So each header is read here first. The footer is read here as well, before the
-decoder does: it makes room for what a list announces, and ends the process over some contradictions
-when it is asked for a column. Source: the Parquet format, "Metadata" and "Data Pages".
+The decoder does not enforce the sizes in a footer: 3 kB can expand to gigabytes. It does enforce the size
+in a page's header: it allocates that much for the page and refuses one that turns out longer. So every
+header is read here first. The footer is also read here first, because the decoder allocates as much as a
+list declares, and some contradictions in a footer end the process when a column is read.
+Source: the Parquet format, "Metadata" and "Data Pages".
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 FOOTER_BYTES_MAX = 8 * 2**20
 # The decoder's own memory per record: positions, ends of key and body, levels, and room to grow.
 RECORD_BYTES = 64
-# The same for a value in a dictionary: the decoder makes room for as many as the page's header tells.
+# The same for a value in a dictionary: the decoder allocates for as many as the page's header declares.
 _DICTIONARY_VALUE_BYTES = 32
 # Sixty-four MiB in pages of a megabyte take a few hundred; a hostile file has millions of empty ones.
 PAGES_MAX = 16_384
 # Uncompressed, Snappy, gzip, zstd, LZ4 raw.
 _CODECS = frozenset({0, 1, 2, 6, 7})
-# PLAIN, and the two names of the dictionary's. Not the delta encodings: their values repeat parts of those before,
-# and their counts are their own, so that a page of them expands without bound.
+# PLAIN, and the dictionary encoding's two numbers. Delta encodings are refused: a value repeats parts of earlier
+# ones, and the page has counts of its own, so that it expands without bound.
 _ENCODINGS = frozenset({0, 2, 8})
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
-# Where a page's header keeps what its type adds, and where in that the encoding is.
+# For each page type: the header's field with the type's own struct, and the field of the encoding in it.
 _PARTS = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_V2: (8, 4)}
 _HEADER_BYTES_MAX = 64 * 2**10
-# Every list that the format's footer has.
+# All lists of the format's footer.
 _COLUMN_METADATA = Layout(
     lists={2: I32, 3: BINARY, 8: STRUCT, 13: STRUCT},
     below={16: Layout(lists={2: I64, 3: I64}), 17: Layout(lists={2: I32})},
@@ -70,7 +70,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a file's footer says of its records and pages; whether its pages are so is yet to be seen."""
+    """The records and pages that a file's footer declares; not yet compared with the pages."""
 
     num_records: int
     chunks: tuple[Chunk, ...]
@@ -78,7 +78,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What a file's pages and records expand to, and which columns have a dictionary, by number.
+    """The expanded size of a file's pages and records, and the numbers of the columns with a dictionary.
 
     A value in a dictionary is counted once here, however often the column repeats it.
     """
@@ -96,7 +96,7 @@ class _Page:
 
 
 def read_footer(data: memoryview) -> Footer:
-    """Read a file's footer; ValueError when it is none, or is larger or other than a fragment's ever is."""
+    """Read a file's footer; ValueError when it is missing, too large, or unlike any fragment's."""
     start = len(data) - _ENDING_BYTES - int.from_bytes(data[-_ENDING_BYTES : -len(_MAGIC)], "little")
     if len(data) < _ENDING_BYTES or data[-len(_MAGIC) :] != _MAGIC or start < 0 or len(data) - start > FOOTER_BYTES_MAX:
         message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
@@ -115,7 +115,7 @@ def _chunks(group: Struct) -> Iterator[Chunk]:
         fields = struct(entry, 3)
         start, codec = number(fields, 9, I64), number(fields, 4, I32)
         dictionary = number(fields, 11, I64) if 11 << 4 | I64 in fields else 0
-        # The decoder starts here.
+        # The decoder starts at the dictionary.
         start = dictionary if 0 < dictionary < start else start
         chunk = Chunk(
             column=column, start=start, limit=start + number(fields, 7, I64), num_values=number(fields, 5, I64)
@@ -124,14 +124,14 @@ def _chunks(group: Struct) -> Iterator[Chunk]:
             message = f"column {column}: {chunk.num_values} values in a row group of others, or codec {codec}"
             raise ValueError(message)
         if chunk.num_values:
-            # Of none the decoder reads no page, and some writers tell no place for them.
+            # Without values the decoder reads no page, and some writers record no place for one.
             yield chunk
 
 
 def measure(
     data: memoryview, footer: Footer, columns: Sequence[str], *, what: str, expanded_bytes_max: int
 ) -> Expansion:
-    """Read every page's header; CorruptError when the pages expand beyond the limit, or are not what the footer says.
+    """Read every page's header; CorruptError when the pages expand beyond the limit, or contradict the footer.
 
     Reads no more than ``PAGES_MAX`` headers, and nothing else of the file.
     """
@@ -160,7 +160,7 @@ def measure(
 
 
 def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> None:
-    """Refuse what expands beyond the limit."""
+    """Refuse an expanded size beyond the limit."""
     if num_bytes > expanded_bytes_max:
         message = (
             f"{what}: expected to expand to at most {expanded_bytes_max} bytes, found {num_bytes} or more;"
@@ -170,7 +170,7 @@ def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> No
 
 
 def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
-    """Go through the pages of one chunk, in the order in which the decoder does."""
+    """Iterate over the pages of one chunk in the decoder's order."""
     at = chunk.start
     while at < chunk.limit:
         try:

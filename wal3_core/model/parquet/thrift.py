@@ -1,8 +1,8 @@
 """Thrift's compact protocol, as far as Parquet uses it, read more strictly than decoders read it.
 
-Whatever a decoder could take in another way (a field told twice, also by a number that overflows, a
-number of another width, a list of other items than the format has there) is refused or not seen
-here, so that both see one and the same. Source: Thrift's compact protocol.
+Bytes that a decoder could read differently (a field given twice, also by a number that overflows, a
+number of another width, a list of other items than the format has there) are refused or ignored
+here, so that both read the same values. Source: Thrift's compact protocol.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, TypeGuard
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# A number (i32 and i64), a struct, a list of values, or None for what nobody here asks for.
+# A number (i32 and i64), a struct, a list of values, or None for a value that is not needed.
 Value = int | list["Value"] | dict[int, "Value"] | None
-# By field number, 16 times it, plus its type: a field of another type than expected is not there.
+# Keys are 16 times the field number, plus the type: a field of an unexpected type is not found.
 Struct = dict[int, Value]
 
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
-# A decoder takes the lower half of a larger one for a field's number.
+# Of a larger field number a decoder takes the lower half.
 _FIELD_MAX = 2**15 - 1
-# More than any footer of ours has; each takes a hundred bytes here.
+# More than any fragment's footer has; each takes a hundred bytes here.
 _VALUES_MAX = 100_000
-# More than any list in a fragment has: row groups, columns, encodings. A decoder makes room for all of one at once.
+# More than any list in a fragment has: row groups, columns, encodings. A decoder allocates a whole list at once.
 ITEMS_MAX = 64
 _DEPTH_MAX = 12
 _VARINT_BYTES_MAX = 10
@@ -32,9 +32,9 @@ _MORE = 0x80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which of a struct's fields are lists, of what; and what is below its structs and lists of structs.
+    """The item types of a struct's lists, and the layouts of its structs and lists of structs.
 
-    A decoder reads a known list's items as what the format says, whatever the file says they are.
+    A decoder reads a known list's items as the format's type, whatever type the file declares.
     """
 
     lists: Mapping[int, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ PLAIN = Layout()
 
 
 def read_struct(data: memoryview, at: int, layout: Layout = PLAIN) -> tuple[Struct, int]:
-    """Read the struct at a place, and return it with the place behind it; ValueError when there is none."""
+    """Read the struct at a byte; return it and the byte after it. ValueError when there is none."""
     reader = _Reader(data, at)
     try:
         found = reader.struct(0, layout)
@@ -90,7 +90,7 @@ def _are_structs(value: Value) -> TypeGuard[list[Struct]]:
 
 
 class _Reader:
-    """A place in the bytes that moves on as they are read; IndexError at their end."""
+    """Reads values from bytes and advances ``at``; IndexError at their end."""
 
     __slots__ = ("_data", "_values", "at")
 
@@ -125,7 +125,7 @@ class _Reader:
             message = f"more than {_VALUES_MAX} values"
             raise ValueError(message)
         match kind:
-            case 1 | 2:  # of a field, its type is its value
+            case 1 | 2:  # a boolean field's type is its value
                 return None
             case 5 | 6:
                 return self._checked(kind, self._zigzag())
