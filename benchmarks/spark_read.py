@@ -1,4 +1,4 @@
-"""Read one log of many records in Spark: verified, not verified, by one column, and its files by Spark itself.
+"""Read one log in Spark: verified, not verified, one column only, and its Parquet files by Spark itself.
 
 python benchmarks/spark_read.py [records] [bytes] [fragments]
 """

@@ -1,4 +1,4 @@
-"""A manifest to work on."""
+"""Manifests for the tests of the model."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_snapshot_takes_the_place_of_its_run_and_the_balance_holds(held: Manifes
 
 
 def test_log_whose_fragments_are_all_in_snapshots_still_takes_appends(held: Manifest, entry: Epoch) -> None:
-    """The field's writers hung for ever once everything had moved into a snapshot."""
+    """Writers in the field hung for ever when every fragment had moved into a snapshot."""
     manifest, _, _ = rolled(held, 4)
 
     grown = manifest.apply_fragments(entry, fragments_after(manifest, 1))
@@ -110,8 +110,8 @@ def test_snapshot_of_a_run_that_changed_is_refused(held: Manifest) -> None:
         manifest.apply_snapshot(pointer, snapshot.pointers)
 
 
-def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Manifest) -> None:
-    """The field's snapshots collided: equal setsums, different fragments inside."""
+def test_two_snapshots_with_equal_setsums_and_different_content_have_two_names(held: Manifest) -> None:
+    """Snapshots in the field collided: equal setsums, different fragments inside."""
     plain = Snapshot(held.fragments, 0, LOG_ID)
     merged = Snapshot(
         (
@@ -136,7 +136,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
 
 
 def test_snapshot_made_behind_another_fence_has_another_name(held: Manifest) -> None:
-    """INV-7: an upload marked for deletion behind the fence is never taken for a later one's own."""
+    """INV-7: an upload marked for deletion under an earlier fence is never taken for a later one."""
     before, after = Snapshot(held.fragments, 0, LOG_ID), Snapshot(held.fragments, 1, LOG_ID)
 
     assert before.pointer_to(before.to_bytes()).path != after.pointer_to(after.to_bytes()).path

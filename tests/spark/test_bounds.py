@@ -1,4 +1,4 @@
-"""Filters narrow what is read to exactly what satisfies them, or are left to Spark."""
+"""Filters narrow a read to exactly the records that satisfy them, or are left to Spark."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def satisfies(place: Boundary, condition: Filter) -> bool:
 
 
 @given(st.lists(FILTERS, max_size=5))
-def test_bounds_hold_exactly_what_satisfies_every_filter_taken(filters: list[Filter]) -> None:
+def test_bounds_hold_exactly_the_records_that_satisfy_the_filters(filters: list[Filter]) -> None:
     bounds = Bounds()
     for condition in filters:
         narrowed = apply_filter(bounds, condition)
@@ -91,7 +91,7 @@ def holds(bounds: Bounds, place: Boundary) -> bool:
     )
 
 
-def test_filters_that_bounds_can_not_express_are_left_to_spark() -> None:
+def test_filters_that_bounds_cannot_express_are_left_to_spark() -> None:
     for condition in (
         Not(EqualTo(("offset",), 3)),
         In(("offset",), (1, 3)),

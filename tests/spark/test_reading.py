@@ -1,4 +1,4 @@
-"""What a task does when maintenance comes between planning and reading, and what is refused beforehand."""
+"""Reads with maintenance between planning and reading, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_fragments_replaced_under_a_running_task_are_read_from_their_replacement
     assert found == [*range(1, 91)]
 
 
-def test_time_range_cuts_through_a_fragment_that_stands_for_several(
+def test_time_range_cuts_through_a_compacted_fragment(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=4)
@@ -170,7 +170,7 @@ def test_from_offset_beyond_the_end_is_refused(plan: Callable[..., LogSourceRead
         planned(plan(log="a", from_offset=12))
 
 
-def test_offsets_that_a_long_can_not_hold_are_refused(
+def test_offsets_that_a_long_cannot_hold_are_refused(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     initial = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1)

@@ -95,7 +95,7 @@ def test_log_that_is_its_own_successor_s_name_only_may_be_sealed_again_by_the_sa
     [
         ("a", InvalidRequestError, "another name"),
         ("../b", InvalidRequestError, "successor name"),
-        ("log", InvalidRequestError, "taken by the layout"),
+        ("log", InvalidRequestError, "reserved for a log's own folders"),
         ("taken", LogExistsError, "another log of that name"),
     ],
 )

@@ -199,7 +199,7 @@ class Garbage:
         limit = self.dropped[-1].last_seq_no + 1 if self.dropped else None
         if self.dropped and (self.first is None or self.first.seq_no != limit):
             found = None if self.first is None else self.first.seq_no
-            message = f"{what}: expected the log to go on from fragment {limit}, found {found}"
+            message = f"{what}: expected the log to continue at fragment {limit}, found {found}"
             raise CorruptError(message)
 
 

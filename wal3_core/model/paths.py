@@ -76,7 +76,7 @@ def check_log_name(name: object, what: str = "log") -> str:
         raise InvalidRequestError(message)
     for part in parts:
         if part in RESERVED_PARTS:
-            message = f"{what} {name!r}: the part {part!r} is taken by the layout inside a log"
+            message = f"{what} {name!r}: expected no part that is reserved for a log's own folders, found {part!r}"
             raise InvalidRequestError(message)
         if len(part) > PART_LENGTH_MAX:
             message = (

@@ -36,6 +36,6 @@ def fragments(reader: LogReader, run: Run) -> Iterator[tuple[Fragment, ReadStart
         reached = fragment.pointer.limit.offset
     if reached < run.limit:
         message = (
-            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found it to end at {reached}"
+            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found its end at {reached}"
         )
         raise CorruptError(message)
