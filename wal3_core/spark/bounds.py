@@ -83,7 +83,7 @@ class Bounds:
 
 
 def apply_filter(bounds: Bounds, condition: Filter) -> Bounds | None:
-    """Narrow the bounds to what satisfies a filter, exactly; None when bounds cannot express it."""
+    """Narrow the bounds to exactly the records that satisfy a filter; None when bounds cannot express it."""
     match condition:
         case IsNotNull(attribute=(name,)) if name in NEVER_NULL:
             return bounds

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
-# About what a snapshot of full fragments holds, which one task reads.
+# About the size of a snapshot of full fragments, which one task reads.
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
@@ -71,7 +71,7 @@ def verify_logs(
     reports: dict[str, ScrubReport] = {}
     left = [check_log_name(log) for log in dict.fromkeys(logs)]
     for _ in range(_ROUNDS_MAX):
-        # Threads of its own: what plans a log waits for the shared workers.
+        # Threads of its own: planning a log waits for the shared workers.
         with ThreadPoolExecutor(_LOGS_PLANNED_AT_ONCE, thread_name_prefix="plan") as threads:
             plans = list(threads.map(partial(plan_log, store), left))
         totals = _run(spark, store_url, plans, partition_bytes)

@@ -38,7 +38,7 @@ class Plan:
 
 
 def plan_log(store: ObjectStore, log: str) -> Plan:
-    """Read the top of a log; what is wrong with it is in the plan. UnavailableError when the store does not answer."""
+    """Read the top of a log; its problems are in the plan. UnavailableError when the store does not answer."""
     found = ask(partial(_read, store), log)
     if isinstance(found, LogReplacedError):
         # The name has another life since the first request: that one is planned.

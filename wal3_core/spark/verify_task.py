@@ -46,7 +46,7 @@ class Problematic:
 
     @classmethod
     def of(cls, pointer: Pointer, error: LogError) -> Problematic:
-        """Note what is wrong with what a pointer names."""
+        """Record an error of the object that a pointer names."""
         return cls(
             path=pointer.path,
             start=str(pointer.start.offset),
@@ -101,7 +101,7 @@ _ARROW_FINDINGS = pa.schema(
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back what rows of (log, its id, pointer as JSON, opened) name; yield a row of FINDINGS for each object.
+    """Read back the objects that rows of (log, its id, pointer as JSON, opened) name; yield a row of FINDINGS for each object.
 
     What an opened snapshot holds comes in rows of its own.
     """
