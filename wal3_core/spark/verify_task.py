@@ -101,7 +101,7 @@ _ARROW_FINDINGS = pa.schema(
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back the objects that rows of (log, its id, pointer as JSON, opened) name; yield a row of FINDINGS for each object.
+    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a row of FINDINGS for each object.
 
     What an opened snapshot holds comes in rows of its own.
     """
