@@ -51,13 +51,13 @@ class CursorMover:
         if dice.random() < 0.2:
             hand.delete()
         hand.move(LogPosition(_place(hand.stage, dice), 0))
-        # Or else it goes on with what it holds of a log that is gone.
+        # Otherwise it continues with a witness of a log that is gone.
         return not (hand.is_lost and dice.random() < 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Follows the log and saves its place as fast as it can, ever further on."""
+    """Follows the log and saves its place as fast as it can, always forward."""
 
     name: str
     moves: int
@@ -77,7 +77,7 @@ class Consumer:
 
 
 def _keep_moving(mover: CursorMover | Consumer, stage: Stage, process: SimProcess) -> None:
-    """Step by step, with a new hand whenever a step gives the old one up."""
+    """Take the mover's steps, with a new hand whenever a step drops the old one."""
     store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
     hand: Hand | None = None
     for _ in range(mover.moves):

@@ -33,13 +33,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def optimized(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run tests under -O. Pytest rewrites the asserts of tests and plugins, which so stay; the library's are gone."""
+    """Run tests under -O. Pytest rewrites the asserts of tests and plugins, so they stay; the library's are dropped."""
     plugins = ("-p", "no:cacheprovider")
     return run("-O", "-m", "pytest", "-q", *plugins, "-m", "not slow", "-k", "not s3 and not local", *arguments)
 
 
 def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:
-    """Or the next one would prove nothing."""
+    """Otherwise the next test would prove nothing."""
     (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert not __debug__\n    assert False\n")
 
     ended = optimized("--rootdir", str(tmp_path), str(tmp_path))

@@ -304,11 +304,11 @@ def test_read_whose_beginning_is_collected_before_its_first_record_is_an_error(
         lambda store: records_across(store, "a", begins),
         lambda store: follow_across(store, "a", begins),
     ):
-        damaged_log = MemoryStore(shared_runtime())
+        fresh = MemoryStore(shared_runtime())
         for meta in long_log.list_objects(""):
-            damaged_log.create(meta.path, long_log.read(meta.path) or b"")
+            fresh.create(meta.path, long_log.read(meta.path) or b"")
         with pytest.raises(GarbageCollectedError, match="from 80, found 1"):
-            next(read(collected_at_the_first_snapshot(damaged_log)))
+            next(read(collected_at_the_first_snapshot(fresh)))
 
 
 @pytest.mark.parametrize("start", [None, 1, AtTime(0)], ids=str)

@@ -396,11 +396,11 @@ def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promis
     requests = count_requests(counted, lambda: place(counted, 6, "late"))
     assert requests >= 4
 
-    for index, dance in enumerate((announce, prune, gather)):
+    for index, action in enumerate((announce, prune, gather)):
         for number in range(1, requests + 1):
             log = replant(template, store, 100 * index + number)
             faulty = FaultyStore(log)
-            happening = Later(faulty, number, lambda log=log, dance=dance: dance(log))  # type: ignore[misc]
+            happening = Later(faulty, number, lambda log=log, action=action: action(log))  # type: ignore[misc]
             held_back = True
             try:
                 place(faulty, 6, "late")
@@ -410,7 +410,7 @@ def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promis
             gather(log)
             gather(log)
             first = 6 if held_back else 12
-            assert offsets(log) == list(range(first, 21)), f"{dance.__name__} at request {number}"
+            assert offsets(log) == list(range(first, 21)), f"{action.__name__} at request {number}"
             assert held(log) == reachable(log)
 
 
