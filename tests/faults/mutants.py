@@ -20,27 +20,27 @@ CLAIM = "wal3_core.log.maintain.copy_target:"
 DESTROYING = "wal3_core.log.maintain.destroyer:_Destroying."
 MANIFESTS = "wal3_core.storage.documents.manifest_store:ManifestStore."
 
-# What meets seldom: more than twenty worlds did not find it. `make mutants` has them, the tests all others.
+# Rare defects: more than twenty worlds did not find them. `make mutants` runs them, the tests run the others.
 RARE = {
     "an unanswered CAS is taken for failed",
     "appended again after an unanswered CAS",
     "cursors that move on make a plan fail",
-    "what lies behind an unknown outcome is appended though the writer is ordered",
-    "the seal is not looked at",
+    "an ordered writer appends records behind an unknown outcome",
+    "the seal is ignored",
     "fragments are committed out of order",
     "records of one append share an offset",
-    "a clock that was right once is believed",
+    "a clock that was right once is trusted",
     "an unknown outcome is taken for not durable when the writer is resumed",
     "cursors are not read again before pruning",
-    "an announced collection is not looked at by who keeps a place",
+    "an announced collection is ignored when a cursor or pin is written",
     "pins are not asked before deleting",
-    "the fence is not moved before orphans go",
-    "a snapshot goes before what it holds",
-    "the interval is measured by one's own clock",
+    "the fence is not moved before orphans are deleted",
+    "a snapshot is deleted before what it holds",
+    "the interval is measured by the collector's own clock",
     "a refused seal is taken for done",
-    "what is copied is not read",
-    "a cursor store goes on in another log",
-    "a copy is finished on whatever claim there is",
+    "copied fragments are not verified",
+    "a cursor store continues in another log",
+    "a copy is finished on any claim",
 }
 
 MUTANTS = (
@@ -99,13 +99,13 @@ MUTANTS = (
         "if not self._busy or plan_roll(",
     ),
     Mutation(
-        "a commit does not wait for what it found to be rolled",
+        "a commit does not wait for the roll that it found due",
         SNAPSHOTTER + "Snapshotter.begin",
         "self._busy = self._awaited = True",
         "self._busy = True",
     ),
     Mutation(
-        "a node takes in the one before it without what that holds",
+        "a node that absorbs the one before it drops a pointer",
         "wal3_core.model.tree:build_snapshot",
         "pointers += load(pointer).pointers",
         "pointers += load(pointer).pointers[:-1]",
@@ -117,7 +117,7 @@ MUTANTS = (
         "*held[at + len(replaced) + 1 :])",
     ),
     Mutation(
-        "the seal is not looked at",
+        "the seal is ignored",
         COMMIT + "judge",
         "if manifest.seal is not None:",
         "if manifest.seal is None and manifest.generation == 0:",
@@ -171,7 +171,7 @@ MUTANTS = (
         "offset += 1",
     ),
     Mutation(
-        "the clock is believed",
+        "the clock is trusted",
         TAIL + "place",
         "max(self._clock.now_us(), before.timestamp_us)",
         "self._clock.now_us()",
@@ -183,7 +183,7 @@ MUTANTS = (
         "        if seen is None:\n            return True\n        if",
     ),
     Mutation(
-        "a clock that was right once is believed",
+        "a clock that was right once is trusted",
         "wal3_core.log.write.log_clock:LogClock._plausible",
         "return timestamp_us <= self._store_us(seen) + self._ahead_us",
         "return True",
@@ -207,13 +207,13 @@ MUTANTS = (
         "",
     ),
     Mutation(
-        "what lies behind a failed upload is appended though the writer is ordered",
+        "an ordered writer appends records behind a failed upload",
         HALT + "stop",
         "if self.ordered and self.failure is None:",
         "if self.ordered and self.failure is None and undetermined is not None:",
     ),
     Mutation(
-        "what lies behind an unknown outcome is appended though the writer is ordered",
+        "an ordered writer appends records behind an unknown outcome",
         HALT + "stop",
         "if self.ordered and self.failure is None:",
         "if self.ordered and self.failure is None and undetermined is None:",
@@ -243,7 +243,7 @@ MUTANTS = (
         "return not self._queue.oldest.reseals and not self._queue.oldest.may_land_at(self._tail.offset)",
     ),
     Mutation(
-        "an append that was refused for want of room goes on",
+        "an append that was refused for lack of room continues",
         "wal3_core.log.write.admission:Admission.drop_withdrawn",
         "if entry.withdrawn:",
         "if entry.withdrawn and entry.admitted is None:",
@@ -261,7 +261,7 @@ MUTANTS = (
         "if present is None and etag is not None:",
     ),
     Mutation(
-        "what is deleted is deleted with its object",
+        "a delete removes the object and leaves no tombstone",
         "wal3_core.storage.documents.named_store:NamedStore.delete",
         "        for _ in range(_TRIES_MAX):\n",
         "        if self._documents.delete(path) is None:\n            return\n        for _ in range(_TRIES_MAX):\n",
@@ -285,25 +285,25 @@ MUTANTS = (
         "            raise AssertionError('cursors moved')\n",
     ),
     Mutation(
-        "what has no mark is never finished",
+        "a document without a mark is never finished",
         COLLECTOR + "resume_unmarked",
         "if meta.path not in listed.marked and self._resume(meta.path):",
         "if meta.path in listed.marked and self._resume(meta.path):",
     ),
     Mutation(
-        "an announced collection is not looked at by who keeps a place",
+        "an announced collection is ignored when a cursor or pin is written",
         MANIFEST + "first_kept",
         "return self.first if self.announced is None else self.announced.first",
         "return self.first",
     ),
     Mutation(
-        "a place is not looked at once the cursor is written",
+        "the manifest is not read once the cursor is written",
         "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
         "if position.offset >= first.offset:",
         "if position.offset >= 0 * first.offset:",
     ),
     Mutation(
-        "a fragment goes of which a part is needed",
+        "a fragment is collected of which a record is needed",
         "wal3_core.model.garbage:_Cutter.keep",
         "if pointer.limit.offset <= self._offset:",
         "if pointer.start.offset < self._offset:",
@@ -327,13 +327,13 @@ MUTANTS = (
         "pins = [pin for pin in stores.pins.list().values() if not pin.complete]",
     ),
     Mutation(
-        "the fence is not moved before orphans go",
+        "the fence is not moved before orphans are deleted",
         PRUNER + "_mark_orphans",
         "fence=fence + 1",
         "fence=fence",
     ),
     Mutation(
-        "a snapshot goes before what it holds",
+        "a snapshot is deleted before what it holds",
         DELETER + "_delete_tree",
         "        left = going.num_left\n",
         "        left = going.num_left\n        self._stores.objects.delete(pointer.path)\n",
@@ -352,7 +352,7 @@ MUTANTS = (
         "                return self._mark(path, seen)\n",
     ),
     Mutation(
-        "the interval is measured by one's own clock",
+        "the interval is measured by the collector's own clock",
         DELETER + "store_now_us",
         "return store_now_us(self._stores.objects, self._runtime)",
         "return self._runtime.now_us()",
@@ -378,7 +378,7 @@ MUTANTS = (
         "            num_fragments = self._copy_fragments(plan.manifest, claim)\n",
     ),
     Mutation(
-        "what is copied is not read",
+        "copied fragments are not verified",
         COPYING + "_checked",
         "        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)\n",
         "",
@@ -432,13 +432,13 @@ MUTANTS = (
         "until_answered(type(self._manifests)(self._manifests._store, self._runtime).load,",
     ),
     Mutation(
-        "a cursor store goes on in another log",
+        "a cursor store continues in another log",
         "wal3_core.storage.documents.cursor_store:CursorStore._manifest",
         "known = self._manifests.load(self._known)",
         "known = type(self._manifests)(self._manifests._store, self._runtime).load()",
     ),
     Mutation(
-        "a copy is finished on whatever claim there is",
+        "a copy is finished on any claim",
         CLAIM + "Claim.finish",
         "self._manifests.begin(manifest, self._claimed)",
         "self._manifests.swap(manifest, self._manifests.look())",

@@ -8,7 +8,7 @@ from tests.faults.crashes import SCENARIOS, Scenario, examine
 from tests.faults.narrow_mutants import CRASH_MUTANTS
 from tests.mutations import Mutation, applied
 
-# `make crashes` has them all, in several orders of the tasks.
+# `make crashes` runs them all, in several orders of the tasks.
 RUNS_MAX = 8
 
 

@@ -1,4 +1,4 @@
-"""Garbage documents and pins: damaged, they are an error that names them; forged, they cost no record."""
+"""Garbage documents and pins: a damaged one is an error that names it; a forged one costs no record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load(name: str, data: bytes) -> Garbage | Pin:
 
 
 def accepted(name: str, opened: bytes) -> Garbage | Pin | None:
-    """Read a document whose checksum holds; None for a CorruptError. What is read reads back as it is written."""
+    """Decode a document with a valid checksum; None for a CorruptError. The result must encode to the same content."""
     data = sealed(opened)
     try:
         found = load(name, data)
@@ -109,7 +109,7 @@ def test_one_kind_of_document_is_never_read_as_another(name: str, other: str) ->
 
 @every_kind
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_text_under_a_true_checksum_is_an_error(name: str, case: str) -> None:
+def test_hostile_text_under_a_valid_checksum_is_an_error(name: str, case: str) -> None:
     with pytest.raises(CorruptError) as caught:
         load(name, sealed(HOSTILE[case]))
 
@@ -130,8 +130,8 @@ CHANGES = st.sampled_from(["delete", "replace", "double", "reverse", "nudge", "w
 @every_kind
 @settings(max_examples=150)
 @given(data=st.data())
-def test_document_changed_anywhere_under_a_true_checksum_is_an_error_or_sound(name: str, data: st.DataObject) -> None:
-    """Which of its fields are changed, and how, hypothesis chooses."""
+def test_document_changed_anywhere_under_a_valid_checksum_is_an_error_or_sound(name: str, data: st.DataObject) -> None:
+    """Hypothesis chooses which fields are changed, and how."""
     document = content(name)
     for _ in range(data.draw(st.integers(1, 3))):
         spots = list(places(document))
@@ -149,7 +149,7 @@ def test_document_changed_anywhere_under_a_true_checksum_is_an_error_or_sound(na
         found.manifest.check()
 
 
-# What the rest of the document says, too; a garbage document's other numbers are what is deleted, which asks the log.
+# Values that other fields of the document confirm. A garbage document's other numbers are checked against the log.
 BORNE_OUT = {
     "garbage": {
         ("format_version",),
@@ -168,7 +168,7 @@ BORNE_OUT = {
 
 
 @every_kind
-def test_number_or_name_that_the_rest_of_a_document_bears_out_can_not_be_another(name: str) -> None:
+def test_value_confirmed_by_the_rest_of_a_document_cannot_be_changed(name: str) -> None:
     document = content(name)
     stands_alone = set()
     for place in places(document):
@@ -189,8 +189,8 @@ def test_number_or_name_that_the_rest_of_a_document_bears_out_can_not_be_another
 
 
 @every_kind
-def test_numbers_and_names_that_can_not_be_true_are_refused(name: str) -> None:
-    """Each leaf by a type or a value that it can not have."""
+def test_impossible_numbers_and_names_are_refused(name: str) -> None:
+    """Each leaf is given types and values that it cannot have."""
     document = content(name)
     for place in places(document):
         for value in (None, -1, 2**64, 1.5, [], {}, "\ud800"):
@@ -202,13 +202,13 @@ def test_numbers_and_names_that_can_not_be_true_are_refused(name: str) -> None:
                 opened = json.dumps(forged).encode()
             except ValueError:
                 continue
-            # An empty list is no less true where there may be none.
+            # An empty list is valid where there may be none.
             if value == [] and place[-1] in {"replaced", "dropped", "orphans"}:
                 continue
             assert accepted(name, opened) is None, f"{place}: {value!r}"
 
 
-# ---------------------------------------------------------------------- what a forged one can do
+# ---------------------------------------------------------------------- effects of forged documents
 
 
 def grown(store: MemoryStore) -> None:
@@ -224,8 +224,8 @@ NOW = CollectorOptions(interval_s=0, fraction_max=1)
 @pytest.mark.parametrize("name", ["garbage", "garbage_of_orphans"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_no_garbage_document_whatever_it_says_costs_a_record(name: str, data: st.DataObject) -> None:
-    """It may stop the collection, and no more."""
+def test_no_forged_garbage_document_costs_a_record(name: str, data: st.DataObject) -> None:
+    """At worst it stops the collection."""
     store = MemoryStore(shared_runtime())
     grown(store)
     manifest = LogReader.open(store, "a").manifest()

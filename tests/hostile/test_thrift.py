@@ -1,4 +1,4 @@
-"""Where a decoder would read something else than we do, nothing is read."""
+"""A footer that a decoder would read differently than wal3 does is not read at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the specification's tests ask of a log."""
+"""Helpers for the specification's tests that read a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs that are pinned, collected and reorganised, for the tests of pins."""
+"""Shared by the tests of pins: logs that are pinned, collected and reorganised."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fill(store: ObjectStore, log: str, count: int) -> None:
 
 
 def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool]) -> int:
-    """Append fragments of one record each until the manifest is as wanted; returns how many."""
+    """Append fragments of one record each until the manifest satisfies a condition; return their number."""
     with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
         for number in range(1, 1000):
             writer.append(b"%d" % number)
@@ -52,12 +52,12 @@ def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool])
 
 
 def grow(store: ObjectStore, log: str) -> int:
-    """Make a log with a tree of both depths; returns how many records it has."""
+    """Make a log whose tree has both depths; return its number of records."""
     return append_until(store, log, lambda manifest: {snapshot.depth for snapshot in manifest.snapshots} == {1, 2})
 
 
 def roll_up(store: ObjectStore, log: str, before: Manifest) -> None:
-    """Append until none of the manifest's snapshots stands in it any more."""
+    """Append until the manifest no longer contains any of its snapshots."""
     old = {pointer.path for pointer in before.snapshots}
     append_until(store, log, lambda manifest: old.isdisjoint(pointer.path for pointer in manifest.snapshots))
 
@@ -68,7 +68,7 @@ def announce(store: ObjectStore, log: str, offset: int) -> str:
 
 
 def prune(store: ObjectStore, log: str, offset: int) -> str:
-    """Let the log begin at ``offset``; returns what says what is to be deleted."""
+    """Advance the log's first record to ``offset``; return the path of the garbage document."""
     path = announce(store, log, offset)
     assert isinstance(Collector(store, log, options=NOW).prune(path), Marked)
     return path
@@ -79,8 +79,8 @@ def collect(store: ObjectStore, log: str, offset: int) -> DeletionReport:
 
 
 def collect_orphans(store: ObjectStore, log: str) -> list[str]:
-    """Delete what nothing refers to; returns what that was."""
-    # S3 tells an object's age in whole seconds: what was written within this one is not old enough yet.
+    """Delete the orphans; return their paths."""
+    # S3 reports an object's age in whole seconds: an object of the current second is not old enough yet.
     time.sleep(1.1 if store.url.startswith("s3:") else 0)
     deleter = Deleter(store, log, options=NOW)
     orphans = deleter.orphans()
@@ -92,7 +92,7 @@ def collect_orphans(store: ObjectStore, log: str) -> list[str]:
 
 
 def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
-    """Find every object that a pin leads to."""
+    """Check that every fragment of a pin is stored and held by it."""
     manifests = ManifestStore(log_store(store, log), shared_runtime())
     snapshots, inside = SnapshotStore(manifests, shared_runtime(), loaded_max=64), manifests.objects
     references = References([pin.manifest.pointers], snapshots.load)
@@ -101,7 +101,7 @@ def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
 
 
 def racing(store: ObjectStore, when: str, race: Callable[[], None], *, times: int = 1) -> FaultyStore:
-    """Run ``race`` before the pin is written, or between that and the look at the manifest."""
+    """Run ``race`` before the pin is written, or between that and the reading of the manifest."""
     faulty, left, written = FaultyStore(store), [times], [False]
 
     def before(kind: str, path: str) -> None:

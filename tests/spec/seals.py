@@ -1,4 +1,4 @@
-"""What the tests of seals and successors share: logs to seal, and looks at what came of it."""
+"""Shared by the tests of seals and successors: logs to seal, and views of the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bodies(store: ObjectStore, log: str, start: ReadStart = None, limits: Limits
 
 
 def collect(store: ObjectStore, log: str, offset: int) -> None:
-    """Let the log begin at ``offset``."""
+    """Advance the log's first record to ``offset``."""
     collector = Collector(store, log, options=CollectorOptions(without_cursors=True, fraction_max=1))
     collector.prune(collector.announce(collector.plan(offset)))
     assert manifest_of(store, log).first.position.offset == offset

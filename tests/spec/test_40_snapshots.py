@@ -1,4 +1,4 @@
-"""The manifest's tree as a writer grows it: small commits, one GET to open, everything reachable."""
+"""The manifest's tree as a writer grows it: small commits, one GET to open, every fragment reachable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
                 writer.append(b"x")
             averages.append((store.written["manifest"] + store.written["snapshot"]) / 256)
 
-    # Unrolled, the last window would write four times what the first one does.
+    # Without rolling, the last window would write four times as much as the first.
     assert max(averages) < 2 * averages[0]
 
 
@@ -46,7 +46,7 @@ def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshot
     assert store.requests["read"] <= 300 / TREE.fragments_per_snapshot + 5
 
 
-def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStore) -> None:
+def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemoryStore) -> None:
     for _ in range(10):
         with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
             for _ in range(30):
@@ -58,8 +58,8 @@ def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStor
     assert len(reader.manifest().fragments) <= TREE.fragments_per_snapshot + TREE.fragments_kept
 
 
-def test_everything_that_is_due_is_rolled_at_once(memory_store: MemoryStore) -> None:
-    """A commit may carry more fragments than a snapshot holds: one snapshot a commit would never catch up."""
+def test_all_snapshots_that_are_due_are_rolled_at_once(memory_store: MemoryStore) -> None:
+    """A commit may carry more fragments than a snapshot holds; one snapshot per commit would never catch up."""
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
     with LogWriter.open_or_initialize(memory_store, "a", options=unrolled) as writer:
         for _ in range(300):
@@ -87,13 +87,13 @@ def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
 
 
 def test_snapshot_that_is_ready_too_late_for_one_commit_is_used_by_the_next(memory_store: MemoryStore) -> None:
-    """It used to be thrown away and written again, for ever where uploads took as long as commits."""
+    """Regression: it was discarded and written again, forever where uploads took as long as commits."""
     store = FaultyStore(memory_store)
     manifest_made, commits, created = threading.Event(), [], []
     rolled_at = TREE.fragments_per_snapshot + TREE.fragments_kept
 
     def pace(kind: str, path: str) -> None:
-        # The snapshot is uploaded after the next manifest was made and before it is installed.
+        # The snapshot is uploaded after the next manifest is made and before it is installed.
         if kind == "replace" and "MANIFEST" in path:
             commits.append(path)
             if len(commits) > rolled_at + 1:

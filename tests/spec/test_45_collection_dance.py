@@ -1,4 +1,4 @@
-"""A collection's steps may each be repeated, resumed, run by two at once, and lose every race without harm."""
+"""A collection's steps can each be repeated, resumed, run by two at once, and lose every race without harm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def whole(store: ObjectStore) -> bool:
 
 
 def collected(store: ObjectStore, first: int = 12) -> bool:
-    """Whether the log begins where it should, and nothing is left over."""
+    """Whether the log begins where it should and nothing is left over."""
     return (
         held(store) == reachable(store)
         and documents(store) == []
@@ -80,7 +80,7 @@ def collected(store: ObjectStore, first: int = 12) -> bool:
 # ---------------------------------------------------------------------- announce
 
 
-def test_announcing_writes_down_what_goes_and_takes_nothing(store: ObjectStore) -> None:
+def test_announcing_writes_down_what_will_be_deleted_and_deletes_nothing(store: ObjectStore) -> None:
     plant(store, cursor=12)
     before = manifest_of(store)
 
@@ -97,7 +97,7 @@ def test_announcing_writes_down_what_goes_and_takes_nothing(store: ObjectStore) 
     assert whole(store)
 
 
-def test_document_is_there_before_the_announcement_that_leads_to_it(store: ObjectStore) -> None:
+def test_document_exists_before_the_announcement_that_names_it(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -109,7 +109,7 @@ def test_document_is_there_before_the_announcement_that_leads_to_it(store: Objec
     assert manifest_of(store).announced is None
 
 
-def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore) -> None:
+def test_nothing_is_announced_when_its_document_cannot_be_written(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     faulty.fail("create", "/gc/GARBAGE", "unknown", times=9)
@@ -120,7 +120,7 @@ def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore)
     assert manifest_of(store).announced is None
 
 
-def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectStore) -> None:
+def test_later_announcement_replaces_an_earlier_one(store: ObjectStore) -> None:
     plant(store, cursor=12)
     first = announce(store)
     place(store, 18)
@@ -134,7 +134,7 @@ def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectS
     assert offsets(store) == list(range(18, 21))
 
 
-def test_plan_that_does_not_fit_the_log_any_more_is_not_announced(store: ObjectStore) -> None:
+def test_plan_that_no_longer_fits_the_log_is_not_announced(store: ObjectStore) -> None:
     plant(store, cursor=12)
     old = collector(store).plan()
     place(store, 18)
@@ -174,7 +174,9 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
 
 
 @pytest.mark.parametrize(("cursor", "written"), [(9, 0), (10, 2), (11, 1), (12, 2), (17, 0), (18, 1), (19, 0), (21, 0)])
-def test_cut_through_snapshots_makes_new_ones_for_what_stays(store: ObjectStore, cursor: int, written: int) -> None:
+def test_cut_through_snapshots_makes_new_ones_for_the_kept_fragments(
+    store: ObjectStore, cursor: int, written: int
+) -> None:
     plant(store, cursor=cursor)
     before = held(store)
     straddled = {pointer.path for pointer in every_pointer(store, manifest_of(store).pointers)}
@@ -239,7 +241,7 @@ def test_appends_and_rolls_between_announcing_and_pruning_stay(store: ObjectStor
     assert delete(store, path).finished
 
 
-def test_prune_cuts_the_tree_as_it_is_by_then_and_writes_that_down(store: ObjectStore) -> None:
+def test_prune_cuts_the_current_tree_and_writes_that_down(store: ObjectStore) -> None:
     append(store, 20)
     place(store, 12)
     path = announce(store)
@@ -257,8 +259,8 @@ def test_prune_cuts_the_tree_as_it_is_by_then_and_writes_that_down(store: Object
     assert collected(store)
 
 
-def test_prune_loses_to_a_cursor_that_came_below_and_withdraws(store: ObjectStore) -> None:
-    """INV-14: as when whoever wrote it died before looking at the manifest."""
+def test_prune_loses_to_a_cursor_created_below_and_withdraws(store: ObjectStore) -> None:
+    """INV-14: as when the cursor's creator dies before it reads the manifest."""
     plant(store, cursor=12)
     path = announce(store)
     abandon_cursor(store, "late", 6)
@@ -288,7 +290,7 @@ def test_announcement_whose_document_is_lost_is_withdrawn(store: ObjectStore) ->
     assert whole(store)
 
 
-def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectStore) -> None:
+def test_manifest_that_keeps_changing_is_an_error_and_no_loss(store: ObjectStore) -> None:
     plant(store, cursor=12)
     path = announce(store)
     faulty = FaultyStore(store)
@@ -307,7 +309,7 @@ def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectSt
 # ---------------------------------------------------------------------- resume
 
 
-def test_resuming_finishes_what_was_announced_and_forgets_what_never_was(store: ObjectStore) -> None:
+def test_resuming_finishes_announced_collections_and_deletes_documents_never_announced(store: ObjectStore) -> None:
     plant(store, cursor=18)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -342,7 +344,7 @@ def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: 
     template, requests = planted()
     assert requests > 60
 
-    # An object too young to be an orphan by a clock of whole seconds spares a request or two.
+    # Where clocks tick in whole seconds, an object is too young to be an orphan, which saves a request or two.
     for number in range(1, requests - 10, stride(store)):
         log = replant(template, store, number)
         faulty = FaultyStore(log)
@@ -356,7 +358,7 @@ def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: 
 
 
 def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStore) -> None:
-    """Each run comes a little further; none goes back."""
+    """Each run gets a little further; none goes back."""
     template, requests = planted()
     log, runs = replant(template, memory_store, 0), 0
 
@@ -376,7 +378,7 @@ def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStor
 
 
 def two_at_once(store: ObjectStore, first: Callable[[ClockStore], object]) -> list[str]:
-    """Let a whole collection happen before each request of another; returns what went wrong in the other one."""
+    """Run a whole collection before each request of another; return the failures of the other one."""
     template, requests = planted(LATER)
     failures = []
     for number in range(1, requests + 1, stride(store)):
@@ -402,11 +404,11 @@ def test_two_collectors_at_once_lose_nothing_and_leave_nothing(store: ObjectStor
 
 
 def test_of_two_collectors_at_once_neither_fails(memory_store: MemoryStore) -> None:
-    """The second finds that there is nothing left to do; that is no reason to raise the alarm."""
+    """The second finds nothing left to do; that is not an error."""
     assert two_at_once(memory_store, lambda other: gather(other, LATER)) == []
 
 
-def test_collector_that_is_announced_while_another_dies_everywhere_gets_done(memory_store: MemoryStore) -> None:
+def test_announced_collection_gets_done_although_another_collector_dies_anywhere(memory_store: MemoryStore) -> None:
     template, requests = planted()
 
     for number in range(1, requests + 1, 3):
@@ -427,7 +429,7 @@ def test_collector_that_is_announced_while_another_dies_everywhere_gets_done(mem
 
 @pytest.mark.parametrize("at", ["create", "replace"])
 def test_no_append_in_flight_fails_when_the_log_is_pruned(store: ObjectStore, at: str) -> None:
-    """Before the upload, and between the upload and the commit."""
+    """Pruned before the upload, and between the upload and the commit."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     place_at = {"create": "/log/", "replace": "MANIFEST"}[at]
@@ -451,7 +453,7 @@ def test_no_append_in_flight_fails_when_the_log_is_pruned(store: ObjectStore, at
     assert collected(store)
 
 
-def test_no_append_fails_while_collections_go_on_beside_it(store: ObjectStore) -> None:
+def test_no_append_fails_while_collections_run_concurrently(store: ObjectStore) -> None:
     append(store, 1)
     place(store, 1)
     few = WriterOptions(

@@ -1,4 +1,4 @@
-"""What nothing refers to is found by its age and deleted behind a fence, and nobody who was slow loses a record."""
+"""Objects without references are found by age and deleted behind a fence, and no slow writer loses a record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clocked(store: ObjectStore, *, cursor: int | None = 1) -> ClockStore:
 
 
 def abandon(store: FaultyStore, count: int = 1) -> list[str]:
-    """Let appends fail between upload and commit; returns the fragments they leave behind, in order of their age."""
+    """Let appends fail between upload and commit; return the fragments they leave behind, oldest first."""
     left: list[str] = []
     for _ in range(count):
         before = held(store)
@@ -84,7 +84,7 @@ def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
 
 
 def collect_orphans(clock: ClockStore) -> None:
-    """A collector finds them, and is back a day later, and the next day."""
+    """A collector finds them, and runs again on each of the next two days."""
     for _ in range(3):
         clock.pass_s(DAY_S)
         gather(clock, LATER)
@@ -114,7 +114,7 @@ def test_orphans_are_those_older_than_the_interval_by_the_store_s_clock_the_olde
     assert found == [left[:1], left[:2], left[:3], left]
 
 
-def test_orphans_are_at_most_so_many_and_the_oldest_of_all(store: ObjectStore) -> None:
+def test_number_of_orphans_is_limited_and_the_oldest_come_first(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 4)
     clock.pass_s(2 * DAY_S)
@@ -127,8 +127,8 @@ def test_orphans_are_at_most_so_many_and_the_oldest_of_all(store: ObjectStore) -
     assert orphans(clock, few) == left[2:]
 
 
-def test_orphan_with_the_number_of_a_fragment_that_the_log_holds_is_told_from_it(store: ObjectStore) -> None:
-    """Another writer's upload of the same number, which lost."""
+def test_orphan_with_the_seq_no_of_a_linked_fragment_is_distinguished_from_it(store: ObjectStore) -> None:
+    """The orphan is another writer's upload of the same seq_no, which lost."""
     clock = clocked(store)
     left = abandon(clock)
     append(clock, 2)
@@ -142,7 +142,7 @@ def test_orphan_with_the_number_of_a_fragment_that_the_log_holds_is_told_from_it
     assert offsets(clock) == list(range(1, 23))
 
 
-def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectStore) -> None:
+def test_object_named_by_a_pin_or_an_unfinished_collection_is_no_orphan(store: ObjectStore) -> None:
     clock = clocked(store, cursor=None)
     PinStore(clock, LOG).create("audit", reason="a test")
     append(clock, 10)
@@ -155,13 +155,13 @@ def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectSt
     unaware, aware = deleter.orphans(), deleter.orphans(deleter.pending())
 
     assert aware == left
-    # Of what was pruned the pin holds the first twenty.
+    # The pin holds the first twenty of the pruned records.
     assert len(unaware) == 8 + 1
     mark_orphans(clock, left)
     assert deleter.orphans(deleter.pending()) == []
 
 
-def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None:
+def test_snapshots_that_were_rolled_into_others_are_orphans(store: ObjectStore) -> None:
     clock = clocked(store)
     larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4)
     SnapshotCompactor(clock, LOG, options=SnapshotCompactorOptions(snapshots=larger, retry=QUICK)).compact()
@@ -175,7 +175,7 @@ def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None
 
 
 def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStore) -> None:
-    """Whatever it is, it is not ours to delete, nor to pass over in silence."""
+    """It is not wal3's to delete, nor to ignore silently."""
     clock = clocked(store)
     life_store(clock, "a").create("log/readme.txt", b"not ours")
     clock.pass_s(2 * DAY_S)
@@ -212,7 +212,7 @@ def test_marking_orphans_raises_the_fence_and_deletes_nothing_yet(store: ObjectS
     assert held(clock) == reachable(clock)
 
 
-def test_marking_orphans_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
+def test_marking_orphans_twice_raises_the_fence_once(store: ObjectStore) -> None:
     clock = clocked(store)
     path = mark_orphans(clock, abandon(clock))
     fence = manifest_of(clock).fence
@@ -230,7 +230,7 @@ def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: Objec
     fence = manifest_of(clock).fence
     assert requests >= 5
 
-    # The first two ask which log it is, and write down what is marked: dead before, it has marked nothing.
+    # The first two requests identify the log and write the document: before them, nothing is marked.
     for number in range(3, requests + 1):
         Later(clock, number, crash)
         with pytest.raises(Crashed):
@@ -247,7 +247,7 @@ def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: Objec
     assert documents(clock) == []
 
 
-def test_two_that_mark_the_same_delete_it_once_and_leave_nothing(store: ObjectStore) -> None:
+def test_two_who_mark_the_same_orphans_delete_them_once_and_leave_nothing(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
@@ -261,7 +261,7 @@ def test_two_that_mark_the_same_delete_it_once_and_leave_nothing(store: ObjectSt
 
 
 def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_for(store: ObjectStore) -> None:
-    """A commit that came in between found and marked."""
+    """A commit came between finding and marking."""
     clock = clocked(store)
     found: list[str] = []
 
@@ -283,11 +283,11 @@ def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_fo
     assert documents(clock) == []
 
 
-# ---------------------------------------------------------------------- who was slow
+# ---------------------------------------------------------------------- slow writers
 
 
 def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[], object]) -> list[str]:
-    """Let something happen once, just before a request; returns where it did."""
+    """Run an action once, just before a matching request; return that request's path."""
     slept: list[str] = []
 
     def before(at_kind: str, path: str) -> None:
@@ -301,7 +301,7 @@ def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[],
 
 @pytest.mark.parametrize(("kind", "path_part"), [("create", "/log/"), ("replace", "MANIFEST")])
 def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore, kind: str, path_part: str) -> None:
-    """Between upload and commit, or before the upload: what it uploaded was marked and deleted meanwhile."""
+    """It slept between upload and commit, or before the upload, and its fragment was marked and deleted meanwhile."""
     clock = clocked(store)
     before = held(clock)
 
@@ -321,7 +321,7 @@ def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore,
     assert before <= held(clock)
 
 
-def test_writer_that_slept_before_each_of_many_commits_gets_all_of_them_in(store: ObjectStore) -> None:
+def test_writer_that_slept_before_each_of_many_commits_commits_them_all(store: ObjectStore) -> None:
     clock = clocked(store)
 
     with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
@@ -369,7 +369,7 @@ def test_writer_s_own_snapshot_that_was_marked_is_never_linked(store: ObjectStor
 
 
 def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: ObjectStore) -> None:
-    """It died between writing what stays and pruning; what it wrote was marked, and another prunes the same."""
+    """It died between uploading the kept parts and pruning; they were marked, and another collector prunes the same."""
     clock = clocked(store, cursor=12)
     sleeps(clock, "replace", "MANIFEST", lambda: None)
     collector = Collector(clock, LOG, options=LATER)
@@ -393,7 +393,7 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     assert scrub(clock, LOG).sound
 
 
-def test_orphans_of_a_sealed_log_go_too(store: ObjectStore) -> None:
+def test_orphans_of_a_sealed_log_are_deleted_too(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock)
     seal(clock, LOG, reason="the end", sealed_by="a test")

@@ -1,4 +1,4 @@
-"""Scrub names every bad object and looks at the rest all the same."""
+"""Scrub names every bad object and still checks the rest."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_lost_snapshot_is_named_once(filled: MemoryStore) -> None:
     assert [problem.path for problem in report.problems] == [victim.path]
 
 
-def test_unreadable_manifest_is_a_report_and_not_a_crash(filled: MemoryStore) -> None:
+def test_unreadable_manifest_is_reported_and_is_no_crash(filled: MemoryStore) -> None:
     damage(filled, "a/manifest/MANIFEST.json")
 
     report = scrub(filled, "a")
@@ -102,7 +102,7 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
     first = threading.Lock()
 
     def collect(kind: str, path: str) -> None:
-        """Prune the newest fragment but one's predecessors in the manifest, as it is asked for."""
+        """When it is read, prune the manifest up to the newest fragment but one."""
         if kind == "read" and "/log/" in path and first.acquire(blocking=False):
             manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
             base = manifests.load()
@@ -156,10 +156,10 @@ def test_scrub_of_no_log_is_an_error(memory_store: MemoryStore) -> None:
         scrub(memory_store, "a")
 
 
-def test_progress_is_told_up_to_the_end(filled: MemoryStore) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported_up_to_the_end(filled: MemoryStore) -> None:
+    reported: list[tuple[int, int]] = []
 
-    scrub(filled, "a", progress=lambda done, total: told.append((done, total)))
+    scrub(filled, "a", progress=lambda done, total: reported.append((done, total)))
 
-    assert told[-1] == (120, 120)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (120, 120)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)

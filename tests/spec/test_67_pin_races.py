@@ -1,4 +1,4 @@
-"""Pins that are made while the log is collected and reorganised, and makers that die meanwhile."""
+"""Pins made while the log is collected and reorganised, and creators that die meanwhile."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_pin_that_races_a_collection_keeps_what_is_left(store: ObjectStore, when: str, times: int) -> None:
-    # Fragments alone: the next test has snapshots of both depths, too.
+def test_pin_that_races_a_collection_keeps_the_remaining_records(store: ObjectStore, when: str, times: int) -> None:
+    # Fragments alone; a later test has snapshots of both depths too.
     with LogWriter.open_or_initialize(store, "a") as writer:
         for _ in range(12):
             writer.append(b"x")
@@ -48,7 +48,7 @@ def test_pin_that_races_a_collection_keeps_what_is_left(store: ObjectStore, when
 
 
 def test_pin_that_was_never_finished_stops_no_deletion(memory_store: MemoryStore) -> None:
-    """Its maker died after writing it, too late for what it names; or has not looked at the manifest yet."""
+    """Its creator died after writing it, either too late for the objects it names or before reading the manifest."""
     held = grow(memory_store, "a")
     store = FaultyStore(memory_store)
 
@@ -70,7 +70,7 @@ def test_pin_that_was_never_finished_stops_no_deletion(memory_store: MemoryStore
     deleted = collect(memory_store, "a", held + 2)
 
     assert (deleted.num_deleted, deleted.num_held, deleted.problems) == (1, 1, ())
-    made = PinStore(memory_store, "a").create("audit", reason="made anew")
+    made = PinStore(memory_store, "a").create("audit", reason="made again")
     assert made.complete
     assert_whole(memory_store, "a", made)
 
@@ -96,7 +96,7 @@ def collect_next(store: ObjectStore, begins: object) -> None:
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
-def test_pin_that_is_made_between_pruning_and_deleting_keeps_what_the_log_holds(store: ObjectStore, when: str) -> None:
+def test_pin_made_between_pruning_and_deleting_keeps_the_log_s_records(store: ObjectStore, when: str) -> None:
     fill(store, "a", 12)
     pruned: list[str] = []
 
@@ -111,9 +111,7 @@ def test_pin_that_is_made_between_pruning_and_deleting_keeps_what_the_log_holds(
 
 
 @pytest.mark.parametrize("when", ["before", "before it is written", "before it is checked"])
-def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from_it(
-    store: ObjectStore, when: str
-) -> None:
+def test_announced_collection_delays_no_pin_and_takes_nothing_from_it(store: ObjectStore, when: str) -> None:
     fill(store, "a", 12)
     announced: list[str] = []
 
@@ -133,8 +131,8 @@ def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from
 
 
 @pytest.mark.parametrize("at", ["manifest", "pin"])
-def test_deleter_that_is_under_way_takes_nothing_from_a_pin(store: ObjectStore, at: str) -> None:
-    """A pin that is made while garbage is being deleted, before or after the deleter looks at the pins."""
+def test_running_deleter_takes_nothing_from_a_pin(store: ObjectStore, at: str) -> None:
+    """The pin is made while garbage is being deleted, before or after the deleter reads the pins."""
     fill(store, "a", 12)
     path = prune(store, "a", 6)
     deleting = FaultyStore(store)
@@ -155,7 +153,7 @@ def test_deleter_that_is_under_way_takes_nothing_from_a_pin(store: ObjectStore, 
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
-def test_pin_that_races_a_roll_up_holds_nothing_that_may_go(store: ObjectStore, when: str) -> None:
+def test_pin_that_races_a_roll_up_refers_to_nothing_that_can_be_deleted(store: ObjectStore, when: str) -> None:
     held = grow(store, "a")
     before = manifest_of(store, "a")
 
@@ -181,7 +179,7 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
     assert (pin.generation, pin.manifest.num_records) == (2, 1)
 
 
-def test_pin_stays_unfinished_when_the_log_never_rests(
+def test_pin_stays_unfinished_when_the_log_keeps_changing(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.documents.pin_store.REBASES_MAX", 16)

@@ -1,4 +1,4 @@
-"""A writer that commits without a pause, and those who change its log's manifest from farther away."""
+"""A writer that commits without a pause, and maintenance that changes its log's manifest from farther away."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05
-# With turns it is dozens; without, thousands and chance.
+# With pauses it takes dozens; without, thousands and luck.
 TRIES_MAX = 300
 
 
@@ -42,13 +42,13 @@ MAINTENANCE: dict[str, Callable[[ObjectStore], object]] = {
 
 
 @pytest.mark.parametrize("change", MAINTENANCE)
-def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_rests_gets_its_turn(
+def test_maintenance_far_from_the_store_gets_its_turn_beside_a_writer_that_never_rests(
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of thousands of tries none came in time: the next commit was always there before."""
+    """Regression: of thousands of attempts none succeeded, because the next commit always came first."""
     monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.5)
     stop = threading.Event()
-    # A fragment for each record, so that the tree is rolled all the time.
+    # One fragment per record, so that the tree is rolled continuously.
     options = WriterOptions(batch_records_max=1)
     LogWriter.initialize(memory_store, "a")
 
@@ -73,7 +73,7 @@ def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_res
         writing.join(60)
 
 
-def test_append_that_has_little_time_left_gives_way_to_nobody(
+def test_append_with_little_time_left_does_not_pause(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.0)
@@ -89,7 +89,7 @@ def test_append_that_has_little_time_left_gives_way_to_nobody(
 
 
 class StillRuntime(ThreadRuntime):
-    """A process whose clock stands still unless a test moves it."""
+    """A process whose clock advances only when a test moves it."""
 
     now_s = 0.0
 
@@ -119,13 +119,13 @@ def test_writer_pauses_once_in_ten_seconds_and_never_when_it_has_rested(
 
 
 class InterruptedCall(BaseException):
-    """What a signal's handler raises, as Ctrl-C does."""
+    """Raised by a signal handler, as Ctrl-C raises KeyboardInterrupt."""
 
 
-def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_goes_on(
+def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As at the interpreter's exit, where no worker is left. The next append waited for ever."""
+    """As at the interpreter's exit, where no worker is left. Regression: the next append waited forever."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise InterruptedCall

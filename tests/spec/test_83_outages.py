@@ -49,7 +49,7 @@ def faulty(memory_store: MemoryStore) -> FaultyStore:
 
 
 def go_away(faulty: FaultyStore, seconds: float = 3600.0) -> None:
-    """Let nothing be answered for so long."""
+    """Answer nothing for some seconds."""
     for kind in ("create", "replace"):
         faulty.fail(kind, "", "unknown", times=1_000_000)
     for kind in ("read", "get", "head", "list"):
@@ -69,8 +69,8 @@ def took_s(action: Callable[[], object], error: type[Exception] | None = None) -
     return time.monotonic() - began_s
 
 
-def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyStore) -> None:
-    """Five tries were over after a second and a half."""
+def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore) -> None:
+    """Regression: five attempts were over after a second and a half."""
     with LogWriter.open(faulty, "a") as writer:
         writer.append(b"before")
         go_away(faulty, 2.5)
@@ -84,16 +84,16 @@ def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyS
 @pytest.mark.parametrize(
     ("kind", "target"), [("create", "/log/"), ("head", "/log/"), ("replace", "MANIFEST"), ("get", "MANIFEST")]
 )
-def test_request_of_an_append_is_tried_for_the_append_s_time_and_not_the_store_s(
+def test_request_of_an_append_is_retried_for_the_append_s_timeout_and_not_the_store_s(
     memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
 ) -> None:
-    memory_store.url = "s3://bucket?timeout_s=0.1"  # only how long it is asked is taken from it
+    memory_store.url = "s3://bucket?timeout_s=0.1"  # only the timeout is taken from it
     LogWriter.initialize(memory_store, "a")
     faulty = FaultyStore(memory_store)
     options = WriterOptions(retry=QUICK, delivery_timeout_s=30)
     with LogWriter.open(faulty, "a", options=options, ordered=ordered) as writer:
         faulty.fail(kind, target, "unavailable", times=1_000_000)
-        # The manifest is loaded where a CAS was refused.
+        # The manifest is loaded when a CAS was refused.
         faulty.fail("replace", "MANIFEST", "conflict", times=1_000_000 if kind == "get" else 0)
         threading.Timer(0.5, faulty.heal).start()
         assert took_s(lambda: writer.append(b"x")) >= 0.5
@@ -126,8 +126,8 @@ def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyS
     assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
 
 
-def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
-    """Nobody looked at its time: each round left an orphan."""
+def test_append_that_keeps_losing_its_place_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
+    """Regression: its time was not checked, and each round left an orphan."""
     uploads: list[str] = []
 
     def mark_orphans(kind: str, path: str) -> None:
@@ -145,7 +145,7 @@ def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(
     assert len(uploads) <= 6
 
 
-def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> None:
+def test_appends_waiting_in_an_outage_are_bounded_and_visible(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, bytes_held_max=20 * KIB)
     with LogWriter.open(faulty, "a", options=options) as writer:
         idle = writer.stats()
@@ -174,7 +174,7 @@ def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> Non
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
-def test_submit_waits_for_room_no_longer_than_it_is_told_to(faulty: FaultyStore, timeout_s: float) -> None:
+def test_submit_waits_for_room_no_longer_than_its_timeout(faulty: FaultyStore, timeout_s: float) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
@@ -188,14 +188,14 @@ def test_submit_waits_for_room_no_longer_than_it_is_told_to(faulty: FaultyStore,
         first.result(30)
         flushing.join(30)
         assert not flushing.is_alive()
-        # The room that was waited for in vain is there again, all of it.
+        # The room reserved by the refused append is free again, all of it.
         writer.submit(b"second", timeout_s=0).result(30)
         assert writer.stats().bytes_held == 0
 
     assert bodies(faulty.inner) == [b"first", b"second"]
 
 
-def test_waiting_for_room_that_comes_in_time_is_not_refused(faulty: FaultyStore) -> None:
+def test_append_that_gets_room_in_time_is_not_refused(faulty: FaultyStore) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
@@ -214,7 +214,7 @@ class Breaking(ThreadRuntime):
 
 
 def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> None:
-    """It went into the log behind the back of a caller who was told of an error, and appended it again."""
+    """Regression: it entered the log although its caller got an error and appended it again."""
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with Breaking() as runtime, LogWriter.open(faulty, "a", options=ONE_AT_A_TIME, runtime=runtime) as writer:
@@ -226,7 +226,7 @@ def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> N
     assert bodies(faulty.inner) == [b"first"]
 
 
-def test_wait_for_room_may_be_without_end(faulty: FaultyStore) -> None:
+def test_wait_for_room_may_be_infinite(faulty: FaultyStore) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=ONE_AT_A_TIME) as writer:
@@ -235,7 +235,7 @@ def test_wait_for_room_may_be_without_end(faulty: FaultyStore) -> None:
         assert writer.submit(b"second", timeout_s=float("inf")).result(30).offset == 2
 
 
-def test_reads_and_cursors_ride_through_an_outage(faulty: FaultyStore) -> None:
+def test_reads_and_cursors_survive_an_outage(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a") as writer:
         writer.append_many([b"1", b"2"])
     reader, cursors = LogReader.open(faulty, "a"), CursorStore(faulty, "a")
@@ -263,7 +263,7 @@ def test_read_that_is_denied_fails_at_once_and_one_that_is_not_answered_in_time(
     faulty.heal()
 
 
-def test_listing_that_breaks_off_goes_on_where_it_was(memory_store: MemoryStore) -> None:
+def test_interrupted_listing_continues_where_it_was(memory_store: MemoryStore) -> None:
     for number in range(5):
         memory_store.create(f"x/{number}", b"")
 
@@ -279,7 +279,7 @@ def test_listing_that_breaks_off_goes_on_where_it_was(memory_store: MemoryStore)
     assert [meta.path for meta in store.list_objects("x/")] == [f"x/{number}" for number in range(5)]
 
 
-def test_store_s_url_says_how_long_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_s_url_sets_how_long_it_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
 

@@ -1,4 +1,4 @@
-"""Nothing that lies in a store makes a reader hold more bytes than what it looks for can have."""
+"""No stored object makes a reader hold more bytes than the expected object can have."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_huge_document_costs_one_small_read_and_is_named(
     assert held_bytes < HELD_BYTES_MAX
 
 
-def test_upload_whose_path_holds_something_huge_reads_no_more_than_its_own_length(memory_store: MemoryStore) -> None:
+def test_upload_to_a_path_with_a_huge_object_reads_no_more_than_its_own_length(memory_store: MemoryStore) -> None:
     store = BoundedStore(memory_store)
     LogWriter.initialize(store, "a")
     with LogWriter.open(store, "a") as writer:
