@@ -225,7 +225,7 @@ def test_cursor_that_is_moved_on_from_where_nobody_looked_is_told(memory_store: 
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.load("reader")
     assert witness is not None
-    with pytest.raises(GarbageCollectedError, match="it lies at 12 now"):
+    with pytest.raises(GarbageCollectedError, match="it is now at 12"):
         cursors.save("reader", LogPosition(5, 0), witness)
 
     assert place_of(memory_store) == 12

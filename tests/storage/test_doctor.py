@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
 
-ATOMIC = {"of racing creates one is done", "racing swaps lose nothing"}
+ATOMIC = {"one of several racing creates is done", "racing swaps lose nothing"}
 
 
 class CarelessStore(MemoryStore):
@@ -202,7 +202,7 @@ class BareEtagServer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
-    """URL of a store on a server that wants ETags bare."""
+    """URL of a store on a server that expects unquoted ETags."""
     handler = type("Handler", (BareEtagServer,), {"upstream": urlsplit(s3_endpoint).netloc})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -215,7 +215,7 @@ def test_server_that_wants_bare_etags_is_recognised_and_passes_as_advised(bare_e
 
     advised = f"{bare_etag_url}&etags=unquoted"
     assert "a replace with the current version is done" in {check.name for check in report.checks if not check.passed}
-    assert report.advice[0] == f"this server wants ETags bare; open it as {advised}"
+    assert report.advice[0] == f"this server expects unquoted ETags: open it as {advised}"
     assert examine(open_store(advised)).suitable
 
 
