@@ -1,4 +1,4 @@
-"""Defects of the local store that power cuts must bring to light."""
+"""Defects of the local store that power cuts must find."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEFECTS = (
     ),
     Mutation("written in place, synced", _LINKING, _LINK, _DIRECT),
     Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),
-    # What others wrote is there before it is on disk: nothing is synced while a lock is held.
+    # Others' writes are visible before they are on disk: nothing is synced while a lock is held.
     Mutation(
         "another's version taken for durable", f"{_STORE}._sync_seen", "_sync_folder(self._file(path).parent)", "pass"
     ),
