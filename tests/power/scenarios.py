@@ -71,12 +71,12 @@ def nothing(_user: User) -> None:
 
 
 def begun(user: User) -> None:
-    """An empty log."""
+    """Make an empty log."""
     user.initialize()
 
 
 def grown(user: User) -> None:
-    """A log that is about to roll fragments into a snapshot, and a cursor in it."""
+    """Make a log that is about to roll fragments into a snapshot, with a cursor."""
     user.initialize()
     user.append(2)
     user.save_cursor()

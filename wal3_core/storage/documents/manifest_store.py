@@ -259,7 +259,7 @@ class ManifestStore:
                 return
         remains = next(iter(self.lives()), None)
         if remains is not None and self.look() is None:
-            # The objects of a life without a manifest.
+            # There are objects of a life, but no manifest.
             message = (
                 f"log {self.url}: expected {MANIFEST} beside {life_folder(remains)}, found none: restore it, or"
                 f" destroy what is left"

@@ -74,7 +74,7 @@ class PinStore:
             base, etag = now, saved.etag
         message = (
             f"pin {self._store.url}/{path}: the log was reorganised {REBASES_MAX} times over; not finished:"
-            f" create the pin again, or delete it"
+            f" pin it again, or delete it"
         )
         raise UnavailableError(message)
 
