@@ -118,7 +118,7 @@ def test_name_that_is_kept_for_a_successor_is_told_of_and_not_listed(wal3: Comma
     ):
         result = wal3(*arguments, stdin="2\n")
         assert result.exit_code != 0
-        assert "its name kept for the one that goes on from log" in result.stderr + result.stdout
+        assert "its name kept for the successor of log" in result.stderr + result.stdout
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a"]
 
     wal3.ok("migrate", "a", "b", "--reason", "full")

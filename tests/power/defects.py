@@ -1,4 +1,4 @@
-"""Defects of the local store that power cuts must bring to light."""
+"""Defects of the local store that power cuts must find."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFECTS = (
     Mutation("folder above synced instead", f"{_STORE}._synced", "_sync_folder(folder)", "_sync_folder(folder.parent)"),
     Mutation("new folders not synced", f"{_STORE}._make_folder", "_sync_folder(each.parent)", "pass"),
     Mutation(
-        "folder that is there taken for durable",
+        "existing folder taken for durable",
         f"{_STORE}._make_folder",
         "self._durable.get(each) != removals or ",
         "",
@@ -45,10 +45,12 @@ DEFECTS = (
     ),
     Mutation("written in place, synced", _LINKING, _LINK, _DIRECT),
     Mutation("removed before it is replaced", f"{_STORE}.replace", "staged.rename", "target.unlink(); staged.rename"),
-    # What others wrote is there before it is on disk: nothing is synced while a lock is held.
+    # Others' writes are visible before they are on disk: nothing is synced while a lock is held.
     Mutation(
         "another's version taken for durable", f"{_STORE}._sync_seen", "_sync_folder(self._file(path).parent)", "pass"
     ),
-    Mutation("one's own version taken for durable too early", f"{_STORE}.replace", _RENAMED, _RENAMED_AND_SEEN),
-    Mutation("what refused a create taken for durable", f"{_STORE}._sync_refusing", "_sync_folder(folder)", "pass"),
+    Mutation("own version taken for durable too early", f"{_STORE}.replace", _RENAMED, _RENAMED_AND_SEEN),
+    Mutation(
+        "object that refused a create taken for durable", f"{_STORE}._sync_refusing", "_sync_folder(folder)", "pass"
+    ),
 )

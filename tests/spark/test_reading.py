@@ -146,7 +146,7 @@ def test_log_that_became_shorter_is_an_error_and_never_a_short_list(
 
     fill(local_store, "a", fragments=2)
 
-    with pytest.raises(LogError, match="expected log .*, found log .* under its name: destroyed and begun anew"):
+    with pytest.raises(LogError, match="expected log .*, found log .* under its name: destroyed and created again"):
         offsets(reader, tasks)
 
 

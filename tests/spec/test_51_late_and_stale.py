@@ -225,7 +225,7 @@ def test_move_of_a_cursor_left_below_the_first_record_is_refused_with_its_new_pl
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.load("reader")
     assert witness is not None
-    with pytest.raises(GarbageCollectedError, match="it lies at 12 now"):
+    with pytest.raises(GarbageCollectedError, match="it is now at 12"):
         cursors.save("reader", LogPosition(5, 0), witness)
 
     assert place_of(memory_store) == 12

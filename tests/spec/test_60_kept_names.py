@@ -40,7 +40,7 @@ def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: Ob
     fill(store, "a", b"1", b"2")
     fill(store, "other", b"another's")
     seal(store, "a", reason="full", successor="b")
-    kept = "its name kept for the one that goes on from log .*/a: run the migration of that one again"
+    kept = "its name kept for the successor of log .*/a: run the migration of that log again"
 
     with pytest.raises(LogNotFoundError, match=kept):
         LogWriter.open_or_initialize(store, "b")
@@ -71,7 +71,7 @@ def test_two_logs_are_not_sealed_for_one_successor(store: ObjectStore) -> None:
     seal(store, "a", reason="full", successor="b")
 
     with pytest.raises(
-        LogExistsError, match="log c: expected its successor's name to be free: .* goes on from log .*/a"
+        LogExistsError, match="log c: expected its successor's name to be free: .* successor of log .*/a"
     ):
         seal(store, "c", reason="full", successor="b")
 

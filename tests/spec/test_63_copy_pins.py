@@ -213,7 +213,7 @@ def test_dead_copy_names_its_pin(store: ObjectStore) -> None:
     cut_short(store, store)
     [dead] = pins(store)
 
-    with pytest.raises(InvalidRequestError, match=f"or destroy what there is of it, and delete the pin {dead}"):
+    with pytest.raises(InvalidRequestError, match=f"or destroy the partial copy, and delete the pin {dead}"):
         copy(LogAt(store, "c"), LogAt(store, "b"))
 
 

@@ -146,7 +146,7 @@ def test_writer_that_slept_across_a_restore_commits_nothing_onto_it(store: Objec
         restore(store)
 
         for _ in range(2):
-            with pytest.raises(AppendReplacedError, match="destroyed and begun anew, or restored"):
+            with pytest.raises(AppendReplacedError, match="destroyed and created again, or restored"):
                 writer.append(b"after")
 
     assert len(records(store, "a")) == 9

@@ -56,7 +56,7 @@ def save_cursor(store: ObjectStore, **wrong: object) -> None:
 def save_policy(store: ObjectStore, **wrong: object) -> None:
     policy = Policy()
     for name, value in wrong.items():
-        # Past its own check.
+        # Bypasses the policy's own check.
         object.__setattr__(policy, name, value)
     documents(store, lambda data, what: Policy.from_bytes(data, what=what)).save("policy.json", policy, None)
 

@@ -15,7 +15,7 @@ _NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the 
 # What the library says is to be done, which knows of no commands, and how that is done here.
 _COMMANDS = {
     "initialize the log first": _NEW_LOG,
-    "initialize it anew": _NEW_LOG,
+    "initialize it again": _NEW_LOG,
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
 

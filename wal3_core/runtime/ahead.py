@@ -1,4 +1,4 @@
-"""Work on the shared workers, some items ahead of the caller."""
+"""Work on the shared workers, ahead of the caller."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def map_ahead(
     share: Share = COMMON,
     ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[T]:
-    """Do the work on each item on the shared workers, ``count`` of them ahead of the caller; give results in order.
+    """Do the work on each item on the shared workers, ``count`` items ahead of the caller; yield results in order.
 
-    While the next item is not ``ready``, which is to say that asking for it would block, results come first.
-    ``share`` says whose work it is.
+    While the next item is not ``ready`` (asking for it would block), results are yielded first. ``share`` says
+    whose work it is.
     """
     waiting: deque[Future[T]] = deque()
     for item in items:
@@ -44,7 +44,7 @@ def map_ahead(
 
 
 def later(runtime: Runtime, work: Callable[[], T], share: Share = COMMON) -> Future[T]:
-    """Do work on the shared workers."""
+    """Do the work on the shared workers; return its future."""
     future: Outcome[T] = Outcome()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A future that an interrupt of a waiting thread leaves whole."""
+"""A future that stays usable when a thread that waits for it is interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})
 
 
 class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
-    """What a Future has a Condition for, but that nobody waits under it: it is entered and left in one step."""
+    """Stands in for a Future's Condition; no thread waits while holding it, and it is entered and left in one step."""
 
     def __init__(self) -> None:
         self.waiters: deque[_thread.LockType] = deque()
@@ -31,13 +31,13 @@ class _Gate(_thread.RLock):  # type: ignore[misc]  # final to the type checker a
             self.waiters.popleft().release()
 
 
-# The callbacks of what this thread gives its outcome, while they are not to be called there and then.
+# Where this thread puts the callbacks of the outcomes it sets, instead of calling them at once.
 _HELD: ContextVar[list[Callable[[], None]] | None] = ContextVar("wal3-held-callbacks", default=None)
 
 
 @contextlib.contextmanager
 def callbacks_held(held: list[Callable[[], None]]) -> Iterator[None]:
-    """Put the callbacks of the outcomes that are set within here instead of calling them."""
+    """Append the callbacks of outcomes that are set in the block to ``held`` instead of calling them."""
     before = _HELD.set(held)
     try:
         yield
@@ -46,9 +46,9 @@ def callbacks_held(held: list[Callable[[], None]]) -> Iterator[None]:
 
 
 class Outcome(Future[T]):
-    """A future that stays whole when a thread that waits for it is interrupted: whoever sets it never hangs.
+    """A future that stays usable when a thread that waits for it is interrupted: setting it never hangs.
 
-    Who waits holds no lock meanwhile, so a signal's handler that comes then may wait for the same, or for others.
+    A waiting thread holds no lock, so a signal handler that runs meanwhile may wait for the same future, or others.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Outcome(Future[T]):
         self._state: str
 
     def done(self) -> bool:
-        """Whether it has its outcome, which it is given in one step."""
+        """Whether it has its outcome, which is set in one step."""
         return self._state in _ENDED
 
     def result(self, timeout: float | None = None) -> T:
@@ -85,7 +85,7 @@ class Outcome(Future[T]):
         waiters = self._condition.waiters
         waiters.append(waiter)
         try:
-            # Looked at behind the append: it was set before, or whoever sets it finds the waiter.
+            # Checked after the append: it was set before, or setting it finds the waiter.
             if not self.done():
                 waiter.acquire(True, -1 if timeout is None else max(timeout, 0))  # noqa: FBT003 - takes no keywords
         finally:

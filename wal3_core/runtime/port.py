@@ -1,4 +1,4 @@
-"""The port: what a process gives the library. A simulator passes its own and runs the library from a seed."""
+"""The port through which the library uses its process. A simulator passes its own and runs from a seed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ US_PER_S = 1_000_000
 
 
 class Lock(Protocol):
-    """A lock, to be taken by ``with`` alone: an interrupt never leaves it held."""
+    """A lock, taken by ``with`` only: an interrupt never leaves it held."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def owned(self) -> bool:
-        """Whether this thread holds it, and would wait for itself."""
+        """Whether this thread holds it, so that it would wait for itself."""
         ...
 
 
 class Timer(Protocol):
-    """A task set for later."""
+    """A task to be spawned later."""
 
     def cancel(self) -> None:
         """Drop the task if it has not begun."""
@@ -40,14 +40,14 @@ class Timer(Protocol):
 
 
 class Runtime(Protocol):
-    """What a process gives the library."""
+    """Clocks, randomness, locks, workers and timers."""
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since the epoch; may jump."""
+        """Return the wall clock, microseconds since the Unix epoch; it may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Give a clock that never runs backwards, in seconds."""
+        """Return a clock that never runs backwards, in seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ class Runtime(Protocol):
         ...
 
     def token(self) -> str:
-        """Sixteen random hex digits that no other writer has."""
+        """Return sixteen random hex digits, different at every call and in every process."""
         ...
 
     def jitter(self) -> float:
@@ -63,13 +63,13 @@ class Runtime(Protocol):
         ...
 
     def process_name(self) -> str:
-        """Name this process, for people who read a manifest."""
+        """Return a name of this process, for people who read a manifest."""
         ...
 
     def check_process(self) -> None:
-        """Raise ClosedError in a process forked from the one this runtime was made in: its workers stayed there.
+        """Raise ClosedError in a process forked from the one this runtime was made in: the fork has no workers.
 
-        InvalidRequestError where the call comes in the middle of what this thread does for the runtime.
+        InvalidRequestError when the call interrupts the runtime's own work in the same thread.
         """
         ...
 
@@ -90,21 +90,21 @@ class Runtime(Protocol):
         ...
 
     def publish(self, topic: str) -> None:
-        """Wake whoever awaits the topic in this process."""
+        """Wake the threads of this process that await the topic."""
         ...
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
-        """Block until the topic was published after version ``seen``, or for ``timeout_s``; return its version."""
+        """Block until the topic is published after version ``seen``, or for ``timeout_s``; return its version."""
         ...
 
 
-# What tells a runtime from anything else that a caller may hand in for one.
+# The argument check that accepts any Runtime.
 a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn", "wait", "lock")
 
 
 def reentered(what: str) -> InvalidRequestError:
-    """Say that a call came in the middle of another one, which its own thread can not finish first."""
+    """Make the error for a call that interrupts another call of the same thread, which cannot finish first."""
     return InvalidRequestError(
-        f"{what}: expected no call from a signal's handler or a __del__ in the middle of another call of the same"
-        f" thread: nothing was done; let it note what is to be done, and do that later"
+        f"{what}: expected no call from a signal handler or a __del__ during another call of the same thread:"
+        f" nothing was done; let the handler note the work, and do it later"
     )

@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 # Enough for a few dozen requests in flight; a log owns none of them.
 WORKERS_MAX = 32
-# Topics of followers that are reading just then; whoever comes back to one that went asks its store once more.
+# Topics of followers that are reading at the moment; a follower whose topic was dropped polls its store once more.
 _TOPICS_KEPT_MAX = 1000
 
 
 class _Topic:
-    """What is awaited: a version, and what is set with the next one. It goes when nobody holds it any more."""
+    """A version, and the outcome that is set with the next one. It is dropped when nothing refers to it."""
 
     __slots__ = ("__weakref__", "news", "version")
 
@@ -46,7 +46,7 @@ class _Topic:
 
 
 class ThreadRuntime:
-    """The real thing: system clocks, operating system randomness, one pool of threads."""
+    """The Runtime of a real process."""
 
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
         self._process = os.getpid()
@@ -56,17 +56,17 @@ class ThreadRuntime:
         self._timers = TimerThread(lambda task, share: self.spawn(task, share=share))
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
         self._topics_lock = threading.Lock()
-        # Those that somebody awaits now, or did just now and will again.
+        # The topics that are awaited now, or were recently and will be again.
         self._topics: WeakValueDictionary[str, _Topic] = WeakValueDictionary()
         self._recent_topics: deque[_Topic] = deque(maxlen=_TOPICS_KEPT_MAX)
         self._versions = itertools.count(1)
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since the epoch."""
+        """Return the wall clock, microseconds since the Unix epoch."""
         return time.time_ns() // 1000
 
     def monotonic_s(self) -> float:
-        """Monotonic clock, seconds."""
+        """Return the monotonic clock, in seconds."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class ThreadRuntime:
         time.sleep(seconds)
 
     def token(self) -> str:
-        """Sixteen random hex digits."""
+        """Return sixteen random hex digits."""
         return secrets.token_hex(8)
 
     def jitter(self) -> float:
@@ -82,7 +82,7 @@ class ThreadRuntime:
         return self._random.random()
 
     def process_name(self) -> str:
-        """Host and process id."""
+        """Return host and process id."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def check_process(self) -> None:
@@ -98,13 +98,13 @@ class ThreadRuntime:
         return OwnedLock()
 
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
-        """Run a task on the workers; here and now when there are none, as at the interpreter's exit."""
+        """Run a task on the workers; in this thread when there are none, as at the interpreter's exit."""
         self.check_process()
         if not self._workers.spawn(task, share):
             self._run_here(task)
 
     def _run_here(self, task: Callable[[], None]) -> None:
-        """Run a task in this thread, behind the one that asked for it: that one may hold a lock this one wants."""
+        """Run a task in this thread, after the task that spawned it, which may hold a lock that this one needs."""
         waiting: deque[Callable[[], None]] | None = getattr(self._inline, "waiting", None)
         if waiting is not None:
             waiting.append(task)
@@ -114,7 +114,7 @@ class ThreadRuntime:
         while waiting:
             try:
                 waiting.popleft()()
-            except BaseException as error:  # noqa: BLE001 - the others are other callers', who wait for them
+            except BaseException as error:  # noqa: BLE001 - other callers wait for the remaining tasks
                 first = first or error
         del self._inline.waiting
         if first is not None:
@@ -127,16 +127,16 @@ class ThreadRuntime:
     def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
         """Block until the future has its result."""
         waiting: deque[Callable[[], None]] = getattr(self._inline, "waiting", None) or deque()
-        # Where this thread does all there is to do, nobody else would do what it waits for.
+        # When tasks run in this thread, no other thread would run the one it waits for.
         while waiting and not future.done():
             attempt(waiting.popleft())
         return future.result(timeout_s)
 
     def publish(self, topic: str) -> None:
-        """Wake whoever awaits the topic."""
+        """Wake the threads that await the topic."""
         with self._topics_lock:
             found = self._topics.get(topic)
-            # Nobody listens to the others.
+            # No thread awaits it.
             if found is None:
                 return
             news, found.news = found.news, Outcome()
@@ -159,15 +159,15 @@ class ThreadRuntime:
         with self._topics_lock:
             found = self._topics.get(topic)
             if found is None:
-                # Newer than what anybody has seen: what was published while it was gone is not missed.
+                # Newer than every version seen before: nothing published while it was dropped is missed.
                 found = self._topics[topic] = _Topic(next(self._versions))
             self._recent_topics.append(found)
             return found
 
     def close(self) -> None:
-        """Wait for the tasks under way and end the workers; at the latest when the interpreter ends."""
+        """Wait for the running tasks and end the workers; called at the latest when the interpreter ends."""
         atexit.unregister(self.close)
-        # A fork has inherited the call, but not the threads.
+        # A fork inherits the call, but not the threads.
         if os.getpid() == self._process:
             self._workers.close()
 
@@ -185,18 +185,18 @@ _shared: list[ThreadRuntime] = []
 
 
 def shared_runtime() -> ThreadRuntime:
-    """Return the process's one runtime, made when first asked for."""
+    """Return the process's one runtime, made at the first call."""
     with _shared_lock:
         if not _shared:
             _shared.append(ThreadRuntime())
         return _shared[0]
 
 
-def _begin_anew() -> None:
-    """In a forked child: none of the parent's threads is there, nor who may have held the lock."""
+def _reset_after_fork() -> None:
+    """In a forked child: the parent's threads do not exist, and one of them may have held the lock."""
     global _shared_lock  # noqa: PLW0603 - nothing else runs in a child that was just forked
     _shared_lock = threading.Lock()
     _shared.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

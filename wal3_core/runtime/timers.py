@@ -52,7 +52,7 @@ class TimerThread:
             try:
                 threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
             except RuntimeError:
-                # No thread to be had: a worker waits instead.
+                # No thread can be started: a worker waits instead.
                 self._spawn(self._run, COMMON)
             except BaseException:
                 with self._condition:

@@ -1,4 +1,4 @@
-"""The store's own time, which no process's clock moves."""
+"""The store's own time, independent of every process's clock."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BYTES_MAX = 1024
 
 
 def store_now_us(store: ObjectStore, runtime: Runtime) -> int:
-    """Ask a log's store for its time: when it says that an object written just now was changed.
+    """Return the time of a log's store: the change time it reports of an object just written.
 
-    One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
-    clock does not run back.
+    If the object could not be written now, the time is that of an earlier write: callers then only wait longer.
+    Requires that the store's clock does not run backwards.
     """
     data, found = runtime.token().encode(), store.get(CLOCK, length_max=_BYTES_MAX)
     if isinstance(found, Versioned):

@@ -1,1 +1,1 @@
-"""The object stores: a directory, this process's memory, S3 and its kin."""
+"""The object stores: a directory, this process's memory, S3, Google Cloud Storage and Azure."""

@@ -1,11 +1,11 @@
-"""A lock on a file of a directory store, which waits so long and no longer.
+"""A lock on a file of a directory store; waiting for it has a deadline.
 
 The kernel frees a lock when its holder dies, but not when its holder is stopped (SIGSTOP, a paused
-container, a debugger). So nobody waits for ever: the wait has a deadline, and says then what it
-waited for and who may hold it.
+container, a debugger). So a wait ends with an error that names the lock and the processes that may
+hold it.
 
-A child that is forked meanwhile has the file open, too, and would hold the lock when its parent is
-dead. So it lets go of it first of all.
+A child that is forked meanwhile inherits the open file, and would hold the lock after its parent's
+death. So the child first closes it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 _PAUSE_S_MIN = 0.0005
 _PAUSE_S_MAX = 0.02
-# Of /proc/locks: number, class, mode, access, process, device and inode.
+# The fields of a line of /proc/locks: number, class, mode, access, process, device and inode.
 _LOCK_FIELDS = 6
-# The files of this process that are locked, or about to be.
+# The handles of this process's files that are locked, or about to be.
 _lockable: set[int] = set()
 _STATES = {"T": "stopped", "t": "held by a debugger", "Z": "dead", "D": "waiting for its disk"}
 
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """How long somebody waits for a lock, ``s_max`` seconds, by whose clock; ``store`` is what messages call it."""
+    """A wait for a lock of at most ``s_max`` seconds, by the runtime's clock; messages name ``store``."""
 
     store: Path
     runtime: Runtime
@@ -43,26 +43,26 @@ class LockWait:
 
     @contextlib.contextmanager
     def locked(self, path: Path, kind: int, *, purpose: str) -> Iterator[BinaryIO]:
-        """Hold a lock on the file at ``path``; UnavailableError when others hold it for too long.
+        """Hold a lock on the file at ``path``; UnavailableError when others hold it for longer than ``s_max``.
 
-        The file is opened each time: flock excludes open files, so threads exclude each other too.
+        The file is opened each time: flock is per open file, so threads exclude each other too.
         """
         with path.open("ab") as file, this_process_alone(file):
             self._acquire(file, kind, path, purpose)
             try:
                 yield file
             finally:
-                # Closing would not do where a child was forked just now, and has not let go of it yet.
+                # Closing is not enough: a child forked just now may still have the file open.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _acquire(self, file: BinaryIO, kind: int, path: Path, purpose: str) -> None:
         limit_s, pause_s = self.runtime.monotonic_s() + self.s_max, _PAUSE_S_MIN
         while not _try(file, kind):
-            # After a try: one that was stopped itself takes what is free by now.
+            # After a try: a process that was itself stopped meanwhile takes a lock that is free by now.
             if self.runtime.monotonic_s() >= limit_s:
                 message = (
                     f"store {self.store}: {purpose}: expected the lock {path} within {self.s_max:g} s, found it held"
-                    f" by {_holder(os.fstat(file.fileno()).st_ino)}: let that go on, or end it"
+                    f" by {_holder(os.fstat(file.fileno()).st_ino)}: let it continue, or end it"
                 )
                 raise UnavailableError(message)
             self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
@@ -71,7 +71,7 @@ class LockWait:
 
 @contextlib.contextmanager
 def this_process_alone(file: BinaryIO) -> Iterator[None]:
-    """Have a child that is forked within the block let go of a lock on the file."""
+    """Make a child that is forked in the block give up the lock on the file."""
     handle = file.fileno()
     _lockable.add(handle)
     try:
@@ -80,8 +80,8 @@ def this_process_alone(file: BinaryIO) -> Iterator[None]:
         _lockable.discard(handle)
 
 
-def _let_go() -> None:
-    # By the system alone, since the thread that uses the file was not forked; and so that the handle stays taken.
+def _give_up_locks() -> None:
+    # By dup2, not by closing the file object: its thread does not exist here, and the handle must not be reused.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for handle in _lockable:
         os.dup2(nowhere, handle, inheritable=False)
@@ -89,7 +89,7 @@ def _let_go() -> None:
     _lockable.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_give_up_locks)
 
 
 def _try(file: BinaryIO, kind: int) -> bool:
@@ -101,14 +101,14 @@ def _try(file: BinaryIO, kind: int) -> bool:
 
 
 def _holder(inode: int) -> str:
-    """Name the processes that hold a lock on a file, as far as this system tells."""
+    """Name the processes that hold a lock on a file, as far as this system shows them."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         lines = []
     rows = [fields for fields in map(str.split, lines) if len(fields) > _LOCK_FIELDS]
     held = [fields[4] for fields in rows if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")]
-    return ", ".join(map(_described, held)) or "a process that this system does not name"
+    return ", ".join(map(_described, held)) or "an unknown process"
 
 
 def _described(process: str) -> str:

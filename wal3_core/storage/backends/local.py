@@ -1,17 +1,17 @@
 """A directory as an object store: the embedded default.
 
 Objects are plain files, so that other tools read them in place. A version is named by the hash of
-its bytes, as an S3 ETag is. A file is written aside, synced, and then linked (create) or renamed
-(replace) into place, so that a killed process leaves the old object or the new one; a replace holds
-a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and who waits
-for it gives up in the end: its holder may be stopped. For local file systems, not for NFS.
+its bytes, as an S3 ETag is. A file is written to a staging folder, synced, and then linked (create) or
+renamed (replace) into place, so that a killed process leaves the old object or the new one. A replace
+holds a lock that the kernel frees when its holder dies. Nothing is synced while it is held, and a wait
+for it has a deadline: its holder may be stopped. For local file systems, not for NFS.
 
-A folder goes with its last object, unless a create is under way: creates share a lock that removing
-folders wants for itself. What is known of folders' being on disk holds until one was removed, by
-whatever process: the lock's file grows by a byte then.
+A folder is removed with its last object, unless a create is under way: creates take a shared lock,
+removals an exclusive one. Folders known to be on disk are known until any process removes a folder:
+it then appends a byte to the lock's file.
 
-Beside the objects, ``.wal3`` belongs to the store. Locks work only for those who use the same ones:
-no store is made in another (local_roots.py).
+``.wal3`` beside the objects belongs to the store. Locks work only among processes that use the same
+files: no store is made inside another (local_roots.py).
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
 
 LOCK_WAIT_S_MAX = 20.0
-# Locks are files that are never deleted; hashing paths onto a few keeps them few.
+# Lock files are never deleted; paths are hashed onto this many.
 _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
 _SEEN_MAX = 100_000
 _DURABLE_MAX = 10_000
 _LINK_TRIES = 4
-# Who may not write there may not be allowed to sync either, and has nothing of its own to lose.
+# A process that may not write may not be allowed to sync either, and has no writes of its own to lose.
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
 
 
 class LocalStore:
     """Objects as files below ``root``, which is made by the first write.
 
-    Who finds a lock held for ``lock_wait_s_max`` seconds gets UnavailableError.
+    UnavailableError when a lock is held by others for ``lock_wait_s_max`` seconds.
     """
 
     def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
@@ -81,11 +81,12 @@ class LocalStore:
         self._locks = self._root / OWN_FOLDER / LOCKS
         self._folders_lock = self._locks / "folders"
         self._swept = self._is_root = False
-        # Folders whose own entry is on disk, as of how many removals; and folders with an entry that may not be.
+        # Folders whose own entry is on disk, with the number of removals at that time; and folders with an entry
+        # that may not be on disk.
         self._durable: dict[Path, int] = {}
         self._durable_as_of = 0
         self._unsynced: set[Path] = set()
-        # The newest version of each document that was seen and is on disk, by path.
+        # The newest version of each document that was read or written here and is on disk, by path.
         self._seen: dict[str, Etag] = {}
 
     @property
@@ -104,7 +105,7 @@ class LocalStore:
             raise self._unavailable(error) from error
 
     def _sweep_staging(self) -> None:
-        """Make the store's own folders; remove what writers killed a day ago or more left in them."""
+        """Make the store's own folders; remove staged files a day old, left by killed writers."""
         check_above(self._root)
         self._make_root()
         claim(self._root)
@@ -124,7 +125,7 @@ class LocalStore:
         try:
             with target.open("rb") as file:
                 file.seek(start)
-                # A buffer of the whole length would be made, however small the file is.
+                # read(length) would allocate the whole length, however small the file is.
                 left = max(0, os.fstat(file.fileno()).st_size - start)
                 return file.read() if length is None else file.read(min(length, left))
         except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +146,7 @@ class LocalStore:
         return NotModified() if etag == if_none_match else Versioned(data, etag)
 
     def _sync_seen(self, path: str, etag: Etag) -> None:
-        """Make a version durable before anything is built on it: who wrote it may have died before it did."""
+        """Fsync the folder before anything is built on this version: its writer may have died before doing so."""
         if self._seen.get(path) == etag:
             return
         try:
@@ -159,7 +160,7 @@ class LocalStore:
 
     def _note_seen(self, path: str, etag: Etag) -> None:
         while len(self._seen) >= _SEEN_MAX and path not in self._seen:
-            # Another thread may be as quick.
+            # Another thread may remove entries at the same time.
             with contextlib.suppress(KeyError, StopIteration, RuntimeError):
                 self._seen.pop(next(iter(self._seen)))
         self._seen[path] = etag
@@ -178,26 +179,26 @@ class LocalStore:
         return Refused()
 
     def _sync_refusing(self, folder: Path) -> None:
-        """Make what refused a create durable: its maker may have died before it did, and the caller builds on it."""
+        """Make the object that refused a create durable: the caller builds on it, and its writer may have died."""
         try:
             _sync_folder(folder)
         except FileNotFoundError:
-            # It was deleted since.
+            # The object was deleted since.
             return
         except OSError as error:
             raise self._unavailable(error) from error
 
     def _link(self, staged: Path, target: Path) -> bool:
-        """Give a file its name, unless that is taken; its folder stays while the folders' lock is held."""
+        """Give a file its name unless that is taken; holding the folders' lock keeps its folder from being removed."""
         for left in reversed(range(_LINK_TRIES)):
             with self._wait.locked(self._folders_lock, fcntl.LOCK_SH, purpose=f"create {target}") as folders:
                 removals = os.fstat(folders.fileno()).st_size
                 if not left:
-                    # Folders are being removed all the time: here none is.
+                    # Folders kept being removed: under the lock none is.
                     self._make_folder(target.parent, removals)
                 if not left or self._is_durable(target.parent, removals):
                     return _link_new(staged, target)
-            # Nothing is synced under the lock. What others remove meanwhile is made in the next round.
+            # Without the lock, since this syncs. A folder that others remove meanwhile is made in the next round.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._make_folder(target.parent, removals)
         raise AssertionError
@@ -211,7 +212,7 @@ class LocalStore:
                 if _etag_of_file(target) != etag:
                     return Refused()
                 staged.rename(target)
-        # Others may see it by now. Who goes on from it syncs it, too, unless it was seen here (_sync_seen).
+        # Others may see it by now. A process that builds on it syncs the folder as well (_sync_seen).
         outcome = self._synced(target.parent, data)
         if isinstance(outcome, Done):
             self._note_seen(path, outcome.etag)
@@ -230,18 +231,18 @@ class LocalStore:
         return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder."""
+        """Yield the objects below a folder."""
         for entry in self._entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
-                # Below start_after's own folders the rest still counts; before them nothing does.
+                # Skips folders before start_after, but not those that contain it.
                 if f"{path}/" >= start_after[: len(path) + 1]:
                     yield from self.list_objects(f"{path}/", start_after=start_after)
             elif path > start_after and (meta := self.head(path)) is not None:
                 yield meta
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder; one without an object in or below it is none, as in any store."""
+        """List the folders directly in a folder; one without an object in or below it is left out, as in any store."""
         folders = (entry for entry in self._entries(folder) if entry.is_dir(follow_symlinks=False))
         return [f"{folder}{entry.name}/" for entry in folders if _holds_object(entry)]
 
@@ -251,13 +252,13 @@ class LocalStore:
             return
         self._prepare()
         target = self._place(path)
-        # A replace that has compared versions must not write over what is created after this.
+        # A replace that has already compared versions must not overwrite an object created after this delete.
         with self._locked(target, "delete"):
             target.unlink(missing_ok=True)
             self._remove_empty_above(target)
 
     def _remove_empty_above(self, target: Path) -> None:
-        """Remove the folders that are empty now; they stay while somebody creates something, wherever that is."""
+        """Remove the folders that are empty now; they are kept while any create in the store is under way."""
         with contextlib.suppress(OSError), self._folders_lock.open("ab") as lock, this_process_alone(lock):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -265,7 +266,7 @@ class LocalStore:
                     with os.scandir(folder) as found:
                         if next(found, None) is not None:
                             return
-                    # Told before it is done: this process may die in between.
+                    # Counted before the removal: this process may die in between.
                     lock.write(b".")
                     lock.flush()
                     folder.rmdir()
@@ -281,11 +282,11 @@ class LocalStore:
             return []
         except OSError as error:
             raise self._unavailable(error) from error
-        # A folder sorts as its objects' paths do: with the slash behind its name.
+        # A folder sorts as its objects' paths do: with a slash after its name.
         return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
     def _file(self, path: str) -> Path:
-        """Find an object to look at; StoreDeniedError when it is another store's."""
+        """Return the file of an object to read; StoreDeniedError when it belongs to another store."""
         target = self._root / check_path(path)
         self._check_reading(path.rpartition("/")[0])
         return target
@@ -297,7 +298,7 @@ class LocalStore:
         check_between(self._root, folder, writes=False)
 
     def _place(self, path: str) -> Path:
-        """Find where an object is written, by the one name its folder has; StoreDeniedError when that is elsewhere."""
+        """Return the file of an object to write, without symbolic links; StoreDeniedError if it is another store's."""
         folder, _, name = check_path(path).rpartition("/")
         folder = without_links(self._root, folder)
         check_between(self._root, folder, writes=True)
@@ -305,7 +306,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _staged(self, data: Buffer) -> Iterator[Path]:
-        """Write the bytes to a synced file beside the objects, removed in the end."""
+        """Write the bytes to a synced file in the staging folder, removed after the block."""
         staged = None
         try:
             try:
@@ -322,14 +323,14 @@ class LocalStore:
             yield staged
         finally:
             if staged is not None:
-                # What stays behind is swept a day later.
+                # A file left behind is swept a day later.
                 with contextlib.suppress(OSError):
                     staged.unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path, removals: int = 0) -> None:
-        """Make a folder durable, or a crash could lose what it holds.
+        """Make a folder durable, or a crash could lose the objects in it.
 
-        One that is there already may have been made by a process that died before it synced.
+        An existing folder may have been made by a process that died before it synced.
         """
         for each in _lineage(self._root, folder):
             if self._durable.get(each) != removals or not each.is_dir():
@@ -342,13 +343,13 @@ class LocalStore:
 
     def _note_durable(self, folder: Path, removals: int) -> None:
         if removals > self._durable_as_of or len(self._durable) >= _DURABLE_MAX:
-            # What is older tells nothing any more, and what is not is learnt again for a sync each.
+            # Entries from before a removal are void; others that are dropped cost one sync each.
             self._durable.clear()
             self._durable_as_of = removals
         self._durable[folder] = removals
 
     def _make_root(self) -> None:
-        """Make the store's folder and those above it durable, one after the other."""
+        """Make the store's folder and its parents durable, outermost first."""
         for each in reversed([self._root, *self._root.parents[:-1]]):
             there = each.is_dir()
             if not there:
@@ -356,17 +357,17 @@ class LocalStore:
             try:
                 _sync_folder(each.parent)
             except OSError:
-                # Folders above may be closed to us, or can not be synced; those were made by others, long ago.
+                # This process may not open or sync some parents; those it did not make were made long ago.
                 if not there:
                     raise
 
     def _sync_again(self, folder: Path) -> None:
-        """See to it that nothing is read which a crash could still take back."""
+        """Sync a folder again after a failed sync, so that nothing is read that a crash could still undo."""
         if folder in self._unsynced:
             try:
                 _sync_folder(folder)
             except FileNotFoundError:
-                # It went with the last of what it held: there is nothing to sync.
+                # The folder was removed with its last object: there is nothing to sync.
                 pass
             except OSError as error:
                 raise self._unavailable(error) from error
@@ -374,7 +375,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _locked(self, target: Path, purpose: str) -> Iterator[None]:
-        """Exclude every other replace of an object, in this process and others, until done or dead."""
+        """Exclude every other replace and delete of an object, in this process and others."""
         path = target.relative_to(self._root).as_posix()
         number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big") % _LOCK_FILES
         try:
@@ -387,7 +388,7 @@ class LocalStore:
         try:
             _sync_folder(folder)
         except FileNotFoundError:
-            # What was just written was deleted, and its folder with it: there is nothing to sync.
+            # The object just written was deleted, and its folder with it: there is nothing to sync.
             return Done(_etag(data))
         except OSError as error:
             self._unsynced.add(folder)
@@ -430,7 +431,7 @@ def _etag_of_file(path: Path) -> Etag | None:
 
 
 def _lineage(root: Path, folder: Path) -> list[Path]:
-    """List the folders that lead from ``root``, which is left out, to ``folder``, which is not."""
+    """List the folders from ``root`` (exclusive) to ``folder`` (inclusive)."""
     lineage = [folder, *folder.parents]
     return lineage[: lineage.index(root)][::-1]
 

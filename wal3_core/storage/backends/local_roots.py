@@ -1,14 +1,14 @@
 """One directory tree belongs to one store: the locks of two stores would not exclude each other.
 
 A folder is a store's root once it holds ``.wal3/locks``. A path belongs to the nearest root above it.
-So a root is not made below another one, and a store keeps off what lies below a root inside its own.
+So no root is made below another one, and a store does not touch files below a root inside its own.
 
-Making one takes two steps, so that of two processes that make roots in one another at the same time,
-or die over it, at least one finds the other. First ``.wal3`` is made: a claim. Then the folders above
-are looked at; then ``.wal3/locks`` is made: the root. A claim that is in the way of somebody with a
-root, or of a claim below, is removed. That works only while it is empty, and its owner then finds it
-gone, and begins again. Who has a root looks for others on the way to each object it writes: one made
-before is seen there, and one made after has seen this root.
+A root is made in two steps, so that when two processes make nested roots at the same time, or die
+doing so, at least one finds the other. First ``.wal3`` is made: a claim. Then the folders above are
+checked; then ``.wal3/locks`` is made: the root. A process with a root, or with a claim below, removes a
+claim that is in its way. That works only while the claim is empty; its owner then finds it gone, and
+starts again. A process with a root looks for others on the path to each object it writes: a root made
+earlier is found there, and the maker of a later one has found this root.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _CLAIMS_MAX = 100
 
 
 def is_root(folder: Path) -> bool:
-    """Tell whether a store's root is there."""
+    """Return whether the folder is a store's root."""
     own = folder / OWN_FOLDER
     try:
         return own.is_dir() and (own / LOCKS).is_dir()
     except OSError:
-        # What is closed to us may be one, if it is there at all.
+        # A folder that this process cannot read may be a root, if it exists.
         return _is_there(own)
 
 
 def claim(root: Path) -> None:
-    """Make a folder that is there a store's root; StoreDeniedError, with nothing left, when it lies in another."""
+    """Make an existing folder a store's root; StoreDeniedError, and no claim left, when it lies in another store."""
     own = root / OWN_FOLDER
     for _ in range(_CLAIMS_MAX):
         if is_root(root):
@@ -51,7 +51,7 @@ def claim(root: Path) -> None:
         try:
             (own / LOCKS).mkdir(exist_ok=True)
         except FileNotFoundError:
-            # Somebody with a root, or making one below, was here in between.
+            # The claim was removed for another root, or for a claim below.
             continue
         return
     message = f"store {root}: expected to make {own}, found it removed {_CLAIMS_MAX} times"
@@ -59,7 +59,7 @@ def claim(root: Path) -> None:
 
 
 def check_above(root: Path) -> None:
-    """Raise StoreDeniedError for a folder that lies in another store, and is no root itself."""
+    """Raise StoreDeniedError for a folder that lies in another store and is not a root itself."""
     if is_root(root):
         return
     above = next(filter(is_root, root.parents), None)
@@ -68,24 +68,24 @@ def check_above(root: Path) -> None:
 
 
 def check_between(root: Path, path: str, *, writes: bool) -> None:
-    """Raise StoreDeniedError where one of the folders on the way from ``root`` to ``path`` is a root itself.
+    """Raise StoreDeniedError if one of the folders from ``root`` to ``path`` is a root itself.
 
-    Whoever ``writes`` must have made its own root before.
+    A caller that ``writes`` must have made its own root before.
     """
     for place in _on_the_way(root, path):
-        # A link may lead back.
+        # A link may lead back to the root.
         if not os.path.lexists(f"{place}/{OWN_FOLDER}") or (folder := Path(place)).resolve() == root:
             continue
         if _is_root_for_good(folder) if writes else is_root(folder):
             message = (
-                f"store {root}: expected no other store inside, found {folder}: open {folder.as_uri()} for what lies"
+                f"store {root}: expected no other store inside, found {folder}: open {folder.as_uri()} for the logs"
                 f" below it; or, if that was a mistake, end all processes that use it and remove {folder / OWN_FOLDER}"
             )
             raise StoreDeniedError(message)
 
 
 def without_links(root: Path, path: str) -> str:
-    """Name a folder of a store as it is called without symbolic links; StoreDeniedError when they lead elsewhere."""
+    """Return a folder's path without symbolic links; StoreDeniedError when they lead out of the store."""
     if not any(map(os.path.islink, _on_the_way(root, path))):
         return path
     try:
@@ -100,7 +100,7 @@ def without_links(root: Path, path: str) -> str:
 
 
 def _on_the_way(root: Path, path: str) -> Iterator[str]:
-    # As text: this is done for every object.
+    # As text, for speed: this runs for every object.
     place = str(root)
     for name in path.split("/") if path else ():
         place = f"{place}/{name}"
@@ -108,7 +108,7 @@ def _on_the_way(root: Path, path: str) -> Iterator[str]:
 
 
 def _is_root_for_good(folder: Path) -> bool:
-    """Tell whether a root is there; if one was merely claimed, its owner has to begin again."""
+    """Return whether the folder is a root; a mere claim is removed, and its owner has to start again."""
     own = folder / OWN_FOLDER
     return is_root(folder) or (_is_there(own) and not _remove_claim(own))
 
@@ -119,7 +119,7 @@ def _remove_claim(own: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        # It is a root by now, or not ours to remove.
+        # It is a root by now, or this process may not remove it.
         return False
     return True
 
@@ -135,6 +135,6 @@ def _is_there(own: Path) -> bool:
 def _nested(root: Path, above: Path) -> StoreDeniedError:
     names = f"{root.relative_to(above).as_posix()}/"
     return StoreDeniedError(
-        f"store {root}: expected a folder in no other store, found the store {above}: open {above.as_uri()}, where"
-        f" the names of these logs begin with {names}"
+        f"store {root}: expected a folder in no other store, found the store {above}: open {above.as_uri()}; the"
+        f" names of its logs begin with {names}"
     )

@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and trials; gone with the process."""
+"""A store in this process's memory, for tests and trials; it ends with the process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class MemoryStore:
         return None if stored is None else ObjectMeta(path, len(stored.data), stored.last_modified_us)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder."""
+        """Yield the objects below a folder."""
         with self._lock:
             found = sorted(
                 (path, len(stored.data), stored.last_modified_us)
@@ -96,7 +96,7 @@ class MemoryStore:
             yield ObjectMeta(path, size, last_modified_us)
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder."""
+        """List the folders directly in a folder."""
         with self._lock:
             inside = [path.removeprefix(folder) for path in self._objects if path.startswith(folder)]
         return sorted({f"{folder}{rest.split('/')[0]}/" for rest in inside if "/" in rest})

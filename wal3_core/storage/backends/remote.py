@@ -1,7 +1,7 @@
-"""S3 and its kin, Google Cloud Storage and Azure: obstore moves the bytes.
+"""S3, Google Cloud Storage and Azure through obstore.
 
-Two clients stand behind one store: PUTs and DELETEs go through one that never retries, since only
-the protocol knows what a repeated PUT means; reads and lists through one that does.
+A store has two clients. PUTs and DELETEs go through one that never retries, since only the protocol
+knows what a repeated PUT means; reads and lists through one that does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RETRY_READS: RetryConfig = {
 }
 TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=5)}
 
-# Certainly not applied, and no use in trying again: a person has to change something.
+# Certainly not applied, and pointless to retry: an operator has to change something.
 _DENIED = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
@@ -59,16 +59,16 @@ _DENIED = (
     exceptions.UnknownConfigurationKeyError,
     exceptions.InvalidPathError,
 )
-# A list that is refused, or finds no bucket, has no exception of its own, only these words.
+# A list that is refused, or finds no bucket, has no exception class of its own, only these words.
 _DENIED_LIST = re.compile("status code: (401|403|404) ")
-# Nor has a range that holds no byte of an object, or one that is answered by other bytes.
+# The same holds for a range beyond an object's end, and for an answer with another range.
 _NO_RANGE = re.compile("status code: 416 ")
 _OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The same bucket through a client that retries nothing, and one that retries reads."""
+    """The same bucket through a client that never retries, and one that retries reads."""
 
     conditional: Client
     reading: Client
@@ -77,7 +77,7 @@ class Clients:
 class RemoteStore:
     """A bucket, or a folder of one.
 
-    ``unquoted_etags`` is for servers that compare an If-Match header with the ETag's bare value, as
+    ``unquoted_etags`` is for servers that compare an If-Match header with the unquoted ETag, as
     radosgw does.
     """
 
@@ -106,18 +106,18 @@ class RemoteStore:
                 return self._read_none(path, start, error)
 
     def _read_none(self, path: str, start: int, error: exceptions.GenericError) -> bytes | None:
-        """Read a range that was not answered: of an object that ends before it, there is nothing to read."""
+        """Find the result for a range that the server did not return: empty if the object ends before it."""
         found = self.head(path)
         if found is None:
             return None
         if found.size <= start:
             return b""
         if _NO_RANGE.search(str(error)):
-            # The object is another one by now, or the answer was.
+            # The object has changed since, or the answer was wrong.
             raise error
         message = (
-            f"store {self.url}: {path}: expected the bytes from {start} on, found that the server gives others than"
-            f" it is asked for: {_first_line(error)}"
+            f"store {self.url}: {path}: expected the bytes from {start} on, found that the server returns another"
+            f" range: {_first_line(error)}"
         )
         raise StoreDeniedError(message)
 
@@ -131,7 +131,7 @@ class RemoteStore:
         with self._translated(path):
             try:
                 found = obstore.get(self._clients.reading, self._key(path), options=options)
-                # The answer's head says it; its body is not read yet.
+                # The size is in the answer's headers; the body is not read yet.
                 check_length(self, path, found.meta["size"], length_max)
                 return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
             except exceptions.NotModifiedError:
@@ -158,7 +158,7 @@ class RemoteStore:
                 use_multipart=False,
             )
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-            # A 409 comes out here too, though it says neither done nor exists: callers read back.
+            # Also a 409, which says neither done nor exists: callers read back.
             return Refused()
         except (exceptions.NotFoundError, FileNotFoundError) as error:
             if etag is not None:
@@ -179,7 +179,7 @@ class RemoteStore:
                 return None
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder."""
+        """Yield the objects below a folder."""
         offset = self._folder + start_after if start_after else None
         with self._translated(folder):
             for chunk in obstore.list(
@@ -188,7 +188,7 @@ class RemoteStore:
                 yield from map(self._meta, chunk)
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder."""
+        """List the folders directly in a folder."""
         with self._translated(folder):
             found = obstore.list_with_delimiter(self._clients.reading, self._folder + folder)
         return sorted(f"{prefix.removeprefix(self._folder)}/" for prefix in found["common_prefixes"])
@@ -202,7 +202,7 @@ class RemoteStore:
                 return
 
     def _check_bucket(self, path: str, error: Exception) -> None:
-        """Tell a missing object from a missing bucket, which is no log's fault."""
+        """Raise StoreDeniedError if the bucket, not the object, is missing."""
         if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
             raise self._unavailable(path, error) from error
 
@@ -228,7 +228,7 @@ class RemoteStore:
             raise self._unavailable(path, error) from error
 
     def _unavailable(self, path: str, error: Exception) -> UnavailableError:
-        # A missing bucket is "not found" on a PUT.
+        # On a PUT, "not found" means a missing bucket.
         denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
         kind = StoreDeniedError if denied or _DENIED_LIST.search(str(error)) else UnavailableError
         return kind(f"store {self.url}: {path}: {_first_line(error)}")
@@ -239,11 +239,11 @@ _first_process: list[int] = []
 
 
 def _check_process() -> None:
-    """Refuse to work in a fork of a process that has used obstore: its threads stayed there, and a call would hang."""
+    """Raise ClosedError in a fork of a process that has used obstore: a call would hang without its threads."""
     if not _first_process:
         _first_process.append(os.getpid())
     elif _first_process[0] != os.getpid():
-        message = "object store: expected the process that used it first, found a fork: start processes by spawn"
+        message = "object store: expected the process that used it first, found a fork: start processes with spawn"
         raise ClosedError(message)
 
 
@@ -258,8 +258,8 @@ def _version(etag: Etag) -> UpdateVersion:
 
 
 def _first_line(error: Exception) -> str:
-    # What follows is how the client was set up.
+    # The rest is the client's configuration.
     text = " ".join(str(error).split("Debug source:")[0].split())
-    # A client names the path first, perhaps twice, and the server's answer last.
+    # The text begins with the path, perhaps twice, and ends with the server's answer.
     shown = text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX // 2]} … {text[-_SHOWN_MAX // 2 :]}"
     return f"{type(error).__name__}: {shown}"

@@ -1,1 +1,1 @@
-"""The documents of a log on a store: created once, or swapped by CAS."""
+"""The stores of a log's documents: created once, or swapped by CAS."""

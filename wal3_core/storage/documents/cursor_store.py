@@ -1,8 +1,7 @@
 """Cursors on storage: created, moved and deleted by CAS, moved with a witness.
 
-Whoever creates a cursor, or moves one back, writes it first and looks at the manifest afterwards: a
-log that no longer holds the position means that it came too late, and the cursor is put back.
-Source: docs/protocol.md, "Cursors".
+A cursor that is created or moved back is written first; then the manifest is read. If the log no longer
+holds the position, the write came too late, and the cursor is put back. Source: docs/protocol.md, "Cursors".
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A cursor as it was seen: what a move starts from."""
+    """A cursor as it was loaded, with its version: what a move must still find."""
 
     cursor: Cursor
     etag: Etag
@@ -53,9 +52,9 @@ class Witness:
 
 
 class CursorStore:
-    """The cursors of one life of a log: that of ``log_id``, or else the one that is found first.
+    """The cursors of one life of a log: that of ``log_id``, or else the first one found.
 
-    LogReplacedError when the log's name has come to lead to another one.
+    LogReplacedError when the log's name now leads to another log.
     """
 
     @checked(**opening(retry=options_of(RetryOptions)))
@@ -75,21 +74,21 @@ class CursorStore:
         self._store = self._manifests.objects
         self._cursors = NamedStore(self._manifests, self._runtime, retry, Cursor.from_fields, bytes_max=BYTES_MAX)
         self._known: Installed | None = None
-        # The versions that are known to be held, by name: a collection keeps what lies at and after them.
+        # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
     @checked(name=check_cursor_name, position=instance_of(LogPosition))
     def init(self, name: str, position: LogPosition) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
-        GarbageCollectedError when the position is gone: the cursor then lies at the log's first place.
+        GarbageCollectedError when the position is gone: the cursor is then at the log's first position.
         """
         self._check_position(name, position)
         witness = self._create(name, position)
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
-            # Of a life that is over: nobody has come to rely on it.
+            # It belongs to a life that is over, so nothing relies on it.
             self._store.delete(cursor_path(name))
             raise
         self._held[name] = witness.etag
@@ -100,17 +99,17 @@ class CursorStore:
         """Load a cursor; None when there is none of that name."""
         seen = self._cursors.load(cursor_path(name))
         if seen is None:
-            # None at all, or none any more, because the log is gone.
+            # Perhaps because the log is gone: that is an error.
             self._manifest()
             return None
         return Witness(seen.document, seen.etag)
 
     @checked(name=check_cursor_name, position=instance_of(LogPosition), witness=instance_of(Witness))
     def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
-        """Move a cursor from where the witness saw it; CursorConflictError when it is elsewhere by now.
+        """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
-        Moving back, or on from a place that this store did not check, looks whether the log still holds the
-        position, and raises GarbageCollectedError, with the cursor back where it was, when it does not.
+        A move backwards, or from a version that this store did not check, checks that the log still holds the
+        position; if not, it raises GarbageCollectedError, with the cursor back where it was.
         """
         self._check_position(name, position)
         if witness.cursor.log_id != self._manifests.log_id():
@@ -121,14 +120,14 @@ class CursorStore:
             raise LogReplacedError(message)
         moved = self._cursor(position, generation=witness.cursor.generation + 1)
         saved = self._put(name, moved, witness)
-        # Whoever moved it there may have died before it looked.
+        # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
             self._check_still_held(name, saved, witness)
         self._held[name] = saved.etag
         return saved
 
     def list(self) -> dict[str, Witness]:
-        """Load all cursors by name; CorruptError for a file that is none."""
+        """Load all cursors by name; CorruptError for a file that is no cursor."""
         found = {}
         for path, witness in self.survey():
             if isinstance(witness, CorruptError):
@@ -137,9 +136,9 @@ class CursorStore:
         return found
 
     def offsets(self) -> dict[str, int]:
-        """Load where all cursors lie, by name; CorruptError for a file that is none.
+        """Load the offsets of all cursors, by name; CorruptError for a file that is no cursor.
 
-        Of the life that was found first, whatever has become of it: a collector learns that from its CAS.
+        Does not check that the log still exists: a collector learns that from its CAS.
         """
         found = {}
         for path, witness in self._survey():
@@ -149,9 +148,9 @@ class CursorStore:
         return found
 
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
-        """Go through the cursors by path, some loaded ahead; one that can not be read is an error in its place."""
+        """Yield the cursors by path, some loaded ahead; for an unreadable one its error."""
         yield from self._survey()
-        # None of them may be there any more because the log is gone.
+        # Cursors may be missing because the log is gone: that is an error.
         self._manifest()
 
     def _survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
@@ -171,9 +170,10 @@ class CursorStore:
 
     @checked(name=check_cursor_name)
     def delete(self, name: str) -> None:
-        """Remove a cursor: what it pinned may be collected. Its name may be used again at once.
+        """Delete a cursor: the records it kept can be collected. Its name can be used again at once.
 
-        Its object stays, some 250 bytes, as long as the log. UnavailableError when it is not known to be removed.
+        A tombstone of some 250 bytes stays as long as the log. UnavailableError when it is undetermined whether the
+        cursor was deleted.
         """
         path = cursor_path(name)
         self._manifest()
@@ -187,7 +187,7 @@ class CursorStore:
         )
 
     def _check_position(self, name: str, position: LogPosition) -> None:
-        # The log's end never moves back: what lay before it still does.
+        # The log's end never moves back, so an offset below a known end is valid.
         known = None if self._known is None else self._known.manifest
         if known is None or position.offset > known.next.position.offset:
             known = self._manifest()
@@ -229,13 +229,13 @@ class CursorStore:
         position = saved.cursor.position
         if position.offset >= first.offset:
             return
-        # By CAS: whoever moved the cursor on meanwhile keeps it. And no delete: a new cursor stays at the log's first
-        # place, for somebody may have come to rely on it.
+        # By CAS, so that a move by another process meanwhile stands. A new cursor is not deleted but put at the log's
+        # first position, since another process may already rely on it.
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
             self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)
         message = (
             f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset};"
-            f" it lies at {back.offset} now: load it and go on from there, or delete it"
+            f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
         raise GarbageCollectedError(message)

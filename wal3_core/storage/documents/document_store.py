@@ -1,4 +1,4 @@
-"""Small documents that are created once and swapped by CAS: cursors, pins, policies, what collections leave."""
+"""Small documents that are created once and swapped by CAS: cursors, pins, policies, garbage documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Document(Protocol):
-    """What can be written: a dataclass that says of which log it is, and who wrote it."""
+    """A dataclass that can be encoded and names its log and its write."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -31,7 +31,7 @@ class Document(Protocol):
 
     @property
     def writer(self) -> str:
-        """Who wrote it, by a token that no other write has."""
+        """Its writer's process, and a token that no other write has."""
         ...
 
     def to_bytes(self) -> bytes:
@@ -44,21 +44,21 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[D]):
-    """A document as it was seen: what a change starts from."""
+    """A document as it was loaded, with its version: the witness for a change."""
 
     document: D
     etag: Etag
 
 
 def stamp(runtime: Runtime) -> str:
-    """Name one write: its process, for people, and a token, so that no two writes have the same bytes."""
+    """Name one write by its process, for people, and a token, so that no two writes have the same bytes."""
     return f"{runtime.process_name()} {runtime.token()}"
 
 
 class DocumentStore(Generic[D]):
-    """Documents of one kind, of ``bytes_max`` bytes at most; ``read`` decodes what lies at a path.
+    """Documents of one kind, of at most ``bytes_max`` bytes; ``read`` decodes the bytes at a path.
 
-    With ``log_id`` they are those of one life: that is written into them, and another's is refused.
+    With ``log_id`` they belong to one life: its id is written into them, and another life's document is refused.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DocumentStore(Generic[D]):
         self._log_id = log_id
 
     def load(self, path: str) -> Seen[D] | None:
-        """Load a document; None when there is none, CorruptError when it is damaged or another log's."""
+        """Load a document; None when there is none, CorruptError when it is damaged or belongs to another log."""
         return reread_if_damaged(lambda: self._load(path))
 
     def _load(self, path: str) -> Seen[D] | None:
@@ -94,19 +94,19 @@ class DocumentStore(Generic[D]):
         return Seen(document, found.etag)
 
     def save(self, path: str, document: D, seen: Seen[D] | None) -> Seen[D] | None:
-        """Create the document, or change it from how it was seen; None when somebody else was there before.
+        """Create the document, or replace the version that was seen; None when another version is there.
 
-        InvalidRequestError, and nothing written, for one that could not be read back.
+        InvalidRequestError, and nothing written, for a document that could not be read back.
         """
         outcome = self.swap(path, document, None if seen is None else seen.etag)
         return outcome if isinstance(outcome, Seen) else None
 
     def swap(self, path: str, document: D, etag: Etag | None) -> Seen[D] | Refused | Unknown:
-        """Save the document in the place of a version, or of none, and tell more when another one stands there.
+        """Save the document in place of the version ``etag``, or create it; say more when another version is there.
 
-        Refused: nothing was done. Unknown: a request that went unanswered may have done it before the other came.
+        Refused: nothing was done. Unknown: a request without an answer may have saved it before the other version.
         """
-        # A token of its own for every write: another's is never taken for it, and no version comes back.
+        # A token for every write: another write is never taken for this one, and no version comes back.
         document = replace(document, writer=stamp(self._runtime))
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())

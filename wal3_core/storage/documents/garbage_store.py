@@ -1,8 +1,8 @@
-"""What collections leave on storage: documents that name what is to be deleted, and since when.
+"""Garbage documents on storage, and their marks.
 
-Beside a document that is marked as pruned lies its mark, an empty object: who lists them both need
-not read the document before it is due. A mark is a hint: without one the document is read, and
-nothing is deleted that the document does not say itself. Source: docs/protocol.md, "Collection".
+Beside a document that is marked as pruned lies its mark, an empty object: with it, a listing is enough
+to know when the document is due, without reading it. A mark is a hint: without one the document is read,
+and only objects that the document itself lists are deleted. Source: docs/protocol.md, "Collection".
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class GarbageStore(DocumentStore[Garbage]):
         )
 
     def list(self) -> Iterator[ObjectMeta]:
-        """List the documents that are there, in order of their paths; CorruptError for a foreign file."""
+        """List the documents in order of their paths; CorruptError for a foreign file."""
         return (meta for meta in self._listed() if marked_path(meta.path) is None)
 
     def survey(self) -> Listed:
-        """List documents and marks at once; CorruptError for a foreign file."""
+        """List documents and marks; CorruptError for a foreign file."""
         documents, marked = [], set()
         for meta in self._listed():
             path = marked_path(meta.path)
@@ -70,11 +70,11 @@ class GarbageStore(DocumentStore[Garbage]):
             yield meta
 
     def mark(self, path: str) -> None:
-        """Put a mark beside a document that was marked as pruned; whether it gets there changes no outcome."""
+        """Create the mark of a document that was marked as pruned; whether that succeeds changes no outcome."""
         self._store.create(mark_path(path), b"")
 
     def unmark(self, path: str) -> None:
-        """Remove a document's mark: it is read again."""
+        """Remove a document's mark, so that the document is read again."""
         self.delete(mark_path(path))
 
     def forget(self, path: str) -> None:
@@ -83,5 +83,5 @@ class GarbageStore(DocumentStore[Garbage]):
         self.unmark(path)
 
     def describe(self, path: str) -> ObjectMeta | None:
-        """Tell when the store last changed a document; None when it is gone."""
+        """Return a document's size and when the store last changed it; None when it is gone."""
         return self._store.head(path)

@@ -1,4 +1,4 @@
-"""Writing an object whose path belongs to its writer or its content alone."""
+"""Writing an object whose path is unique to its writer or its content."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def write_immutable(
     runtime: Runtime,
     retried: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make ``data`` durable at ``path``, which nobody else writes anything else to.
+    """Make ``data`` durable at ``path``, where no other bytes are ever written.
 
-    Finding the path taken after a try of ours means that the try succeeded. Raises UnavailableError
-    when it did not work out; the object may then still appear, and nothing must come to refer to it.
-    ``retried`` is called for each try behind the first.
+    Finding the path taken by these bytes means that an earlier try succeeded. Raises UnavailableError
+    when it could not be written; the object may then still appear, and nothing may refer to it.
+    ``retried`` is called for each try after the first.
     """
-    # One byte more tells that there are more.
+    # One byte more shows that the object is longer.
     cause, length = "refused", len(data) + 1
     for attempt in attempts(for_store(retry, store), runtime):
         if attempt > 1:
@@ -39,15 +39,15 @@ def write_immutable(
             return
         if isinstance(outcome, Unknown):
             cause = outcome.cause
-        # Refused may also be a conflict that left nothing there: only the object itself tells.
+        # Refused may also be a conflict that wrote nothing: only the object itself shows which.
         found = _read(store, path, length)
         if found is not None and found != data:
-            # What differs may have been damaged on the way.
+            # The difference may be damage in transit.
             found = _read(store, path, length)
         if found == data:
             return
         if found is not None:
-            message = f"{store.url}/{path}: expected {len(data)} bytes of our own, found {len(found)} others"
+            message = f"{store.url}/{path}: expected the {len(data)} bytes written here, found {len(found)} others"
             raise UnavailableError(message)
     message = f"{store.url}/{path}: not written in {attempt} tries: {cause}"
     raise UnavailableError(message)
@@ -59,7 +59,7 @@ def _create(store: ObjectStore, path: str, data: Buffer) -> PutOutcome:
     except StoreDeniedError:
         raise
     except UnavailableError as error:
-        # It was not even sent, for want of a lock or a file descriptor: no reason to give up what has time left.
+        # It was not sent, for lack of a lock or a file descriptor: retried while there is time.
         return Unknown(str(error))
 
 

@@ -1,7 +1,7 @@
 """Loads the manifest and swaps it by CAS. Keeps INV-5 (no version comes back) and INV-22 (one life).
 
-A name's manifest is never deleted: where there is no log any more, or not yet, a ``Vacancy`` stands in
-its place, and the next life takes that one's place by CAS.
+A name's manifest is never deleted: while the name has no log, a ``Vacancy`` takes the manifest's place, and
+the next life replaces it by CAS.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A manifest to be installed, and the bytes that are sent."""
+    """A manifest to be installed, and its bytes."""
 
     manifest: Manifest
     data: bytes
 
 
 InstallOutcome = Installed | Refused | Unknown
-# What stands in a name's manifest: a log, or that there is none.
+# The content of a name's MANIFEST.json: a log's manifest, or a vacancy.
 Entry = Manifest | Vacancy
 
 
@@ -64,10 +64,10 @@ def new_log_id(runtime: Runtime) -> LogId:
 
 
 class ManifestStore:
-    """The manifest of one life of a log; ``store`` is the log's own.
+    """The manifest of one life of a log; ``store`` is the log's folder.
 
-    The life is that of ``log_id``, or else of the first manifest that is loaded; from then on another one
-    is an error, never gone on from. ``objects`` are all that this life has beside its manifest.
+    The life is that of ``log_id``, or else of the first manifest that is loaded; from then on another life
+    is an error. ``objects`` is the store of everything else in this life.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ManifestStore:
         return f"{self._store.url}/{MANIFEST}"
 
     def log_id(self) -> LogId:
-        """Name the life; one GET when it is not known yet. ClosedError in a forked child: every request asks here."""
+        """Return the life's id; one GET if it is not known yet. ClosedError in a forked child, checked at each call."""
         self._runtime.check_process()
         return self._log_id or self.load().manifest.log_id
 
@@ -110,7 +110,7 @@ class ManifestStore:
 
         LogNotFoundError when there is no log, LogReplacedError when it is another one.
         """
-        # Before the lock, which a thread of the parent may have held when this process was forked.
+        # Before taking the lock, which a thread of the parent may have held when this process was forked.
         self._runtime.check_process()
         return reread_if_damaged(lambda: self._load(known))
 
@@ -130,47 +130,50 @@ class ManifestStore:
                 return self._checked(Installed(entry, etag))
 
     def _checked(self, found: Installed) -> Installed:
-        """Refuse another life than the one that was first seen."""
+        """Raise LogReplacedError for another life than this store's."""
         with self._lock:
             log_id = self._log_id = self._log_id or found.manifest.log_id
         if found.manifest.log_id != log_id:
             message = (
                 f"log {self.url}: expected log {log_id}, found log {found.manifest.log_id} under its name:"
-                f" destroyed and begun anew, or restored, since it was opened: open it again"
+                f" destroyed and created again, or restored, since it was opened: open it again"
             )
             raise LogReplacedError(message)
         return found
 
     def install(self, changed: Manifest, witness: Installed) -> InstallOutcome:
-        """Swap the manifest in if the store still holds the witness. Refused and Unknown want a reload.
+        """Replace the manifest if the store still holds the witness. After Refused and Unknown, load it again.
 
-        InvalidRequestError, and nothing written, for one that breaks an invariant or could not be read back.
+        InvalidRequestError, and nothing written, for a manifest that breaks an invariant or could not be read back.
         """
         return self.send(self.prepare(changed, witness), witness)
 
     def prepare(self, changed: Manifest, witness: Installed) -> Prepared:
-        """Make what ``send`` sends; errors as ``install``, and nothing was sent."""
+        """Encode and check a manifest for ``send``; raises as ``install`` does. Nothing is sent."""
         assert changed.log_id == witness.manifest.log_id
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
         data = encoded(changed, self.what)
         if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
-            # Installed, it could never be loaded again.
-            message = f"{self.what}: expected less than {BYTES_MAX} bytes: let snapshots be written (see snapshot/)"
+            # Once installed, it could never be loaded again.
+            message = (
+                f"{self.what}: expected at most {BYTES_MAX} bytes and {POINTERS_MAX} pointers, found {len(data)} and"
+                f" {len(changed.pointers)}: let a writer roll pointers into snapshots"
+            )
             raise StoreDeniedError(message)
         check_readable(data, changed, _read, self.what)
         return Prepared(changed, data)
 
     def send(self, prepared: Prepared, witness: Installed) -> InstallOutcome:
-        """Swap a manifest in that was prepared for this witness, if the store still holds it."""
+        """Replace the manifest by one prepared for this witness, if the store still holds the witness."""
         outcome = self._store.replace(MANIFEST, prepared.data, witness.etag)
         return Installed(prepared.manifest, outcome.etag) if isinstance(outcome, Done) else outcome
 
     def change(
         self, base: Installed, change: Callable[[Manifest], Manifest | None], *, rebases_max: int = REBASES_MAX
     ) -> None:
-        """Change the manifest by CAS, until it is done or ``change`` says None: there is nothing to change any more.
+        """Change the manifest by CAS, until that succeeds or ``change`` returns None: nothing is left to change.
 
-        UnavailableError when it was changed by others ``rebases_max`` times over.
+        UnavailableError when others changed it ``rebases_max`` times.
         """
         for _ in range(rebases_max):
             changed = change(base.manifest)
@@ -181,7 +184,7 @@ class ManifestStore:
         raise UnavailableError(message)
 
     def withdraw(self, base: Installed, announcement: Announcement, *, rebases_max: int = REBASES_MAX) -> None:
-        """Take back a collection that was announced, unless it is carried out or taken back by now."""
+        """Withdraw an announcement, unless it was pruned or withdrawn meanwhile."""
         self.change(
             base,
             lambda manifest: (
@@ -193,19 +196,19 @@ class ManifestStore:
     # ------------------------------------------------------------------ the name
 
     def look(self) -> Seen[Entry] | None:
-        """Load what stands in the manifest, a log or not, of any life; None when there never was one."""
+        """Load the manifest or vacancy of any life; None when the name never had one."""
         return self._entries.load(MANIFEST)
 
     def swap(self, entry: Entry, seen: Seen[Entry] | None) -> Seen[Entry] | None:
-        """Put something else in the place of what was seen; None when somebody else was there before."""
+        """Replace the version that was seen; None when another version is there."""
         outcome = self._swap(entry, seen)
         return outcome if isinstance(outcome, Seen) else None
 
     def begin(self, manifest: Manifest, seen: Seen[Entry] | None) -> Seen[Entry] | None:
-        """Put a log in the place of what was seen, which was none; None when somebody else was there before."""
+        """Create a log in place of the vacancy, or of nothing, that was seen; None when another version is there."""
         outcome = self._swap(manifest, seen)
         if isinstance(outcome, Unknown):
-            # Whoever waited for the log may have gone on with it before that was looked up.
+            # It may have been created, and a process that waited for the log may already have changed the manifest.
             found = self.look()
             entry = None if found is None else found.document
             return found if isinstance(entry, Manifest) and entry.log_id == manifest.log_id else None
@@ -216,7 +219,7 @@ class ManifestStore:
         return self._entries.swap(MANIFEST, replace(entry, generation=generation), etag)
 
     def changed_us(self) -> int:
-        """Tell the store's time when the manifest was last changed: the store's clock reads this or more by now."""
+        """Return the store's time of the manifest's last change, which the store's clock has reached by now."""
         found = self._store.head(MANIFEST)
         if found is None:
             message = f"log {self.url}: expected {MANIFEST}, found none: it was deleted meanwhile"
@@ -224,7 +227,7 @@ class ManifestStore:
         return found.last_modified_us
 
     def lives(self) -> list[LogId]:
-        """List the lives that have objects here, or had some."""
+        """List the lives that have a folder here."""
         return [log_id for folder in self._store.list_folders("") if (log_id := life_of(folder)) is not None]
 
     def initialize(self, initial: Manifest) -> Installed:
@@ -233,7 +236,7 @@ class ManifestStore:
         self.refuse_taken(seen, initial.follows)
         created = self.begin(initial, seen)
         if created is None:
-            message = f"log {self.url}: expected no log there, found one that was begun just now"
+            message = f"log {self.url}: expected no log there, found one that was created just now"
             raise LogExistsError(message)
         self.probe(created)
         manifest = created.document
@@ -241,9 +244,9 @@ class ManifestStore:
         return self._checked(Installed(manifest, created.etag))
 
     def refuse_taken(self, seen: Seen[Entry] | None, follows: LogId | None = None) -> None:
-        """Refuse a name at which no log can be begun: there is one, or it is kept for another one, or one was lost.
+        """Refuse a name where no log can be created: it has one, is kept for another one, or its manifest was lost.
 
-        One that is kept for the log that goes on from ``follows`` is free for that.
+        A name kept for the successor of the log ``follows`` is free for that successor.
         """
         match None if seen is None else seen.document:
             case Manifest():
@@ -256,7 +259,7 @@ class ManifestStore:
                 return
         remains = next(iter(self.lives()), None)
         if remains is not None and self.look() is None:
-            # Its records, if it had any, are still there.
+            # There are objects of a life, but no manifest.
             message = (
                 f"log {self.url}: expected {MANIFEST} beside {life_folder(remains)}, found none: restore it, or"
                 f" destroy what is left"
@@ -264,9 +267,9 @@ class ManifestStore:
             raise CorruptError(message)
 
     def probe(self, created: Seen[Entry]) -> None:
-        """Refuse a store that lets a second create, or a swap with a stale version, pass: it would lose appends.
+        """Raise UnsuitableStoreError for a store that allows a second create, or a swap with a stale version.
 
-        UnsuitableStoreError. Both probes write the same bytes again.
+        Such a store would lose appends. Both probes write the same bytes again.
         """
         data, stale = created.document.to_bytes(), _stale(created.etag)
         ignored = isinstance(self._store.create(MANIFEST, data), Done)
@@ -274,31 +277,31 @@ class ManifestStore:
             self._store.delete(MANIFEST)
             message = (
                 f"store {self.url}: expected conditions on PUT to be honoured, found them ignored:"
-                f" no log can live here (wal3 doctor tells more)"
+                f" no log can live here (run wal3 doctor for details)"
             )
             raise UnsuitableStoreError(message)
 
 
 def describe(vacancy: Vacancy) -> str:
-    """Say why there is no log, and what to do."""
+    """Explain why there is no log, and what to do."""
     match vacancy.kind:
         case VacancyKind.DESTROYED:
-            return "expected a log, found that it was destroyed: initialize it anew"
+            return "expected a log, found that it was destroyed: initialize it again"
         case VacancyKind.COPYING:
-            pinned = f", and delete the pin {vacancy.pin} of what it copies" if vacancy.pin else ""
+            pinned = f", and delete the pin {vacancy.pin} of its source" if vacancy.pin else ""
             return (
                 f"expected a log, found a copy of {vacancy.source} that is under way, or was cut short:"
-                f" run that copy again, or destroy what there is of it{pinned}"
+                f" run that copy again, or destroy the partial copy{pinned}"
             )
         case VacancyKind.FOLLOWING:
             return (
-                f"expected a log, found its name kept for the one that goes on from log {vacancy.source}:"
-                f" run the migration of that one again, which begins it (wal3 migrate), or destroy what is kept"
+                f"expected a log, found its name kept for the successor of log {vacancy.source}:"
+                f" run the migration of that log again, which creates it (wal3 migrate), or destroy the kept name"
             )
 
 
 def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
-    """Say what is wrong with a log that was not found; None when it was destroyed, or never was."""
+    """Return the error for a log that was not found; None when it was destroyed, or never existed."""
     manifests = ManifestStore(patient(store, runtime), runtime)
     found = manifests.look()
     if found is None and manifests.lives():
@@ -313,5 +316,5 @@ def _read(data: bytes, what: str) -> Manifest:
 
 
 def _stale(etag: Etag) -> Etag:
-    """Return a version of the same form that the object does not have, or the same where none can be made."""
+    """Return a version of the same form that the object does not have, or the same if none can be made."""
     return Etag(re.sub(r"[0-9a-f]{8}", "0" * 8, etag, count=1))

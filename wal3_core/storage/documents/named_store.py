@@ -1,8 +1,7 @@
-"""Documents of one life of a log under names that may be used again: cursors, pins.
+"""Documents of one life of a log under names that can be used again: cursors, pins.
 
-The object of a name, once there, is never deleted while its log lives: a ``Tombstone`` takes the place of what is
-deleted, and what is created takes the place of a tombstone, each by CAS. Keeps INV-14 and INV-23. Source:
-docs/protocol.md, "Names".
+Once created, the object of a name is never deleted while its log lives: a delete replaces it by a ``Tombstone``,
+and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Source: docs/protocol.md, "Names".
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import ManifestStore
     from wal3_core.storage.object_store import Etag, ObjectMeta, ObjectStore
 
-# Each try that is refused means that somebody has moved meanwhile what is deleted.
+# A try is refused when the document was changed meanwhile.
 _TRIES_MAX = 256
 
 
 class Named(Document, Protocol):
-    """What has a name: each version of it has the next number."""
+    """A named document; each version has the next number."""
 
     @property
     def generation(self) -> int:
@@ -41,7 +40,7 @@ D = TypeVar("D", bound=Named)
 
 
 class NamedStore(Generic[D]):
-    """Named documents of one kind, of ``bytes_max`` bytes at most; ``read`` decodes one that is no tombstone."""
+    """Named documents of one kind, of at most ``bytes_max`` bytes; ``read`` decodes one that is no tombstone."""
 
     def __init__(
         self,
@@ -64,22 +63,22 @@ class NamedStore(Generic[D]):
         )
 
     def look(self, path: str) -> Seen[D | Tombstone] | None:
-        """Load what stands under a name: it is what something new takes the place of."""
+        """Load the document or tombstone of a name, which a new document replaces."""
         return self._documents.load(path)
 
     def load(self, path: str) -> Seen[D] | None:
-        """Load a document; None when there is none, or none any more, CorruptError when it is damaged."""
+        """Load a document; None when there is none or a tombstone, CorruptError when it is damaged."""
         return _living(self.look(path))
 
     def save(self, path: str, document: D, etag: Etag | None) -> Seen[D] | None:
-        """Put a document in the place of a version, or of nothing; None when somebody else was there before."""
+        """Replace the version ``etag`` by a document, or create it; None when another version is there."""
         outcome = self._documents.swap(path, document, etag)
         return _living(outcome) if isinstance(outcome, Seen) else None
 
     def delete(self, path: str) -> None:
-        """Put a tombstone in the place of whatever stands there; of nothing, too, for a create may be under way.
+        """Replace any document by a tombstone; create one if there is none, since a create may be under way.
 
-        UnavailableError when an unanswered request may have done it, and something stands there since.
+        UnavailableError when a request without an answer may have done it, and another version is there since.
         """
         for _ in range(_TRIES_MAX):
             generation, etag = self._standing(path)
@@ -89,21 +88,21 @@ class NamedStore(Generic[D]):
             if isinstance(outcome, Seen):
                 return
             if isinstance(outcome, Unknown):
-                # What stands there may have been created behind the delete, and is another's then.
+                # The other version may have been created after the delete, and is then not to be deleted.
                 message = (
-                    f"{self._store.url}/{path}: not known to be deleted: {outcome.cause}; another version stands there"
-                    f" by now: look, and delete that if need be"
+                    f"{self._store.url}/{path}: not known to be deleted: {outcome.cause}; it has another version now:"
+                    f" load it, and delete that version if it is not wanted"
                 )
                 raise UnavailableError(message)
         message = f"{self._store.url}/{path}: not deleted: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
     def _standing(self, path: str) -> tuple[int | None, Etag | None]:
-        """Tell number and version of what stands under a name; 0 where there is no telling, None for a tombstone."""
+        """Return generation and version of a name's object; generation 0 if it has none, None for a tombstone."""
         try:
             seen = self.look(path)
         except CorruptError:
-            # It is deleted as it is; what is too long to be read is nothing that was written here.
+            # A damaged document is deleted as it is; one longer than ``bytes_max`` raises, since wal3 never wrote it.
             found = self._store.get(path, length_max=self._bytes_max)
             return 0, found.etag if isinstance(found, Versioned) else None
         if seen is None:
@@ -111,7 +110,7 @@ class NamedStore(Generic[D]):
         return None if isinstance(seen.document, Tombstone) else seen.document.generation, seen.etag
 
     def forget(self, path: str) -> None:
-        """Delete the object itself: only for a name that is never used again."""
+        """Delete the object itself; only for a name that is never used again."""
         self._documents.delete(path)
 
 
@@ -122,7 +121,7 @@ def _living(seen: Seen[D | Tombstone] | None) -> Seen[D] | None:
 
 
 def is_tombstone(store: ObjectStore, found: ObjectMeta) -> bool:
-    """Tell whether a named document that was listed is a tombstone: nothing else is, and nothing damaged."""
+    """Return whether a listed object is an undamaged tombstone."""
     if found.size > TOMBSTONE_BYTES_MAX:
         return False
     try:

@@ -1,8 +1,7 @@
-"""Pins on storage: a manifest kept alive under a name.
+"""Pins on storage: a named copy of a whole manifest, whose objects are kept.
 
-Whoever creates one writes it first and looks at the manifest afterwards: a log that does not hold
-all of it any more means that it came too late, and it pins what there is now (INV-14).
-Source: docs/protocol.md, "Pins".
+A pin is written first; then the manifest is read again. If the log no longer holds every pinned object,
+the pin came too late, and is written again for the current manifest (INV-14). Source: docs/protocol.md, "Pins".
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PinStore:
-    """The pins of one life of a log: that of ``log_id``, or else the one that is found first."""
+    """The pins of one life of a log: that of ``log_id``, or else the first one found."""
 
     @checked(**opening(retry=options_of(RetryOptions)))
     def __init__(
@@ -51,10 +50,10 @@ class PinStore:
 
     @checked(name=check_pin_name, reason=text)
     def create(self, name: str, *, reason: str) -> Pin:
-        """Keep what the log holds now; InvalidRequestError when there is a pin of that name.
+        """Pin what the log holds now; InvalidRequestError when there is a pin of that name.
 
-        A pin that was never finished is made anew. When this one can not be finished it stays as it is:
-        it keeps what it can, and is there to be made anew or deleted.
+        An unfinished pin is created again. If this one cannot be finished it stays unfinished: it keeps the
+        objects that still exist, and can be created again or deleted.
         """
         path = pin_path(name)
         base = self._load()
@@ -74,13 +73,13 @@ class PinStore:
                 return self._complete(path, saved)
             base, etag = now, saved.etag
         message = (
-            f"pin {self._store.url}/{path}: the log was being reorganised {REBASES_MAX} times over;"
-            f" not finished: pin it again, or delete it"
+            f"pin {self._store.url}/{path}: the log was reorganised {REBASES_MAX} times over; not finished:"
+            f" pin it again, or delete it"
         )
         raise UnavailableError(message)
 
     def _complete(self, path: str, saved: Seen[Pin]) -> Pin:
-        """Write down that it keeps all it names: from here on whoever finds part of it gone raises the alarm."""
+        """Mark the pin as complete: from here on a missing object of it is reported as damage."""
         completed = replace(saved.document, complete=True, generation=saved.document.generation + 1)
         finished = self._pins.save(path, completed, saved.etag)
         if finished is None:
@@ -101,12 +100,12 @@ class PinStore:
         """Load a pin; None when there is none of that name."""
         seen = self._pins.load(pin_path(name))
         if seen is None:
-            # None at all, or none any more, because the log is gone.
+            # Perhaps because the log is gone: that is an error.
             self._load()
         return None if seen is None else seen.document
 
     def list(self) -> dict[str, Pin]:
-        """Load all pins by name; CorruptError for a file that is none."""
+        """Load all pins by name; CorruptError for a file that is no pin."""
         found = {}
         names = (pin_name(meta.path) for meta in self._store.list_objects(PIN_FOLDER))
         for name, seen in map_ahead(self._runtime, self._look, names, count=PINS_AHEAD, share=share_of(self._store)):
@@ -121,9 +120,10 @@ class PinStore:
 
     @checked(name=check_pin_name)
     def delete(self, name: str) -> None:
-        """Remove a pin: the next collection takes what only it held. Its name may be used again at once.
+        """Delete a pin: objects that only it kept can be collected. Its name can be used again at once.
 
-        Its object stays, some 250 bytes, as long as the log. UnavailableError when it is not known to be removed.
+        A tombstone of some 250 bytes stays as long as the log. UnavailableError when it is undetermined whether the
+        pin was deleted.
         """
         path = pin_path(name)
         self._load()
@@ -131,10 +131,10 @@ class PinStore:
 
     @checked(name=check_pin_name)
     def forget(self, name: str) -> None:
-        """Remove a pin with its object: for a name that is never used again.
+        """Delete a pin with its object; only for a name that is never used again.
 
-        Under a name that is, a request that goes unanswered would remove another pin minutes later. A ``create`` of
-        it that went unanswered may bring it back, unfinished.
+        If the name were used again, a request without an answer could delete the new pin minutes later. A ``create``
+        without an answer may bring the pin back, unfinished.
         """
         path = pin_path(name)
         self._load()
@@ -148,10 +148,10 @@ class PinStore:
 
 
 def _still_whole(pinned: Manifest, now: Manifest) -> bool:
-    """Tell whether the log still holds every object of the pinned manifest.
+    """Return whether the log still holds every object of the pinned manifest.
 
     A collection that is announced but has not pruned yet does no harm: it deletes nothing before it
-    has, and whoever deletes looks at the pins after that, and finds this one.
+    has pruned, and a deleter reads the pins after that, and finds this one.
     """
     count = len(pinned.pointers)
     return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers

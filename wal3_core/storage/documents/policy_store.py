@@ -1,7 +1,7 @@
 """A log's policy on storage: one document, swapped by CAS.
 
-Whoever changes it writes it first and looks at the manifest afterwards: a collection that is announced may have
-been let go by the policy as it was, and is withdrawn (INV-14). Source: docs/protocol.md, "Policies".
+A change writes the policy first and reads the manifest afterwards: an announced collection may have used the
+earlier policy, and is withdrawn (INV-14). Source: docs/protocol.md, "Policies".
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from wal3_core.model.paths import LogId
 
-# Two people who change one policy at a time.
+# Enough for two people who change one policy at the same time.
 _TRIES_MAX = 16
 
 
 class PolicyStore:
-    """The policy of one life of a log: that of ``log_id``, or else the one that is found first."""
+    """The policy of one life of a log: that of ``log_id``, or else the first one found."""
 
     @checked(**opening(retry=options_of(RetryOptions)))
     def __init__(
@@ -63,23 +63,23 @@ class PolicyStore:
     def _seen(self) -> Seen[Policy] | None:
         seen = self._documents.load(POLICY)
         if seen is None:
-            # None at all, or none any more, because the log is gone.
+            # Perhaps because the log is gone: that is an error.
             self._manifests.load()
         return seen
 
     @checked(change=function)
     def change(self, change: Callable[[Policy], Policy]) -> Policy:
-        """Change the policy as it is now; InvalidRequestError for one that makes no sense.
+        """Apply ``change`` to the current policy; InvalidRequestError for a policy that is not valid.
 
-        What the log holds when this returns is collected by the new policy, or not at all. LogReplacedError when
-        the name has come to lead to another log meanwhile.
+        Everything that the log holds when this returns is collected by the new policy, or not at all.
+        LogReplacedError when the name now leads to another log.
         """
         for _ in range(_TRIES_MAX):
             seen = self._seen()
             before = Policy() if seen is None else seen.document
             wanted = change(before)
             if not isinstance(wanted, Policy):
-                raise wrong("change", "to be given back a Policy", wanted)
+                raise wrong("change", "a Policy to be returned", wanted)
             changed = replace(wanted, generation=before.generation + 1)
             changed.check()
             saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
@@ -87,17 +87,17 @@ class PolicyStore:
                 self._withdraw_announced()
                 return saved.document
             if isinstance(saved, Unknown):
-                # What stands there may be a change of this one, which is not to be made twice.
+                # The other version may be a change of this one, which must not be made twice.
                 message = (
-                    f"log {self._manifests.url}: {POLICY}: not known to be changed: {saved.cause}; another version"
-                    f" stands there by now: load it, and change that if need be"
+                    f"log {self._manifests.url}: {POLICY}: not known to be changed: {saved.cause}; it has another"
+                    f" version now: load it, and change that version if needed"
                 )
                 raise UnavailableError(message)
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
     def _withdraw_announced(self) -> None:
-        """Let who announced a collection plan it anew: the policy may have been read before it was changed."""
+        """Withdraw an announced collection, so that it is planned again: it may have read the earlier policy."""
         base = self._manifests.load()
         if base.manifest.announced is not None:
             self._manifests.withdraw(base, base.manifest.announced)

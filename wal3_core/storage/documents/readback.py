@@ -1,4 +1,4 @@
-"""What is written is first read: a document that its own strict reader refuses is never sent to the store."""
+"""Decodes documents before they are written: one that its own strict reader refuses is never sent to the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Encodable(Protocol):
-    """What can be written."""
+    """A document that can be encoded."""
 
     def to_bytes(self) -> bytes:
         """Encode."""
@@ -23,7 +23,7 @@ D = TypeVar("D", bound=Encodable)
 
 
 def encoded(document: Encodable, what: str) -> bytes:
-    """Encode a document; InvalidRequestError names ``what`` and the field for a value that JSON does not have."""
+    """Encode a document; InvalidRequestError, with ``what`` and the field, for a value that JSON cannot represent."""
     try:
         return document.to_bytes()
     except InvalidRequestError as error:
@@ -32,7 +32,7 @@ def encoded(document: Encodable, what: str) -> bytes:
 
 
 def check_readable(data: bytes, document: D, read: Callable[[bytes, str], D], what: str) -> None:
-    """Read an encoded document back; InvalidRequestError when that fails, or gives another one."""
+    """Decode an encoded document; InvalidRequestError when that fails, or gives another document."""
     try:
         found = read(data, what)
     except CorruptError as error:
@@ -40,12 +40,12 @@ def check_readable(data: bytes, document: D, read: Callable[[bytes, str], D], wh
         message = f"{what}: not written, since it could not be read back: {field or error}"
         raise InvalidRequestError(message) from error
     if found != document:
-        message = f"{what}: not written, since another document would be read back: {found}, not {document}"
+        message = f"{what}: not written, since it would be read back as {found}, not {document}"
         raise InvalidRequestError(message[:1000])
 
 
 def readable(document: D, read: Callable[[bytes, str], D], what: str) -> bytes:
-    """Encode a document that its reader gives back as it is; InvalidRequestError for any other."""
+    """Encode a document; InvalidRequestError if its reader would not return it unchanged."""
     data = encoded(document, what)
     check_readable(data, document, read, what)
     return data

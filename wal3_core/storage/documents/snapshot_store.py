@@ -1,4 +1,4 @@
-"""Writes snapshots and loads them, keeping the ones used last in memory: they never change."""
+"""Writes and loads snapshots, and caches those used last: they never change."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class SnapshotMissingError(MissingError):
-    """The snapshot's object is gone: collected, replaced, or lost; a fresh manifest tells which."""
+    """The snapshot's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
 class SnapshotStore:
-    """The snapshots of one life of a log; ``loaded_max`` of them are kept."""
+    """The snapshots of one life of a log; ``loaded_max`` of them are cached."""
 
     def __init__(self, manifests: ManifestStore, runtime: Runtime, *, loaded_max: int) -> None:
         self._store = manifests.objects
@@ -56,7 +56,7 @@ class SnapshotStore:
         return snapshot
 
     def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
-        """Make the snapshot durable and return the pointer to it; InvalidRequestError if it could not be read back."""
+        """Make the snapshot durable and return its pointer; InvalidRequestError if it could not be read back."""
         assert snapshot.log_id == self._log_id()
         data = encoded(snapshot, "snapshot")
         pointer = snapshot.pointer_to(data)
