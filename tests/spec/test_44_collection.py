@@ -154,7 +154,7 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
     before = beside_the_clock(store)
 
     for options in (NOW, replace(NOW, without_cursors=True)):
-        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is not needed any more"):
+        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is no longer needed"):
             plan(store, options=options)
     with pytest.raises(CollectionRefusedError, match="found none: create one, or"):
         plan(store, 12)
