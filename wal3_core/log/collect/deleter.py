@@ -136,7 +136,7 @@ class Deleter:
         """
         found = self._documents.describe(path)
         if found is None:
-            # Gone: another process has deleted what it named, or has deleted it wrongly and is about to write it again.
+            # Gone: what it named was deleted, or the document was deleted wrongly and is about to be written again.
             return self._options.interval_s
         return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
 

@@ -44,7 +44,7 @@ class Overtaken:
 
 
 class _State(Enum):
-    """What a garbage document and the manifest say of a collection."""
+    """The state of a collection, by its garbage document and the manifest."""
 
     GONE = auto()
     ORPHANS = auto()
@@ -81,7 +81,7 @@ class Pruner:
             replaced=cut.replaced,
         )
         path = garbage.path
-        # Document first: an announcement must lead to what it means.
+        # Document first: an announcement must refer to an existing document.
         if self._documents.save(path, garbage, None) is None:
             message = f"log {self._stores.url}: expected {path} to be new, found it"
             raise UnavailableError(message)
