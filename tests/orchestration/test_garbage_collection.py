@@ -227,7 +227,7 @@ def test_damaged_policy_blocks_the_collection_and_is_no_mere_lack_of_cursors(
     result = run("collection_job", run_request("alpha", "alpha"))
 
     assert not result.success
-    assert "its policy can not be read" in failed_checks(result)["alpha", "safe_to_collect"]
+    assert "its policy cannot be read" in failed_checks(result)["alpha", "safe_to_collect"]
     assert "blocking asset check" in str(result.failure_data_for_node("garbage_plan"))
     assert recorded(result, "pruned_manifest") == {}
 

@@ -215,7 +215,7 @@ def test_append_fails_when_the_store_does_not_give_its_time_and_nothing_is_commi
     faulty = FaultyStore(memory_store)
     with LogWriter.open_or_initialize(faulty, LOG, options=QUICK) as writer:
         faulty.fail("head", "log/", "unavailable", times=2)
-        with pytest.raises(NotDurableError, match="no telling the store's time"):
+        with pytest.raises(NotDurableError, match="the store's time is unknown"):
             writer.append(b"never")
         faulty.fail("head", "log/", "unavailable", times=1)
         writer.append(b"once")

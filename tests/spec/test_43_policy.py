@@ -137,7 +137,7 @@ def test_damaged_policy_stops_collecting(memory_store: MemoryStore, runtime: Lat
     PolicyStore(memory_store, "a").change(lambda _: kept(1))
     damage(life_store(memory_store, "a"), "policy.json", 40)
 
-    with pytest.raises(CollectionRefusedError, match="while its policy can not be read"):
+    with pytest.raises(CollectionRefusedError, match="while its policy cannot be read"):
         Collector(memory_store, "a", options=ALL).plan()
 
 

@@ -154,7 +154,7 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
     before = beside_the_clock(store)
 
     for options in (NOW, replace(NOW, without_cursors=True)):
-        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is not needed any more"):
+        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is no longer needed"):
             plan(store, options=options)
     with pytest.raises(CollectionRefusedError, match="found none: create one, or"):
         plan(store, 12)
@@ -191,7 +191,7 @@ def test_nothing_is_collected_while_a_cursor_cannot_be_read(store: ObjectStore) 
     damage(life_store(store, "a"), "cursor/reader.json")
     before = beside_the_clock(store)
 
-    with pytest.raises(CollectionRefusedError, match=r"while a cursor can not be read: .*cursor/reader\.json"):
+    with pytest.raises(CollectionRefusedError, match=r"while a cursor cannot be read: .*cursor/reader\.json"):
         plan(store)
     with pytest.raises((CollectionRefusedError, CorruptError), match="cursor/reader.json"):
         gather(store)
@@ -300,7 +300,7 @@ def test_plan_that_deletes_nearly_everything_is_refused_unless_allowed(store: Ob
     plant(store, cursor=20)
     before = reachable(store)
 
-    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* look why"):
+    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* find out why"):
         gather(store, CollectorOptions(interval_s=0, retry=QUICK))
     assert (reachable(store), documents(store)) == (before, [])
 

@@ -92,7 +92,7 @@ def test_missing_successor_is_an_error_after_the_log_s_records(store: ObjectStor
     reading = records_across(store, "a")
 
     assert [next(reading).body, next(reading).body] == [b"1", b"2"]
-    with pytest.raises(LogNotFoundError, match=r"log a: sealed, and said to go on in b .*: initialize the successor"):
+    with pytest.raises(LogNotFoundError, match=r"log a: sealed with successor b .*: initialize the successor"):
         next(reading)
     assert bodies(store, "a", limits=Limits(records=2)) == [b"1", b"2"]
 

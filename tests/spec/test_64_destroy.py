@@ -202,7 +202,7 @@ def test_object_that_no_log_has_is_named_and_stops_everything(store: ObjectStore
     for refused in (plan_destroy, destroy):
         with pytest.raises(InvalidRequestError) as caught:
             refused(store, "a")
-        assert f"expected nothing but a log's objects, found {path}: move or delete" in str(caught.value)
+        assert f"expected only a log's objects, found {path}: move or delete" in str(caught.value)
 
     assert paths(store, "a") == before
     assert LogReader.open(store, "a").manifest().seal is None

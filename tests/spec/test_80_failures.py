@@ -96,7 +96,7 @@ def test_commit_that_never_gets_an_answer_is_unknown_and_later_outcomes_are_true
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         writer.append(b"1")
         faulty.fail("replace", "MANIFEST", "unknown", times=100)
-        with pytest.raises(UnknownDurabilityError, match="no telling"):
+        with pytest.raises(UnknownDurabilityError, match="unknown whether it was committed"):
             writer.append(b"lost")
         faulty.heal()
 

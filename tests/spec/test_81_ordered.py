@@ -67,7 +67,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
         gate.set()
         outcomes = [type(future.exception(30)) for future in futures]
 
-        with pytest.raises(HaltedError, match=r"resume\(\) lets it go on\): .*not uploaded"):
+        with pytest.raises(HaltedError, match=r"resume\(\) lets it continue\): .*not uploaded"):
             writer.append(b"never")
         faulty.heal()
         resumed = writer.resume()

@@ -1,4 +1,4 @@
-"""One whole collection of one log, from what earlier ones left to what this one deletes."""
+"""One whole collection of one log: finish and delete what earlier ones left, mark orphans, plan and prune."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CollectionReport:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the last of what waits may be deleted; 0 when nothing does."""
+        """Seconds until the last of what waits can be deleted; 0 when nothing waits."""
         return max((deleted.wait_s for deleted in self.deleted), default=0.0)
 
 
@@ -53,16 +53,16 @@ def collect(
     runtime: Runtime | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> CollectionReport:
-    """Collect a log's garbage, all but the waiting: what is pruned now is deleted by a collection an interval later.
+    """Collect a log's garbage without waiting: what is pruned now is deleted by a collection an interval later.
 
-    Looking for orphans lists every object the log has; with ``orphans_max`` 0 the cost is that of what goes, and
-    does not depend on what waits.
-    CollectionRefusedError when that would not be safe; what earlier collections decided is finished first.
+    Looking for orphans lists every object of the log; with ``orphans_max`` 0 the cost is that of what is deleted,
+    and does not depend on what waits.
+    CollectionRefusedError when collecting would not be safe; what earlier collections decided is finished first.
     """
     options, runtime = options or CollectorOptions(), runtime or shared_runtime()
     collector = Collector(store, log, options=options, runtime=runtime)
     deleter = Deleter(store, log, options=options, runtime=runtime)
-    # The oldest first: those that are due, and those that an old object is looked for in.
+    # The oldest first, both to delete what is due and to look up old objects.
     documents = sorted(collector.resume_unmarked(), key=lambda meta: (meta.last_modified_us, meta.path))
     now_us = deleter.store_now_us() if documents or options.orphans_max else 0
     deleted = {each.path: each for each in deleter.delete_due(deleter.look(documents, now_us), progress=progress)}
@@ -79,12 +79,12 @@ def collect(
 
 
 def _delete_marked(deleter: Deleter, path: str, interval_s: float, progress: Callable[[int], None]) -> DeletionReport:
-    """Delete what a document names that was marked just now, where nothing has to wait."""
+    """Delete what a document that was marked just now names, if the interval is 0."""
     return DeletionReport(path=path, wait_s=interval_s) if interval_s > 0 else deleter.delete(path, progress=progress)
 
 
 def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> tuple[Plan, str | None]:
-    """Plan, verify and prune; again when a cursor came in between."""
+    """Plan, verify and prune; again when overtaken by a cursor or another collection."""
     cause = ""
     for _ in range(rounds_max):
         plan = collector.plan(limit_offset)

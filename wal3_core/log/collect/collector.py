@@ -1,4 +1,4 @@
-"""The public face of collecting a log: plan, verify, announce, prune, and resume what other runs began."""
+"""The public API for collecting a log: plan, verify, announce, prune, and resume what other runs began."""
 
 from __future__ import annotations
 
@@ -54,20 +54,21 @@ class Collector:
 
     @checked(limit_offset=optional(integer))
     def plan(self, limit_offset: int | None = None) -> Plan:
-        """Plan to take all that is below every cursor and ``limit_offset``, and that the policy does not keep.
+        """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
 
-        Changes nothing. CollectionRefusedError when nothing says what can be deleted, or it can not be read.
+        Changes nothing. CollectionRefusedError when neither cursor nor policy says what can be deleted, or one
+        cannot be read.
         """
         return self._planner.plan(limit_offset)
 
     @checked(plan=instance_of(Plan))
     def objects(self, plan: Plan) -> Iterator[str]:
-        """Name every object that a plan takes, in log order; each snapshot after what it holds."""
+        """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
         return self._planner.objects(plan)
 
     @checked(plan=instance_of(Plan))
     def verify(self, plan: Plan) -> None:
-        """Refuse a plan that takes too much, or whose sums do not add up; CollectionRefusedError says which.
+        """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
 
         OutdatedPlanError when the log has changed since: plan again.
         """
@@ -84,12 +85,12 @@ class Collector:
 
     @checked(path=given_garbage_path)
     def prune(self, path: str) -> Marked | Overtaken:
-        """Advance ``first`` to the announced cutoff unless a cursor is below it now, and mark what goes."""
+        """Advance ``first`` to the announced cutoff unless a cursor is below it now, and mark what was pruned."""
         return self._pruner.prune(path)
 
     @checked(orphans=several, reason=text)
     def mark_orphans(self, orphans: Sequence[str], reason: str) -> Marked | Overtaken:
-        """Mark objects for deletion that nothing refers to, having made sure that nothing ever will."""
+        """Mark orphans for deletion, after making sure that nothing refers to them and nothing will."""
         token = self._runtime.token()
         garbage = Garbage(generation=1, token=token, reason=reason, first=None, orphans=tuple(orphans))
         self._documents.save(garbage.path, garbage, None)

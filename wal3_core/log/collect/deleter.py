@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionReport:
-    """What became of one garbage document: how many objects went, how many a pin holds, what is yet to wait.
+    """What became of one garbage document: how many objects were deleted or are held by a pin, how long to wait.
 
-    ``problems`` name snapshots that can not be read, and so do not say what to delete below them, and a document that
+    ``problems`` name snapshots that cannot be read, so that what to delete below them is unknown, and a document that
     was taken for pruned and is not.
     """
 
@@ -58,7 +58,7 @@ class DeletionReport:
 
 @dataclass(frozen=True, slots=True)
 class DueDocument:
-    """A garbage document whose time has come, and its path: what a prune cuts anew is no part of the name any more."""
+    """A garbage document that is due, and its path, which does not change when a prune cuts again."""
 
     path: str
     garbage: Garbage
@@ -66,7 +66,7 @@ class DueDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of what a garbage document names: pointers that go with all below them, snapshots, and orphans."""
+    """Some of what a garbage document names: pointers, deleted with all below them, snapshots, and orphans."""
 
     dropped: tuple[Pointer, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -91,12 +91,12 @@ class _Pass:
 
     @property
     def num_left(self) -> int:
-        """How many objects stay, or may have something below them that does."""
+        """How many objects stay, or may hold objects that stay."""
         return self.num_held + len(self.problems)
 
 
 class Deleter:
-    """Deletes one log's garbage; any number may run at once, and repeat each other."""
+    """Deletes one log's garbage; any number may run at once, and repeat each other's work."""
 
     @checked(**opening(options=options_of(CollectorOptions)))
     def __init__(
@@ -130,25 +130,25 @@ class Deleter:
 
     @checked(path=given_garbage_path, now_us=optional(integer))
     def wait_s(self, path: str, *, now_us: int | None = None) -> float:
-        """Seconds until a garbage document's objects may be deleted, by the store's clock; 0 when they may.
+        """Seconds until a garbage document's objects can be deleted, by the store's clock; 0 when they can.
 
         ``now_us`` is the store's time, if it was asked for before.
         """
         found = self._documents.describe(path)
         if found is None:
-            # Gone: another has deleted what it named, or wrongly forgotten it and is about to write it again.
+            # Gone: what it named was deleted, or the document was deleted wrongly and is about to be written again.
             return self._options.interval_s
         return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
 
     def _wait_s(self, found: ObjectMeta, now_us: int) -> float:
         if self._options.interval_s == 0:
-            # Some stores list other fractions of a second than they tell of one object.
+            # Some stores list other fractions of a second than they report for one object.
             return 0.0
         return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
 
     @checked(path=given_garbage_path, progress=function)
     def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
-        """Delete what a garbage document names, if it is time; ``progress`` hears how many objects went so far."""
+        """Delete what a garbage document names, if it is due; ``progress`` gets the number deleted so far."""
         found = self.due(path)
         due = found if isinstance(found, DeletionReport) else DueDocument(path, found)
         [deleted] = self.delete_due([due], progress=progress)
@@ -156,13 +156,13 @@ class Deleter:
 
     @checked(documents=several, now_us=integer)
     def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | DeletionReport]:
-        """Load those of the documents listed that are due at the store's time ``now_us``, one when it is asked for.
+        """Load those of the documents listed that are due at the store's time ``now_us``, each when it is asked for.
 
-        What has to wait is not read: how long is said instead.
+        A document that has to wait is not read; its report says how long.
         """
         for meta in documents:
             wait_s = self._wait_s(meta, now_us)
-            # What was listed may be older than what is there.
+            # The document may have changed since it was listed.
             found = DeletionReport(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
             yield found if isinstance(found, DeletionReport) else DueDocument(meta.path, found)
 
@@ -170,9 +170,9 @@ class Deleter:
     def delete_due(
         self, found: Iterable[DueDocument | DeletionReport], *, progress: Callable[[int], None] = lambda _: None
     ) -> list[DeletionReport]:
-        """Delete what documents that are due name; one look at manifest, cursors and pins serves for all of them.
+        """Delete what due documents name; manifest, cursors and pins are read once for all of them.
 
-        All of them were marked before that look: what they name is in no later manifest, and so in no later pin.
+        All were marked before that read: what they name is in no later manifest, and so in no later pin.
         """
         references: list[References] | None = None
         done = []
@@ -199,7 +199,7 @@ class Deleter:
 
     @checked(garbage=instance_of(Garbage), references=optional(several))
     def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
-        """Name what deleting a garbage document's objects would take now: all that nothing refers to."""
+        """Name what deleting a garbage document's objects would delete now: all that nothing refers to."""
         references = self.references() if references is None else references
         for path in chain(self.dropped_objects(garbage), garbage.orphans):
             if not hold_any(references, path):
@@ -207,13 +207,13 @@ class Deleter:
 
     @checked(garbage=instance_of(Garbage))
     def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
-        """Name what a garbage document leads to but its orphans, held or not."""
+        """Name what a garbage document leads to, except its orphans, held or not."""
         part = Part.whole(garbage)
         return chain(every_path(part.dropped, self._stores.snapshots.load), part.replaced)
 
     @checked(path=given_garbage_path, now_us=optional(integer))
     def due(self, path: str, *, now_us: int | None = None) -> Garbage | DeletionReport:
-        """Load a garbage document whose time has come; what there is to say of it when it is gone, or has to wait.
+        """Load a garbage document that is due; a report when it is gone or has to wait.
 
         InvalidRequestError when it was not pruned.
         """
@@ -227,8 +227,8 @@ class Deleter:
         if seen is None:
             return DeletionReport(path=path)
         if not seen.document.pruned:
-            # A mark that it may have is that of an earlier document of its name, and came late: without it, the next
-            # collection reads this one and finishes it.
+            # A mark it may have is that of an earlier document of its name, and arrived late: without it, the next
+            # collection reads this document and finishes it.
             self._documents.unmark(path)
             log = self._stores.url
             message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
@@ -245,13 +245,13 @@ class Deleter:
         self._delete_pointers(part.dropped, going)
         self._delete_paths(part.replaced, going)
         held = going.num_held
-        # What an orphan came to be held by is none any more: it is not waited for.
+        # An orphan that is held by now is no orphan any more: the document does not wait for it.
         self._delete_paths(part.orphans, going)
         return DeletionReport(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
 
     @checked(path=given_garbage_path, parts=several)
     def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
-        """Add up what became of all the parts of a garbage document; when nothing is left of it, it goes itself."""
+        """Add up the reports of all parts of a garbage document; delete it when nothing is left of it."""
         deleted = DeletionReport(
             path=path,
             num_deleted=sum(part.num_deleted for part in parts),
@@ -263,11 +263,11 @@ class Deleter:
         return deleted
 
     def documents(self) -> Iterator[ObjectMeta]:
-        """List the garbage documents that are there, in order of their paths."""
+        """List the garbage documents, in order of their paths."""
         return self._documents.list()
 
     def pending(self) -> list[Garbage]:
-        """Load the garbage documents that are there."""
+        """Load all garbage documents."""
         return list(self.load(self.documents()))
 
     @checked(documents=several)
@@ -279,11 +279,11 @@ class Deleter:
                 yield seen.document
 
     def references(self) -> list[References]:
-        """Read what is referred to: CollectionRefusedError when a cursor or pin can not be read, or dangles."""
+        """Read what is referred to: CollectionRefusedError when a cursor or pin cannot be read, or dangles."""
         return read_references(self._stores)
 
     def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
-        """Delete snapshots after what they hold: until then they say what is left to delete."""
+        """Delete snapshots after what they hold: until then they name what is left to delete."""
         self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), going)
         for pointer in pointers:
             if isinstance(pointer, SnapshotPointer):
@@ -294,7 +294,7 @@ class Deleter:
         try:
             self._delete_pointers(self._stores.snapshots.load(pointer).pointers, going)
         except MissingError:
-            # Gone, and what it held was gone before.
+            # Gone, after what it held.
             return
         except CorruptError as error:
             going.problems.append(str(error))
@@ -314,7 +314,7 @@ class Deleter:
         for _ in map_ahead(self._runtime, self._stores.objects.delete, free, count=ahead_max, share=share):
             going.num_deleted += 1
             going.progress(going.num_deleted)
-            # Slowly: the store has others to serve.
+            # Slowly: the store serves others, too.
             due_s = began_s + (going.num_deleted - began) / self._options.deletes_per_s
             if due_s > self._runtime.monotonic_s():
                 self._runtime.sleep(due_s - self._runtime.monotonic_s())
@@ -339,14 +339,14 @@ class Deleter:
         return self._orphans.find(folders, pending, self.store_now_us() if now_us is None else now_us)
 
     def store_now_us(self) -> int:
-        """Ask for the store's own time: when it says that an object written just now was changed.
+        """Return the store's time: the modification time of an object written just now.
 
-        One that could not be written now tells an earlier time, and there is longer to wait; it takes a store whose
+        If it cannot be written now, its time is an earlier one, which only makes waits longer. Requires a store whose
         clock does not run back.
         """
         try:
             return store_now_us(self._stores.objects, self._runtime)
         except UnavailableError:
-            # Gone with its log, perhaps, which is another thing to be told.
+            # Perhaps its log is gone: then this raises the error that says so.
             self._stores.manifests.load()
             raise

@@ -29,7 +29,7 @@ class OrphanFinder:
     def find(self, folders: Sequence[str], pending: Iterable[Garbage], now_us: int) -> list[ObjectMeta]:
         """Describe up to ``orphans_max`` objects that nothing refers to, oldest first.
 
-        They are older than the interval at the store's time ``now_us`` and in none of the ``pending`` documents.
+        They are older than the interval at the store's time ``now_us``, and no ``pending`` document names them.
         """
         leaving, known = Leaving(pending, self._stores.snapshots.load), read_references(self._stores)
         limit_us = now_us - int(self._options.interval_s * US_PER_S)

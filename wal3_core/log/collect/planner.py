@@ -1,6 +1,6 @@
-"""Says what a collection of one log would take, and why: reads alone, and changes nothing.
+"""Plans what a collection of one log would delete, and why: reads only, changes nothing.
 
-A plan is a proposal. Whoever carries it out reads the cursors once more behind the announcement
+A plan is a proposal. The pruner reads the cursors once more after the announcement
 (log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a collection would take, and why: nothing was changed for it.
+    """What a collection would delete, and why; nothing was changed for it.
 
-    ``first`` is what the log would begin with; ``held_bytes`` and ``held_records`` are the log's now.
+    ``first`` is where the log would begin; ``held_bytes`` and ``held_records`` are the log's now.
     """
 
     log: str
@@ -56,12 +56,12 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to take."""
+        """Whether there is nothing to delete."""
         return self.num_fragments == 0
 
     @property
     def fraction(self) -> float:
-        """The part of the log's bytes that would go."""
+        """The fraction of the log's bytes that would be deleted."""
         return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
 
     def to_json(self) -> JsonObject:
@@ -106,12 +106,13 @@ class Planner:
         self._options = options
 
     def plan(self, limit_offset: int | None = None) -> Plan:
-        """Say what may go: all that lies below every cursor and ``limit_offset``, and that the policy lets go.
+        """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
 
-        Changes nothing. CollectionRefusedError when nothing says what may go, or can not be read.
+        Changes nothing. CollectionRefusedError when neither cursor nor policy says what can be deleted, or one
+        cannot be read.
         """
-        # Cursors before the manifest: they follow the log's end, which never moves back. One that comes to lie below
-        # later is found by who verifies and who prunes; those that move on only make the plan take less than it could.
+        # Cursors before the manifest: they follow the log's end, which never moves back. A cursor that is moved below
+        # the cutoff later is found by verify and prune; one that moves on makes the plan delete less than it could.
         policy, cursors = self._policy(), self._offsets()
         manifest = self._stores.manifests.load().manifest
         candidates = self._candidates(manifest, policy, cursors)
@@ -122,7 +123,7 @@ class Planner:
         return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
 
     def objects(self, plan: Plan) -> Iterator[str]:
-        """Name every object that would go with a plan, in log order; each snapshot behind what it holds."""
+        """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
         cut = self.cut(self._stores.manifests.load().manifest, plan.first)
         yield from every_path(cut.dropped, self._stores.snapshots.load)
         yield from (pointer.path for pointer in cut.replaced)
@@ -145,23 +146,23 @@ class Planner:
         try:
             return self._stores.cursors.offsets()
         except CorruptError as error:
-            message = f"log {self._stores.url}: nothing is collected while a cursor can not be read: {error}"
+            message = f"log {self._stores.url}: nothing is collected while a cursor cannot be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
-        """Tell whether there is a cursor, or somebody who says that there need be none."""
+        """Tell whether there is a cursor, or the options or the policy allow that there is none."""
         return bool(cursors) or self._options.without_cursors or policy.without_cursors
 
     def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
-        """Say what keeps the log from which offset on."""
+        """Return the offsets from which on the log is kept, by what keeps it."""
         following = manifest.next.position.offset
         candidates = {f"cursor {name}": offset for name, offset in cursors.items()}
         beyond = {name: offset for name, offset in candidates.items() if offset > following}
         if beyond:
-            # It was another log's, destroyed since, and says nothing of this one.
+            # It is that of another log, destroyed since, and says nothing about this one.
             message = (
                 f"log {self._stores.url}: expected cursors up to its end, {following}, found {beyond}:"
-                f" delete or move them: nothing is collected while they lie there"
+                f" delete or move them: nothing is collected until then"
             )
             raise CollectionRefusedError(message)
         if policy.retention_s is not None:
@@ -175,31 +176,31 @@ class Planner:
         try:
             return self._stores.policies.load()
         except CorruptError as error:
-            message = f"log {self._stores.url}: nothing is collected while its policy can not be read: {error}"
+            message = f"log {self._stores.url}: nothing is collected while its policy cannot be read: {error}"
             raise CollectionRefusedError(message) from error
 
     def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
         following = manifest.next.position.offset
         if not candidates:
             message = (
-                f"log {self._stores.url}: expected a cursor to say what is not needed any more, found none:"
-                " create one, or let the log's policy say that it has none and how long records are kept"
+                f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none:"
+                " create one, or give the log a policy by which age alone decides"
             )
             raise CollectionRefusedError(message)
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
         return min(offset, following), f"{reason} is at offset {offset}"
 
     def verify(self, plan: Plan) -> None:
-        """Refuse a plan that takes too much, or whose sums do not add up; CollectionRefusedError says which.
+        """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
 
-        OutdatedPlanError when the log has changed since: what is refused then may be right once planned anew.
+        OutdatedPlanError when the log has changed since: plan again.
         """
         manifest = self.planned_on(plan).manifest
         fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
         if plan.fraction > fraction_max:
             message = (
                 f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
-                f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): look why, then allow it"
+                f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): find out why, then allow it"
             )
             raise CollectionRefusedError(message)
         cut = self.cut(manifest, plan.first)
@@ -217,7 +218,7 @@ class Planner:
         self._refuse_held(plan.first)
 
     def planned_on(self, plan: Plan) -> Installed:
-        """Load the manifest of the very log that was planned for; LogReplacedError when it is another one."""
+        """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
         base = self._stores.manifests.load()
         if base.manifest.log_id != plan.log_id:
             message = (
@@ -228,7 +229,7 @@ class Planner:
         return base
 
     def cut(self, manifest: Manifest, first: Boundary) -> Cut:
-        """Cut at the planned place; the same fragments go, in whatever snapshots they are by now."""
+        """Cut at the planned place: the same fragments, in whatever snapshots they are now."""
         cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
         if cut.first.seq_no != first.seq_no:
             message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
@@ -245,12 +246,12 @@ class Planner:
                 raise OutdatedPlanError(message)
 
     def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
-        """Tell what keeps a part of what was announced: it may have been planned long ago, and by somebody else."""
+        """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
         policy, cursors = self._policy(), self._offsets()
         if not self._allowed(policy, cursors):
             return "there is no cursor any more"
         if any(offset > manifest.next.position.offset for offset in cursors.values()):
-            # Moved on since that manifest was read, onto what was appended meanwhile.
+            # A cursor has moved on since that manifest was read, onto records appended meanwhile.
             manifest = self._stores.manifests.load().manifest
         candidates = self._candidates(manifest, policy, cursors)
         below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}

@@ -1,8 +1,8 @@
 """Announces a collection and prunes the manifest: steps that may each be repeated, resumed, and run by two at once.
 
 The order keeps it safe, not the clock: announce in the manifest, then read the cursors, then prune by a CAS that
-succeeds only while the announcement stands. Whoever creates a cursor or a pin, or moves a cursor back, writes it first
-and then reads the manifest. One of the two sees the other. Keeps INV-13, INV-14, INV-17 and INV-18. Source:
+succeeds only while the announcement stands. A process that creates a cursor or a pin, or moves a cursor back, writes it
+first and then reads the manifest. So one of the two sees the other. Keeps INV-13, INV-14, INV-17 and INV-18. Source:
 docs/protocol.md, "Collection".
 """
 
@@ -44,7 +44,7 @@ class Overtaken:
 
 
 class _State(Enum):
-    """What a garbage document and the manifest say of a collection."""
+    """The state of a collection, by its garbage document and the manifest."""
 
     GONE = auto()
     ORPHANS = auto()
@@ -81,7 +81,7 @@ class Pruner:
             replaced=cut.replaced,
         )
         path = garbage.path
-        # Document first: an announcement must lead to what it means.
+        # Document first: an announcement must refer to an existing document.
         if self._documents.save(path, garbage, None) is None:
             message = f"log {self._stores.url}: expected {path} to be new, found it"
             raise UnavailableError(message)
@@ -92,12 +92,12 @@ class Pruner:
         if _announces(manifest, path):
             return None
         if manifest.first.seq_no >= first.seq_no:
-            message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found it begin there"
+            message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found that it already does"
             raise OutdatedPlanError(message)
         return manifest.apply_announcement(path, first)
 
     def withdraw_lost(self, base: Installed) -> None:
-        """Withdraw an announcement whose document is gone: it can not be carried out."""
+        """Withdraw an announcement whose document is gone: it cannot be carried out."""
         announcement = base.manifest.announced
         if announcement is not None and self._documents.load(announcement.garbage) is None:
             self._withdraw(base, announcement)
@@ -125,8 +125,8 @@ class Pruner:
             assert seen is not None
             assert announcement is not None
             if announcement != checked:
-                # After the announcement: a cursor created since has seen it. Once: with writers about, the manifest
-                # has moved on by the time that cursors are read, and again each time.
+                # After the announcement: a cursor created since has seen it. Once per announcement: with active
+                # writers the manifest changes each time that cursors are read.
                 kept = self._planner.kept_below(base.manifest, announcement.first)
                 if kept is not None:
                     self._withdraw(base, announcement)
@@ -136,14 +136,14 @@ class Pruner:
             try:
                 self._prune_onto(base, announcement, seen, uploaded)
             except CollectionRefusedError as error:
-                # It would block every later one.
+                # If it stayed announced, it would block every later collection.
                 self._withdraw(base, announcement)
                 return Overtaken(str(error))
         message = f"log {self._stores.url}: not pruned: the manifest changed {self._options.rebases_max} times over"
         raise UnavailableError(message)
 
     def _finish(self, state: _State, path: str, seen: Seen[Garbage] | None, base: Installed) -> Marked | Overtaken:
-        """Do what is left to do in a state in which nothing is pruned any more."""
+        """Do what is left to do in a state where nothing is left to prune."""
         match state:
             case _State.GONE:
                 self.withdraw_lost(base)
@@ -164,18 +164,18 @@ class Pruner:
     def _prune_onto(self, base: Installed, announcement: Announcement, seen: Seen[Garbage], uploaded: set[str]) -> None:
         """Try one CAS, or do what must come before it; the caller then loads the manifest to see the outcome."""
         cut = self._planner.cut(base.manifest, announcement.first)
-        # Snapshots first: the manifest must not refer to what is not there.
+        # Snapshots first: the manifest must not refer to missing objects.
         parts = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
         garbage = replace(seen.document, dropped=cut.dropped, replaced=cut.replaced)
         if parts.keys() <= uploaded and garbage == seen.document:
             self._manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
             return
-        # In their order, deepest first: none leads to what is not there yet.
+        # In their order, deepest first: none refers to one that is not uploaded yet.
         for path in [path for path in parts if path not in uploaded]:
             self._stores.snapshots.write(parts[path], self._options.retry)
             uploaded.add(path)
         if garbage != seen.document:
-            # What goes in the tree as it is by now.
+            # The document names what is pruned from the tree as it is now.
             self._documents.save(announcement.garbage, replace(garbage, generation=garbage.generation + 1), seen)
 
     # ------------------------------------------------------------------ mark
@@ -185,14 +185,14 @@ class Pruner:
         garbage = seen.document
         if not garbage.pruned:
             garbage = replace(garbage, generation=garbage.generation + 1, pruned=True)
-            # Another collector may already have done it; or have deleted it, taking it for never announced.
+            # Another collector may already have done it; or have deleted it as never announced.
             saved = self._documents.save(path, garbage, seen) or self._documents.load(path)
             saved = saved or self._documents.save(path, garbage, None)
             if saved is None or not saved.document.pruned:
                 # Changed once more by a collector that has not seen the prune: the next one that reads it marks it.
                 return Marked(path, garbage)
             garbage = saved.document
-        # After the document: what has a mark is taken for pruned unread.
+        # After the document: a document with a mark is taken for pruned without being read.
         self._documents.mark(path)
         return Marked(path, garbage)
 
@@ -202,8 +202,7 @@ class Pruner:
         if seen.document.pruned:
             return self._mark(path, seen)
         self._change(base, lambda manifest: replace(manifest, fence=fence + 1) if manifest.fence == fence else None)
-        # One that was linked before the fence moved is no orphan, and not one once the log lets it go: readers have an
-        # interval from then.
+        # An object linked before the fence moved is no orphan. If pruned later, it stays an interval for readers.
         references = References([self._manifests.load().manifest.pointers], self._stores.snapshots.load)
         left = tuple(orphan for orphan in seen.document.orphans if not references.hold(orphan))
         return self._mark(path, Seen(replace(seen.document, orphans=left), seen.etag))

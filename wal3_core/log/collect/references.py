@@ -1,4 +1,4 @@
-"""What is still referred to: asked object by object, so that a log need not be held in memory."""
+"""Which objects are still referred to: looked up one by one, so that a log need not be held in memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DANGLING_S = 2.0
 
 
 def every_path(pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]) -> Iterator[str]:
-    """Name all the objects that pointers lead to, in log order, each snapshot behind what it holds.
+    """Name all the objects that pointers lead to, in log order, each snapshot after what it holds.
 
-    A snapshot that is gone is left out: what it held was deleted before it.
+    A missing snapshot is left out: what it held was deleted before it.
     """
     for pointer in pointers:
         if isinstance(pointer, SnapshotPointer):
@@ -43,7 +43,7 @@ def every_path(pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Sn
 class References:
     """The objects that runs of pointers, each in log order, lead to; ``load`` keeps what it loaded for a while.
 
-    ``partly_deleted`` says that snapshots may be gone, or past reading, which then lead to nothing any more.
+    With ``partly_deleted``, snapshots may be missing or unreadable; these lead to nothing.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class References:
         self._runs = [run for run in runs if run]
         self._load = load
         self._partly_deleted = partly_deleted
-        # Of those that may be partly deleted: what was found gone, or past reading, is asked for once.
+        # Snapshots found missing or unreadable: they are loaded only once.
         self._gone: set[str] = set()
         self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
 
     def hold(self, path: str) -> bool:
-        """Tell whether an object is referred to; CorruptError for a path that is no fragment's or snapshot's."""
+        """Tell whether an object is referred to; CorruptError for a path of neither a fragment nor a snapshot."""
         if path.startswith(SNAPSHOT_FOLDER):
             return path in self._snapshots
         seq_no = fragment_seq_no(path)
@@ -96,7 +96,7 @@ class References:
 
 
 class Leaving:
-    """The objects that garbage documents name; ``pending`` is gone through no further than something asks for."""
+    """The objects that garbage documents name; ``pending`` is read only as far as needed."""
 
     def __init__(self, pending: Iterable[Garbage], load: Callable[[SnapshotPointer], Snapshot]) -> None:
         self._pending = iter(pending)
@@ -110,7 +110,7 @@ class Leaving:
             return True
         for garbage in self._pending:
             self._named.update(garbage.orphans)
-            # What was replaced may lie one in another, and is no run.
+            # Replaced snapshots may contain each other, so they are not one run.
             runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
             self._references.append(References(runs, self._load, partly_deleted=True))
             if path in self._named or self._references[-1].hold(path):
@@ -130,7 +130,7 @@ def read_references(stores: LogStores) -> list[References]:
         _refuse_dangling(stores, manifest)
         pinned = _pinned(stores)
     except CorruptError as error:
-        message = f"log {stores.url}: nothing is deleted while a cursor or pin can not be read: {error}"
+        message = f"log {stores.url}: nothing is deleted while a cursor or pin cannot be read: {error}"
         raise CollectionRefusedError(message) from error
     return [References([manifest.pointers], stores.snapshots.load), *pinned]
 
@@ -138,7 +138,7 @@ def read_references(stores: LogStores) -> list[References]:
 def _pinned(stores: LogStores) -> list[References]:
     pins = stores.pins.list().values()
     complete = [pin.manifest.pointers for pin in pins if pin.complete]
-    # Its maker died, or has not looked at the manifest yet: it may have come too late for some of what it names.
+    # Its creator died, or has not checked the manifest yet: some of what it names may have been deleted before.
     unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
     return [
         References(complete, stores.snapshots.load),
@@ -150,7 +150,7 @@ def _refuse_dangling(stores: LogStores, manifest: Manifest) -> None:
     """Refuse while a cursor is below the log's first offset: its creation was not finished, or something is wrong."""
     first = manifest.first.position.offset
     below: dict[str, int] = {}
-    # One that comes too late is corrected at once by the process that wrote it.
+    # A cursor that was written too late is corrected at once by the process that wrote it.
     for _ in attempts(within(stores.retry, _DANGLING_S), stores.runtime):
         below = {name: offset for name, offset in stores.cursors.offsets().items() if offset < first}
         if not below:

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def first_younger(manifest: Manifest, retention_s: int, load: Load, objects: ObjectStore, runtime: Runtime) -> int:
-    """Tell the offset from which on records are younger; ``objects`` are the log's.
+    """Return the offset from which on records are younger than ``retention_s``; ``objects`` are the log's.
 
-    The store is asked for its time only where something is old by the process's clock.
+    The store is asked for its time only when something is old by the process's clock.
     """
     own_us, age_us = runtime.now_us(), retention_s * US_PER_S
     offset = _first_after(manifest, own_us - age_us, load)
     if offset <= manifest.first.position.offset:
         return offset
-    # A clock that is ahead would take what somebody wants kept.
+    # A clock that is ahead would let records be deleted too early.
     store_us = store_now_us(objects, runtime)
     return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)
 

@@ -1,9 +1,9 @@
 """Copies a log as one manifest says, object by object, the copy's own manifest last.
 
-The target's manifest is claimed first, by CAS: until the copy is whole a ``Vacancy`` stands there, and who does
-not hold the newest claim changes nothing that anybody will read. The source is pinned meanwhile, so collecting it
-takes nothing away; what is appended meanwhile is not copied. A copy that was cut short is no log, and is finished
-by the next call. Every fragment is decoded and checked on the way. Source: docs/protocol.md, "Copy".
+The target's manifest is claimed first, by CAS: until the copy is whole a ``Vacancy`` stands there, and a call
+without the newest claim changes nothing that will be read. The source is pinned meanwhile, so a collection deletes
+nothing of it; records appended meanwhile are not copied. A copy that was cut short is no log; the next call
+finishes it. Every fragment is decoded and checked on the way. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class LogAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
-    """What a copy holds; ``pinned_us`` is when the source held just that, ``resumed`` whether it was begun before.
+    """What a copy holds; ``pinned_us`` is when the source held exactly that, ``resumed`` whether it was begun before.
 
     ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
-    source that the copy needs no more and could not delete: somebody else must.
+    source that are no longer needed and could not be deleted: delete them.
     """
 
     log: str
@@ -129,9 +129,9 @@ def copy(
 ) -> CopyReport:
     """Copy a log as it is now, whole or from the fragment that holds ``from_offset``; positions stay as they are.
 
-    The copy is open, also of a sealed log, and its successor does not follow it: copies of a chain are read one by one.
-    ``with_cursors`` copies the cursors that lie in the copy. ``progress`` hears of records copied and
-    records there are. LogExistsError when the target exists, InvalidRequestError when something lies
+    The copy is open, also of a sealed log, and has no successor: copies of a chain are read one by one.
+    ``with_cursors`` copies the cursors that lie in the copy. ``progress`` gets the number of records copied and of
+    all records. LogExistsError when the target exists, InvalidRequestError when something lies
     there that is not this copy's, CorruptError when the source is damaged; the target is no log then.
     LogReplacedError when another call took the copy over, or gave it up.
     """
@@ -143,7 +143,7 @@ def copy(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is copied: of what one pin keeps, and in which terms another call may go on with it."""
+    """The part of what one pin keeps that is copied, and the terms on which another call may continue."""
 
     pin_name: str
     pin: Pin
@@ -163,16 +163,16 @@ class _Copying:
         self._from = ManifestStore(patient(log_store(source.store, source.log), runtime), runtime, self._retry)
         self._into = CopyTarget(patient(log_store(target.store, target.log), runtime), runtime, self._retry)
         self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        # Snapshots of what stays of one that the copy begins in; the source has none of these.
+        # What stays of the snapshots that the copy begins in; the source does not have these.
         self._written: dict[str, Snapshot] = {}
 
     def run(self, from_offset: int | None, *, with_cursors: bool) -> CopyReport:
-        """Copy what is pinned for it; a pin is let go when no claim names it any more, nor will."""
+        """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
         address = place_of(self._from.url)
         if address == place_of(self._into.url):
             message = f"log {self._from.url}: expected another log to copy to, found itself"
             raise InvalidRequestError(message)
-        # Before anything is pinned: for one that is taken nothing is.
+        # Before anything is pinned: a target that is taken fails here.
         standing = self._into.look(address)
         log_id = self._from.log_id()
         pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
@@ -186,7 +186,7 @@ class _Copying:
         try:
             claim = self._into.claim(standing, source=address, terms=plan.terms, pin=plan.pin_name)
             for name in named - {plan.pin_name}:
-                # Of the try in other terms, whose claim is gone.
+                # The pin of a try on other terms, whose claim is gone.
                 pins.let_go(name)
             copied = self._copy(plan, claim, pins)
         except LogError as error:
@@ -194,7 +194,7 @@ class _Copying:
                 if self._into.forgets(name, standing, settled=_settled(error)):
                     pins.let_go(name)
             raise
-        # It is a log by now: nothing from here on is a reason to tell anything else.
+        # The copy is a log now: nothing from here on is a failure.
         pins.let_go(plan.pin_name)
         return replace(copied, pins_left=tuple(sorted(pins.left)))
 
@@ -220,14 +220,14 @@ class _Copying:
             num_fragments = self._copy_fragments(plan.manifest, claim)
             copied = self._rewritten(plan.manifest, claim)
         except CorruptError:
-            # Who took over lets go of what this one reads, and deletes what it wrote.
+            # A call that took over deletes the pin that this one reads by, and what it wrote.
             claim.check_ours()
-            # So does who destroys the source, pinned or not.
+            # Destroying the source deletes what is read, too, pinned or not.
             self._from.load()
             pins.check(plan.pin_name)
             raise
         claim.write_documents(plan.cursors, self._policy())
-        # Manifest last: until then there is no log, and nothing that could be read too early.
+        # Manifest last: until then there is no log that could be read too early.
         claim.finish(copied)
         return CopyReport(
             log=self._target.log,
@@ -243,7 +243,7 @@ class _Copying:
         )
 
     def _cut(self, source: Manifest, from_offset: int | None) -> Manifest:
-        """Return what of the source's manifest is copied: from a fragment on."""
+        """Return the part of the source's manifest that is copied, from a fragment on."""
         if from_offset is None:
             return source
         check_start(source, from_offset)
@@ -257,11 +257,11 @@ class _Copying:
         ).holding(cut.pointers)
 
     def _rewritten(self, source: Manifest, claim: Claim) -> Manifest:
-        """Make the copy's manifest: what was copied, of a life of its own, open, and not being collected."""
+        """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
         pointers = claim.write_snapshots(source.pointers, self._load)
         copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False)
         if not pointers:
-            # No record has its time: one that a wrong clock moved far ahead is left behind.
+            # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
             copied = replace(copied, first=place, next=place)
         return copied.holding(pointers)
@@ -306,8 +306,8 @@ class _Copying:
                 reread_if_damaged(lambda: self._checked(claim.objects, pointer))
             except CorruptError as error:
                 message = (
-                    f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy what"
-                    f" there is of it, delete its pin of the source, and copy again: {error}"
+                    f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
+                    f" partial copy, delete its pin of the source, and copy again: {error}"
                 )
                 raise CorruptError(message) from error
             return
@@ -316,7 +316,7 @@ class _Copying:
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
         """Read a fragment's bytes, and check that its records are what the pointer says."""
         what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
-        # One byte more tells a longer file without fetching all of it.
+        # One more byte detects a longer file without fetching all of it.
         data = store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
             message = f"{what}: expected a file, found none"
@@ -334,21 +334,21 @@ class _Copying:
         source, first, limit = self._source, manifest.first.position, manifest.next.position
         cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
         return {
-            # One that has moved beyond what was pinned has read all of it.
+            # A cursor that has moved beyond what was pinned has read all of it.
             name: cursor if cursor.position.offset <= limit.offset else replace(cursor, position=limit)
             for name, cursor in ((name, witness.cursor) for name, witness in cursors.items())
             if cursor.position.offset >= first.offset
         }
 
     def _policy(self) -> Policy | None:
-        """Load the source's policy, if it has one: what must be kept there must be kept in the copy."""
+        """Load the source's policy, if it has one: the copy keeps records by the same rule."""
         source, log_id = self._source, self._from.log_id()
         policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
         return policy if policy.generation else None
 
 
 def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan | None:
-    """Return what an earlier try copies, where its pin is there and its terms are the same; None where it is over."""
+    """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
     earlier = copying_at(standing)
     if earlier is None:
         return None
@@ -356,19 +356,19 @@ def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str,
         pin = pins.find(earlier.pin)
         plan = None if pin is None else planned(earlier.pin, pin)
     except (InvalidRequestError, GarbageCollectedError, CorruptError):
-        # What it keeps does not have what is asked for now, or can not be read.
+        # The pin does not keep what is asked for now, or what it keeps cannot be read.
         return None
     return plan if plan is not None and plan.terms == earlier.terms else None
 
 
 def _settled(error: LogError) -> bool:
-    """Tell whether no request of the call that failed so may yet arrive."""
+    """Tell whether no request of a call that failed with this error may still arrive."""
     return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError | UnsuitableStoreError)
 
 
 def _names(cursors: Mapping[str, Cursor]) -> str:
-    """Sum up which cursors a copy gets: a try that wrote one which the source has lost since is not gone on with.
+    """Hash the names of a copy's cursors: a try is not continued if the source has lost a cursor since.
 
-    There is no taking it back: a delete knows no versions, and may arrive when another call has taken over.
+    It could not be deleted from the copy: a delete knows no versions, and may arrive after another call has taken over.
     """
     return hashlib.sha256("\n".join(sorted(cursors)).encode()).hexdigest()[:16] if cursors else "none"

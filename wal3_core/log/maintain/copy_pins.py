@@ -1,7 +1,7 @@
 """The pins that copies hold on their source: each belongs to one claim on a target, and its name is never used again.
 
-A claim names its pin, and who holds the claim may rely on it. A pin that is made and not named yet, or that no
-claim names any more, is nobody's: whoever made it, or ended its claim, lets it go. Source: docs/protocol.md, "Copy".
+A claim names its pin, and the call that holds the claim may rely on it. A pin that no claim names, not yet or no
+longer, is deleted by the call that made it or ended its claim. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CopyPins:
-    """Pins of one life of a source; ``left`` names those that were to go and may be there still."""
+    """Pins of one life of a source; ``left`` names those that could not be deleted and may still exist."""
 
     def __init__(self, store: ObjectStore, log: str, runtime: Runtime, retry: RetryOptions, log_id: LogId) -> None:
         self._runtime = runtime
@@ -42,25 +42,25 @@ class CopyPins:
             raise
 
     def find(self, name: str) -> Pin | None:
-        """Load a pin to rely on; None where there is none, or it was never finished."""
+        """Load a pin to rely on; None if there is none, or it was never finished."""
         pin = self._pins.load(name)
         return pin if pin is not None and pin.complete else None
 
     def check(self, name: str) -> None:
-        """Raise where what is relied on was let go by others: what is missing then is no damage."""
+        """Raise if others deleted the pin that is relied on: objects missing then are no damage."""
         if self.find(name) is None:
             message = f"pin {name}: expected it to stay until the copy is whole, found it deleted: copy again"
             raise InvalidRequestError(message)
 
     def let_go(self, name: str) -> None:
-        """Delete a pin that nobody relies on; one that can not be deleted is noted, and raises nothing."""
+        """Delete a pin that is no longer relied on; if it cannot be deleted, note it in ``left`` instead of raising."""
         self._remove(name, self._pins.forget)
 
     def _remove(self, name: str, remove: Callable[[str], None]) -> None:
         try:
             until_answered(lambda: remove(name), self._retry, self._runtime)
         except (LogNotFoundError, LogReplacedError):
-            # It went with its log.
+            # It was deleted with its log.
             return
         except LogError:
             self.left.add(name)

@@ -1,8 +1,8 @@
-"""Where a log is copied to: a name that is claimed by CAS, filled, and at last made a log, by CAS again.
+"""Where a log is copied to: a name that is claimed by CAS, filled, and finally made a log, by CAS again.
 
-The copy is a life of its own, and what it writes lies in that life's folder. Who goes on with a copy that
-was cut short takes over its claim; the call that held it before may still be running, and finds that out before
-it changes a cursor, and at the latest when it wants to finish. Source: docs/protocol.md, "Copy".
+The copy is a life of its own, and what it writes lies in that life's folder. A call that continues a copy which
+was cut short takes over its claim; the call that held it before may still be running. It notices before it
+changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CopyTarget:
         return self._root.url
 
     def look(self, source: str) -> Seen[Entry] | None:
-        """Return what stands there; raises where there is a log, or something else is being copied to."""
+        """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
         seen = self._names.look()
         earlier = copying_at(seen)
         if earlier is None:
@@ -64,7 +64,7 @@ class CopyTarget:
         return seen
 
     def claim(self, seen: Seen[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
-        """Claim the name for a copy in place of what was seen there, or take over a try that was the same in all."""
+        """Claim the name in place of what was seen there, or take over a try of the same source, terms and pin."""
         lives = self._names.lives()
         earlier = copying_at(seen)
         resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
@@ -77,16 +77,16 @@ class CopyTarget:
             message = f"log {self.url}: expected to be alone in copying to it, found that another call began just now"
             raise InvalidRequestError(message)
         self._names.probe(claimed)
-        # They were listed before the claim: whatever they are of is over.
+        # They were listed before the claim: all but the claim's own are over.
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
 
     def forgets(self, pin: str, since: Seen[Entry] | None, *, settled: bool) -> bool:
-        """Tell whether no claim on the name has a pin of the source, nor will have it.
+        """Tell whether no claim on the name refers to a pin of the source, nor will.
 
-        ``since`` is what this call's claim was to replace: a claim that is not settled may yet arrive for as long as
-        that stands. A pin that was named, and is not any more, is never named again: each claim takes it from the one
-        that it replaces.
+        ``since`` is what this call's claim was to replace: a claim that is not settled may still arrive as long as
+        that stands. A pin that is no longer named is never named again: each claim takes it from the one that it
+        replaces.
         """
         try:
             seen = self._names.look()
@@ -105,7 +105,7 @@ def copying_at(seen: Seen[Entry] | None) -> Vacancy | None:
 
 
 class Claim:
-    """A name that one call may fill; ``resumed`` tells whether an earlier one began to."""
+    """A name that one call may fill; ``resumed`` is true when an earlier call began to."""
 
     def __init__(
         self, root: ObjectStore, claimed: Seen[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
@@ -121,11 +121,11 @@ class Claim:
 
     @property
     def objects(self) -> ObjectStore:
-        """What was copied so far."""
+        """The copy's own store."""
         return self._objects
 
     def begun_us(self) -> int:
-        """Tell the store's time when the name was claimed."""
+        """Return the store's time when the name was claimed."""
         return self._manifests.changed_us()
 
     def write_fragment(self, pointer: FragmentPointer, data: bytes) -> None:
@@ -141,7 +141,7 @@ class Claim:
             if not isinstance(pointer, SnapshotPointer):
                 return pointer
             below = load(pointer).pointers
-            # Under no fence: the copy has not had one.
+            # Fence 0: the copy has no manifest yet, and so no fence.
             snapshot = Snapshot(
                 tuple(below if pointer.depth == 1 else self.write_snapshots(below, load)), 0, self.log_id
             )
@@ -153,7 +153,7 @@ class Claim:
 
     def write_documents(self, cursors: Mapping[str, Cursor], policy: Policy | None) -> None:
         """Write the copy's cursors and policy."""
-        # Of a copy that another call has finished, somebody may have deleted one.
+        # If another call has finished the copy, a cursor of it may have been deleted since.
         cursor_store = self._documents(
             lambda data, what: or_tombstone(data, Cursor.from_fields, what=what, bytes_max=CURSOR_BYTES_MAX),
             CURSOR_BYTES_MAX,
@@ -170,7 +170,7 @@ class Claim:
 
     def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
         found = documents.load(path)
-        # After it was loaded: one that somebody who took over writes later has another version, and refuses this one.
+        # After the load: if a call that took over writes the document later, its new version makes this save fail.
         self.check_ours()
         if documents.save(path, document, found) is None:
             self.check_ours()
@@ -178,16 +178,16 @@ class Claim:
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:
-        """Make it a log; LogExistsError when somebody else has, LogReplacedError when somebody else goes on with it."""
+        """Make it a log; LogExistsError when another call has, LogReplacedError when another call has taken it over."""
         if self._manifests.begin(manifest, self._claimed) is None:
             self.check_ours()
-            message = f"log {self._manifests.url}: the copy is whole, and could not be made a log: copy it again"
+            message = f"log {self._manifests.url}: the copy is whole, but could not be made a log: copy it again"
             raise UnavailableError(message)
 
     def check_ours(self) -> None:
-        """Raise where this claim is no more the newest: LogExistsError where the copy was made a log.
+        """Raise unless this claim is the newest: LogExistsError when the copy was made a log.
 
-        LogReplacedError where another call has taken over, or given it up.
+        LogReplacedError when another call has taken over, or destroyed it.
         """
         seen = self._manifests.look()
         if seen is not None and seen.etag == self._claimed.etag:

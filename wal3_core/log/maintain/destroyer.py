@@ -1,9 +1,9 @@
-"""Destroys a log: announces it, lets its name be vacant, then deletes every object of it.
+"""Destroys a log: announces it, makes its name vacant, then deletes every object of it.
 
-The announcement keeps anybody from pinning it, and is withdrawn where a pin was quicker; the seal that follows keeps
-anybody from appending to it; from the moment the name is vacant there is no log. What is left to be deleted lies in a
-folder that no other life of the name has; a call that was cut short is finished by the next. What is not a log's is
-never deleted: one such object stops everything. Source: docs/protocol.md, "Destroy".
+The announcement prevents pins, and is withdrawn if a pin was faster; the seal that follows prevents appends; once
+the name is vacant there is no log. The objects left to delete lie in a folder that no other life of the name has; a
+call that was cut short is finished by the next. An object that no log has is never deleted: one such object stops
+everything. Source: docs/protocol.md, "Destroy".
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Part:
 class DestroyPlan:
     """What destroying a log deletes: its objects by kind, and the names of its pins.
 
-    ``log_id`` is what has the name now, or had it last; "" when there is no telling.
+    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown.
     """
 
     log: str
@@ -69,12 +69,12 @@ class DestroyPlan:
 
     @property
     def num_objects(self) -> int:
-        """How many objects go."""
+        """How many objects are deleted."""
         return sum(part.num_objects for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes go."""
+        """How many bytes are deleted."""
         return sum(part.num_bytes for part in self.parts)
 
     def to_json(self) -> JsonObject:
@@ -94,7 +94,7 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     """Say what destroying a log would delete; changes nothing.
 
     LogNotFoundError when there is nothing of that name; InvalidRequestError names objects under its
-    root that no log has. Logs below it are others, and not looked at.
+    root that no log has. Logs below it are others, and left out.
     """
     runtime = runtime or shared_runtime()
     root = log_store(patient(store, runtime), check_log_name(log))
@@ -148,7 +148,7 @@ def destroy(
     Appends get SealedError once it is sealed for that, and NotDurableError once it is gone. InvalidRequestError,
     and nothing changed, when the log has pins (unless ``also_pinned``), also one that was made meanwhile, or when
     something lies there that no log has; LogReplacedError when another log has the name by now, which is left alone.
-    ``progress`` hears of objects deleted and objects there are. Repeat the call when it was cut short. What a
+    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short. What a
     lost manifest, or a copy that was cut short, left behind is deleted, too.
     """
     runtime = runtime or shared_runtime()
@@ -157,10 +157,10 @@ def destroy(
     if plan.pins and not also_pinned:
         raise _pinned(log, plan.pins)
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         progress(done, max(done, plan.num_objects))
 
-    return _Destroying(log_store(store, log), plan.log_id, runtime, told).run(also_pinned=also_pinned)
+    return _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
 
 
 class _Destroying:
@@ -195,7 +195,7 @@ class _Destroying:
         raise UnavailableError(message)
 
     def _look(self) -> Seen[Entry] | None:
-        """Look at what has the name; LogReplacedError when that is not what was to be destroyed."""
+        """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
         seen = self._manifests.look()
         found = NO_LOG if seen is None else seen.document.log_id
         if found != self._log_id:
@@ -207,10 +207,10 @@ class _Destroying:
         return seen
 
     def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
-        """Let the name be vacant, and tell whether it was a log's; what is left lies in lives that are over.
+        """Make the name vacant, and return whether it was a log's; what is left lies in lives that are over.
 
-        Each step is a CAS of the manifest that was looked at, and pins are listed between the look and the last one:
-        whoever is not seen then finds the announcement, or finds none and makes that CAS fail.
+        Each step is a CAS of the manifest that was loaded, and pins are listed between the load and the last CAS:
+        the creator of a pin that is missed finds the announcement, or finds none and makes that CAS fail.
         """
         was_log, unpinned = False, also_pinned
         for _ in range(REBASES_MAX):
@@ -218,7 +218,7 @@ class _Destroying:
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
                 return was_log
-            # Maybe only now: a copy that was taken for one that was cut short is finished.
+            # Perhaps only now: a copy that seemed to be cut short was finished.
             was_log = was_log or isinstance(entry, Manifest)
             if isinstance(entry, Manifest) and not entry.destroying:
                 self._manifests.swap(entry.announce_destroy(), seen)
@@ -241,7 +241,7 @@ class _Destroying:
         return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
 
     def _refuse_pinned(self, found: Manifest) -> None:
-        """Stop at a pin that was made before the announcement, and so may have been promised to hold."""
+        """Refuse if there is a pin made before the announcement: its creator may rely on it."""
         folder = f"{life_folder(self._log_id)}{PIN_FOLDER}"
         pins = [
             pin_name(f"{PIN_FOLDER}{meta.path.removeprefix(folder)}")
@@ -253,7 +253,7 @@ class _Destroying:
             raise _pinned(self._root.url, pins, sealed=found.seal is not None and found.seal.reason == BEING_DESTROYED)
 
     def _withdraw(self) -> None:
-        """Take the announcement back, whoever made it: others that destroy the log announce it again."""
+        """Withdraw the announcement, also another call's: a call that destroys the log announces it again."""
         for _ in range(REBASES_MAX):
             seen = self._look()
             if seen is None or not isinstance(seen.document, Manifest) or not seen.document.destroying:

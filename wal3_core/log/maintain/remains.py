@@ -1,7 +1,7 @@
-"""Deletes what lives that are over have left: nobody will ever read it, or write to it with any effect.
+"""Deletes the objects of lives that are over: nothing reads them, and no write to them has any effect.
 
-A life is over once its name's manifest has come to be another's, or a ``Vacancy``; ids do not come back. Whoever
-lists lives before looking at the manifest may so delete those that it does not name.
+A life is over once its name's manifest is another life's, or was replaced by a ``Vacancy``; ids do not come back. So
+lives that were listed before a look at the manifest can be deleted if it does not name them.
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def unknown_objects(root: ObjectStore, paths: Sequence[str]) -> InvalidRequestEr
     """Name objects that no log has."""
     more = " and more" if len(paths) > _NAMED_MAX else ""
     return InvalidRequestError(
-        f"log {root.url}: expected nothing but a log's objects, found {', '.join(paths[:_NAMED_MAX])}{more}:"
+        f"log {root.url}: expected only a log's objects, found {', '.join(paths[:_NAMED_MAX])}{more}:"
         f" move or delete them first"
     )

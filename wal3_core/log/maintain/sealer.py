@@ -1,7 +1,7 @@
-"""Seals a log for good, and begins the log that goes on from it.
+"""Seals a log for good, and begins its successor.
 
-The seal is a part of the manifest, set by CAS: it comes before or after every commit, for everybody,
-so nothing is acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is initialized
+The seal is a part of the manifest, set by CAS: every commit comes either before or after it, so nothing is
+acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is initialized
 only from a sealed log, at its end.
 Source: docs/protocol.md, "Seal".
 """
@@ -57,13 +57,13 @@ def seal(
     """Close a log for good; no append is acknowledged after it. Returns the seal.
 
     A log that has this seal already (the same reason, successor and ``sealed_by``) is left as it is, and
-    the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError tells
-    of another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
+    the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError when it
+    has another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
     then on, until ``initialize_successor`` begins it or the name is destroyed; also when the seal then fails.
     """
     runtime = runtime or shared_runtime()
     if not reason.strip():
-        # A seal is never lifted: whoever meets it must learn why it is there.
+        # A seal is never lifted, so it must say why it was set.
         message = f"log {log}: expected a reason to seal it, found none"
         raise InvalidRequestError(message)
     if successor is not None:
@@ -95,7 +95,7 @@ def seal(
 def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
     """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
 
-    It begins where the sealed log ends, and its checksum goes on from there; at the sealed log's time, unless
+    It begins where the sealed log ends, and its checksum continues from there; at the sealed log's time, unless
     that lies so far beyond the store's that only a wrong clock explains it. InvalidRequestError when
     the log is not sealed or names none, LogExistsError when another log has taken the name.
     """
@@ -110,13 +110,13 @@ def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | Non
     name = check_log_name(sealed.seal.successor)
     manifests = ManifestStore(log_store(store, name), runtime)
     try:
-        # The store's time when the log was sealed, or later: what was appended before then lies at most so far beyond.
+        # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
         first = bounded(sealed.next, ending.changed_us(), CLOCK_AHEAD_S_MAX)
         begun = Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name())
         manifests.initialize(replace(begun, first=first, next=first))
     except LogExistsError as error:
         if not goes_on_from(sealed, manifests.load().manifest):
-            # The name was destroyed while it was kept, or the log sealed by what kept none.
+            # The name was destroyed while it was kept, or the log was sealed without keeping it.
             raise _usurped(log, name, "copy that one to another name and destroy it, then begin this one") from error
     return name
 
@@ -130,7 +130,7 @@ def migrate(
     reason: str,
     runtime: Runtime | None = None,
 ) -> Seal:
-    """Seal a log and begin its successor; a call that was cut short at any point is finished by the next.
+    """Seal a log and begin its successor; after a call that was cut short anywhere, the next one finishes it.
 
     Appends that race get SealedError, which names the successor. SealedError is also raised here when
     the log was sealed for another successor, or for none.
@@ -157,7 +157,7 @@ class _Sealing:
         self._retry = for_store(RetryOptions(), manifests)
 
     def install(self, wanted: Seal, base: Installed) -> Seal:
-        """Swap the seal in; a CAS that was refused or unanswered is settled by what the manifest then says."""
+        """Swap the seal in; what became of a refused or unanswered CAS is read from the manifest."""
         pauses = attempts(self._retry, self._runtime)
         next(pauses)
         for _ in range(REBASES_MAX):
@@ -167,10 +167,10 @@ class _Sealing:
             if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):
                 return wanted
             before, base = base, self._manifests.load()
-            # The same version: the store is busy, not a writer quicker.
+            # The same version: no writer was faster, the store is busy.
             if base.etag == before.etag and next(pauses, None) is None:
                 break
-        message = f"{self._manifests.what}: not sealed yet, and no telling whether it will be: seal it again"
+        message = f"{self._manifests.what}: not sealed yet, unknown whether it will be: seal it again"
         raise UnavailableError(message)
 
     def _checked(self, found: Seal, wanted: Seal) -> Seal:
@@ -192,24 +192,24 @@ class _Keeping:
 
     def __init__(self, store: ObjectStore, log: str, log_id: LogId, successor: str, runtime: Runtime) -> None:
         self._log, self._log_id, self._successor = log, log_id, successor
-        # How a store is asked does not tell which one it is.
+        # The part after ? says how the store is asked, not which store it is.
         self._source = log_store(store, log).url.partition("?")[0]
         self._runtime = runtime
         self._names = ManifestStore(log_store(store, successor), runtime)
 
     def keep(self, load: Callable[[], Installed]) -> None:
-        """Keep the name before the seal: that stays, and nothing would go on from the log if another took the name.
+        """Keep the name before the seal, which is final: without the name the log could have no successor.
 
-        LogExistsError when there is a log, or it is kept for another one; ``load`` loads the log that is to be sealed.
+        LogExistsError when there is a log, or the name is kept for another; ``load`` loads the log to be sealed.
         """
         for _ in range(REBASES_MAX):
             seen = self._names.look()
             entry = None if seen is None else seen.document
             if isinstance(entry, Vacancy) and entry.is_kept_for(self._log_id):
-                # By another call, or one that was cut short: whichever seals the log, that is what it is kept for.
+                # Kept by another call, or by one that was cut short: it serves any call that seals the log.
                 return
             if isinstance(entry, Vacancy) and entry.kind is VacancyKind.FOLLOWING and entry.source == self._source:
-                # After the name: the log that is there now is the later one, and what it was kept for is over.
+                # Loaded after the name: our life is the later one, and the one that the name was kept for is over.
                 load()
             else:
                 self._refuse_taken(seen)
@@ -219,7 +219,7 @@ class _Keeping:
         raise UnavailableError(message)
 
     def let_go(self, found: Seal | None) -> None:
-        """Keep the name no longer when the log was sealed without naming it, which is for good."""
+        """Release the name when the log was sealed without naming it, which is final."""
         seen = self._names.look()
         kept = seen is not None and isinstance(seen.document, Vacancy) and seen.document.is_kept_for(self._log_id)
         if kept and found is not None and found.successor != self._successor:

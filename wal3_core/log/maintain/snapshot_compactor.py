@@ -1,9 +1,9 @@
-"""Packs one log's tree of snapshots anew, in steps that may be repeated, stopped, and run by two at once.
+"""Repacks one log's tree of snapshots, in steps that may be repeated, stopped, and run by two at once.
 
-A step uploads its snapshots, then swaps them into the manifest by CAS, for the very run of pointers
-they hold and under the fence they were made under. Whatever became of that run meanwhile, the step
-is planned anew from the manifest, which is all the state there is. What is replaced, and what was
-uploaded in vain, is collected as orphans. Keeps INV-7 and INV-8.
+A step uploads its snapshots, then swaps them into the manifest by CAS, for exactly the run of pointers
+they hold and under the fence they were made under. If that run has changed meanwhile, the step
+is planned again from the manifest, which is all the state there is. Snapshots that were replaced, or
+uploaded in vain, are collected as orphans. Keeps INV-7 and INV-8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Some siblings that would be packed anew, and why: ``num_nodes`` of them, with ``num_pointers`` pointers.
+    """Some siblings that would be repacked, and why: ``num_nodes`` of them, with ``num_pointers`` pointers.
 
     ``where`` names the snapshot that holds them, or the manifest.
     """
@@ -58,9 +58,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """What there is to pack in the tree as it is; nothing was changed for it.
+    """What would be repacked in the tree as it is; nothing was changed for it.
 
-    What one finding comes to may call for another: siblings that shrink come to fit together.
+    Repacking one finding may lead to another: siblings that shrink may then fit together.
     """
 
     log: str
@@ -110,7 +110,7 @@ class SnapshotCompactionReport:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The manifest has what a step made."""
+    """The manifest has the result of a step."""
 
     base: Installed
     repack: Repack
@@ -128,7 +128,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Overtaken:
-    """The manifest is another one: what a step was to replace is gone, or what it uploaded may be deleted."""
+    """The manifest has changed: what a step was to replace is gone, or what it uploaded may be deleted."""
 
     base: Installed
 
@@ -171,7 +171,7 @@ class SnapshotCompactor:
         return measure_shape(manifest, self._options.snapshots, load)
 
     def plan(self) -> SnapshotPlan:
-        """Say what would be packed anew, and why; loads the snapshots of depth 2 and writes nothing."""
+        """Return what would be repacked, and why; loads the snapshots of depth 2 and writes nothing."""
         manifest = self._manifests.load().manifest
         findings = tuple(map(_finding, self._repacker.findings(manifest)))
         return SnapshotPlan(log=self.log, shape=self._shape(manifest, self._snapshots.load), findings=findings)
@@ -180,9 +180,9 @@ class SnapshotCompactor:
     def compact(
         self, progress: Callable[[int, int | None], None] = lambda _done, _total: None
     ) -> SnapshotCompactionReport:
-        """Take steps until the tree is well shaped; ``progress`` hears how many pointers were packed so far.
+        """Take steps until the tree is well shaped; ``progress`` gets the number of pointers packed so far.
 
-        UnavailableError when the manifest changes too fast to be changed; what was done by then stays.
+        UnavailableError when others change the manifest too often; what was done by then stays.
         """
         base = self._manifests.load()
         shape = self._shape(base.manifest)
@@ -215,14 +215,14 @@ class SnapshotCompactor:
             if newer.etag == base.etag:
                 raise
             return _Overtaken(newer)
-        # Snapshots first: the manifest must not refer to what is not there.
+        # Snapshots first: the manifest must not refer to missing objects.
         self._upload(repacked.written)
         outcome = self._install(base, repacked)
         return _Taken(outcome, repack, repacked) if isinstance(outcome, Installed) else outcome
 
     def _build(self, repack: Repack, manifest: Manifest) -> Repacked:
         needed = (*repack.opened, *repack.above)
-        # Together, as each is small and far away.
+        # At the same time, as each is small and far away.
         loaded = map_ahead(
             self._runtime, self._snapshots.load, needed, count=self._options.requests_ahead, share=self._share
         )

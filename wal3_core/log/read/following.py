@@ -27,7 +27,7 @@ class Waiting:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Take it that there was news just now."""
+        """Restart the pauses and the idle time: there was news just now."""
         self._quiet_since_s, self._pause_s = self._runtime.monotonic_s(), self._options.poll_s_min
 
     def wait(self, topic: str, version: int) -> int | None:
@@ -43,10 +43,10 @@ class Waiting:
 
 
 class Following:
-    """One pass over a log that does not end at its end.
+    """One pass over a log that waits for more at the log's end.
 
     ``start`` is where it has come to; the first look at the log fixes it. ``sealed`` is the log's last
-    manifest once it ended at a seal, None while it goes on, or when it ended for want of records.
+    manifest once the pass ended at a seal; None while it lasts, or when it ended because no records came.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Following:
         version: int | None = self._runtime.await_topic(self._topic, -1, 0.0)
         while version is not None:
             manifest = self._reader.manifest()
-            # Before there is any record: what comes and is collected between two looks is missed.
+            # Even before there is any record: one appended and collected between two looks must not be skipped.
             self.start = begun(manifest, self.start)
             for record in self._reader.records(self.start, manifest=manifest):
                 self.start = record.offset + 1

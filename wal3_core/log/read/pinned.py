@@ -67,7 +67,7 @@ def open_pinned(
         message = f"log {log}: expected a pin {name}, found none"
         raise InvalidRequestError(message)
     if not pin.complete:
-        message = f"log {log}: expected pin {name} to be finished, found that its maker never was: pin it again"
+        message = f"log {log}: expected pin {name} to be finished, found it unfinished: pin it again"
         raise InvalidRequestError(message)
     reader = _PinnedReader(store, log, options=options, runtime=runtime, log_id=pin.log_id)
     reader.pin = pin
@@ -75,7 +75,7 @@ def open_pinned(
 
 
 class _PinnedReader(LogReader):
-    """Reads what a pin holds as if nothing came after it: what is missing is lost, for the pin keeps it."""
+    """Reads what a pin holds as if nothing came after it: a missing object is lost, since the pin keeps it."""
 
     pin: Pin
 

@@ -1,4 +1,4 @@
-"""The public face of reading a log: scan, fetch, records, follow.
+"""The public API for reading a log: scan, fetch, records, follow.
 
 Keeps INV-9 (what is read is what was written) and INV-10 (never a gap, never a short list) of
 docs/protocol.md. Source: docs/protocol.md, "Read".
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class FragmentMissingError(MissingError):
-    """The fragment's object is gone: collected, replaced, or lost; a fresh manifest tells which."""
+    """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
 class LogReader:
@@ -93,7 +93,7 @@ class LogReader:
 
         LogReplacedError when the name leads to another log than the one that was opened.
         """
-        # Another thread may set what is known to an older one meanwhile: this one's answer is its own.
+        # Another thread may set ``_known`` to an older manifest meanwhile: return the one loaded here.
         known = self._manifests.load(self._known)
         self._known = known
         return known.manifest
@@ -124,8 +124,8 @@ class LogReader:
         Takes one GET of the manifest, unless one is given, and one per snapshot that the range
         touches and that is not known yet; the first comes after as many round trips as the tree is
         deep, and one. Memory does not grow with the range. Raises GarbageCollectedError when the
-        start is gone, InvalidRequestError when it lies beyond the end. A start that is no offset is
-        fixed by the manifest: what is collected after that one was loaded is gone, and never skipped.
+        start is gone, InvalidRequestError when it lies beyond the end. A start that is not an offset is
+        fixed by the manifest: what is collected after that one was loaded is never silently skipped.
         """
         manifest = manifest or self.manifest()
         yield from (pointer for pointer, _ in self._settled(manifest, start, limits, iter, _itself))
@@ -143,7 +143,7 @@ class LogReader:
 
     def _fetch(self, pointer: FragmentPointer) -> Fragment:
         what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
-        # One byte more tells a longer file without fetching all of it.
+        # One more byte detects a longer file without fetching all of it.
         data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
             message = f"{what}: expected a file, found none"
@@ -163,12 +163,12 @@ class LogReader:
     def fragments(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[tuple[Fragment, ReadStart]]:
-        """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with where to read it from.
+        """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with its read start.
 
-        It ends where the manifest does, the newest one unless one is given. What is missing is
-        looked up in a fresh manifest: collected, then GarbageCollectedError, also before the first
-        fragment; replaced, then the replacement is read, from where the caller had come to; named
-        still, then it is lost: CorruptError.
+        The range ends where the manifest does, the newest one unless one is given. A missing object is
+        looked up in a fresh manifest. If it was collected: GarbageCollectedError, also before the first
+        fragment. If it was replaced, the replacement is read, from where the caller had come to. If it
+        is still named, it is lost: CorruptError.
         """
         yield from self._settled(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
 
@@ -178,7 +178,7 @@ class LogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now.
 
-        With a ``manifest`` in hand, as it was when that was loaded: what was collected since is an error.
+        With a ``manifest``, as it was when that was loaded: what was collected since is an error.
         """
         manifest = manifest or self.manifest()
         limits, left = within(limits, manifest), limits.records
@@ -195,7 +195,7 @@ class LogReader:
     def records(
         self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
     ) -> Iterator[Record]:
-        """Go through the log's records, to its end as of now, or as of the ``manifest`` in hand.
+        """Go through the log's records, to its end as of now, or as of the ``manifest`` given.
 
         The first comes after as many round trips as the tree is deep, and two, however long the log.
         """
@@ -204,13 +204,13 @@ class LogReader:
 
     @checked(start=read_start, idle_s=optional(seconds))
     def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
-        """Go through the log's records and then wait for more, for ever or until none came for ``idle_s`` seconds.
+        """Go through the log's records, then wait for more, forever or until none came for ``idle_s`` seconds.
 
-        Ends behind the last record of a log that is sealed, or comes to be (``follow_across`` goes on
-        in its successor). From the first look at the log on, which fixes where it starts, nothing is
-        skipped: what is collected before it was read is a GarbageCollectedError. Waiting costs one
-        conditional GET a poll, ever rarer while there is no news; an append by a writer in this
-        process wakes it at once.
+        Ends after the last record of a log that is sealed, or is sealed meanwhile (``follow_across``
+        continues in its successor). The first look at the log fixes the start; from then on nothing is
+        skipped: a record that is collected before it was read is a GarbageCollectedError. Waiting costs
+        one conditional GET per poll, with growing pauses while nothing is appended; an append by a writer
+        in this process ends the pause at once.
         """
         yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
 
@@ -229,7 +229,7 @@ class LogReader:
         *,
         on_damage: Callable[[SnapshotPointer, CorruptError], None] | None = None,
     ) -> Walk:
-        """Return a walk along one manifest's tree, on which nothing is looked up that is missing."""
+        """Return a walk along one manifest's tree; it does not look up missing objects in a newer one."""
         share = share_of(self._store)
         loader = Loader(self._runtime, self._snapshots.load, self._options.prefetch_snapshots, share)
         return Walk(manifest.pointers, start, limits, loader=loader, on_damage=on_damage)
@@ -247,7 +247,7 @@ class LogReader:
         steps: Callable[[Walk], Iterator[T]],
         pointer_of: Callable[[T], FragmentPointer],
     ) -> Iterator[tuple[T, ReadStart]]:
-        """Take steps along the tree, each with where it begins; what is missing is looked up in a fresh manifest."""
+        """Take steps along the tree, each with its start; missing objects are looked up in a fresh manifest."""
         if manifest.log_id != self._manifests.log_id():
             message = (
                 f"log {self._manifests.url}: expected a manifest of log {self._manifests.log_id()}, found one of"
@@ -265,7 +265,7 @@ class LogReader:
                     start, reloads = pointer.limit.offset, 0
                     limits = limits.without(pointer.num_bytes)
             except MissingError as error:
-                # Named by a manifest that is newer than the one that led here, it is lost.
+                # Lost, if a manifest newer than the one that led here names it, too.
                 if error.path == missing:
                     raise
                 missing, manifest = error.path, self.manifest()

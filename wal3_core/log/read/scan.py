@@ -1,4 +1,4 @@
-"""Which fragments hold a range of the log, and which of their records. Pure but for loading snapshots."""
+"""Which fragments hold a range of the log, and which of their records. Pure except for loading snapshots."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def begun(manifest: Manifest, start: ReadStart) -> ReadStart:
 
 
 def floor_of(start: ReadStart) -> int | None:
-    """Return the offset below which a read needs nothing; None where it has not begun, and starts at no offset."""
+    """Return the offset below which a read needs nothing; None if it has not begun and starts at no offset."""
     return start.floor if isinstance(start, BegunAtTime) else offset_of(start)
 
 
 def check_start(manifest: Manifest, start: ReadStart) -> None:
-    """Refuse a place that the log does not hold any more, or not yet."""
+    """Refuse a start that the log no longer holds, or does not hold yet."""
     offset = floor_of(start)
     first, following = manifest.first.position, manifest.next.position
-    # What was collected is not newer than the log's first place.
+    # Collected records are not newer than the log's first position.
     if offset is None or (isinstance(start, AtTime) and first.timestamp_us < start.timestamp_us):
         return
     if not 1 <= offset <= following.offset:
@@ -65,14 +65,14 @@ def check_start(manifest: Manifest, start: ReadStart) -> None:
 
 
 def offset_of(start: ReadStart) -> int | None:
-    """Return the offset that a read starts at, None where it starts at a time or the log's first record."""
+    """Return the offset that a read starts at, None if it starts at a time or the log's first record."""
     match start:
         case LogPosition(offset, _):
             return offset
         case None | AtTime():
             return None
     try:
-        # Whatever stands for an integer, numpy's and Arrow's included.
+        # Any type of integer, numpy's and Arrow's included.
         return operator.index(start)
     except TypeError:
         message = f"read: expected to start at an offset, a position or a time, found {start!r}"
@@ -80,7 +80,7 @@ def offset_of(start: ReadStart) -> int | None:
 
 
 def within(limits: Limits, manifest: Manifest) -> Limits:
-    """Return the limits, ended where the manifest ends: what is loaded again later may end further on."""
+    """Return the limits, cut to the manifest's end: a manifest loaded later may end further on."""
     end = manifest.next.position.offset
     return replace(limits, offset=end if limits.offset is None else min(end, limits.offset))
 
@@ -101,7 +101,7 @@ def select(
 
 
 def lies_before(pointer: Pointer, start: ReadStart) -> bool:
-    """Tell whether all that a pointer stands for lies before the place where a read starts."""
+    """Tell whether all that a pointer stands for lies before a read's start."""
     if isinstance(start, AtTime):
         return pointer.limit.timestamp_us < start.timestamp_us
     offset = offset_of(start)
@@ -115,7 +115,7 @@ def lies_beyond(pointer: Pointer, limits: Limits) -> bool:
 
 
 class Counted:
-    """How many fragments, bytes and records a read has come to; those of a snapshot count with it."""
+    """How many fragments, bytes and records a read has come to; a snapshot counts all that it holds."""
 
     __slots__ = ("_num_bytes", "_num_fragments", "_num_records", "_start")
 
@@ -127,7 +127,7 @@ class Counted:
         """Count what a pointer stands for."""
         self._num_fragments += 1 if isinstance(pointer, FragmentPointer) else count_fragments((pointer,))
         self._num_bytes += pointer.num_bytes
-        # Of what the read starts in nobody knows yet how many records count.
+        # In the pointer that the read starts in, it is not known yet how many records count.
         self._num_records += pointer.num_records if _starts_before(self._start, pointer) else 0
 
     def reached(self, limits: Limits) -> bool:
@@ -139,7 +139,7 @@ class Counted:
         )
 
     def copy(self) -> Counted:
-        """Return one that counts on from here by itself."""
+        """Return a copy that counts independently."""
         copied = Counted(self._start)
         copied._num_fragments, copied._num_bytes = self._num_fragments, self._num_bytes
         copied._num_records = self._num_records
@@ -158,7 +158,7 @@ def _reached(amount: int, limit: int | None) -> bool:
 
 
 def first_rows(rows: Rows, count: int | None) -> Rows:
-    """Cut off what lies behind the first ``count`` rows; that may be more than Arrow can count."""
+    """Return the first ``count`` rows; ``count`` may exceed what Arrow can represent."""
     return rows if count is None or count >= len(rows) else rows.slice(0, count)
 
 

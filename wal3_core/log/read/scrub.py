@@ -1,7 +1,7 @@
-"""Scrub: read a log back, whole or a range of it, and say of each object whether it is what it should be.
+"""Scrub: read a log back, whole or a range of it, and check every object.
 
 Checks the manifest's invariants, every snapshot, every fragment, the whole log's balance, and that
-every cursor is readable and lies in the log. Damage ends nothing: the rest is still looked at.
+every cursor is readable and lies in the log. After damage the rest is still checked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Tally:
     missing: list[tuple[Pointer, MissingError]] = field(default_factory=list)
 
     def blame(self, pointer: Pointer, error: CorruptError) -> None:
-        """Note a bad object."""
+        """Record a bad object."""
         self._pass(max(pointer.start.offset, self.begin), pointer)
         if isinstance(error, MissingError):
             self.missing.append((pointer, error))
@@ -70,7 +70,7 @@ class _Tally:
             self.problems.append(Problem(pointer.path, str(error)))
 
     def add(self, pointer: FragmentPointer) -> None:
-        """Note a sound fragment."""
+        """Record a sound fragment."""
         self._pass(pointer.start.offset, pointer)
         self.setsum += pointer.setsum
         self.num_records += pointer.num_records
@@ -89,7 +89,7 @@ class _Tally:
 
     def _pass(self, start: int, pointer: Pointer) -> None:
         first, following = self.range or (start, start)
-        # A bad snapshot is told of before the fragments that lie before it.
+        # A bad snapshot is reported before the fragments that lie before it.
         self.range = min(first, start), max(following, pointer.limit.offset)
 
 
@@ -113,11 +113,11 @@ def scrub(
     """Read a log back, whole or the fragments that a range touches.
 
     A range's report says where the next one begins, and reports of adjoining ranges add up: so a long
-    scrub goes on where it was, in another process as well. Cursors are looked at by the range that
-    reaches the log's end, and setsums compared where the ranges cover the log. ``progress`` hears of
-    records read and records there are. Raises LogNotFoundError when there is no log,
+    scrub can be continued, in another process as well. Cursors are checked by the range that reaches
+    the log's end, and setsums compared when the ranges cover the log. ``progress`` gets the number of
+    records read and of all records. Raises LogNotFoundError when there is no log,
     InvalidRequestError for a start beyond its end, UnavailableError when the store does not answer;
-    whatever is wrong with the log itself is in the report.
+    anything wrong with the log itself is in the report.
     """
     runtime = runtime or shared_runtime()
     reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime)
@@ -173,7 +173,7 @@ def _examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPoint
 
 
 def _nowhere(manifest: Manifest, begin: ReadStart) -> int:
-    """Return where a range lies that touches nothing."""
+    """Return the offset of a range that touches no fragment."""
     if begin is None:
         return manifest.first.position.offset
     offset = offset_of(begin)
@@ -205,7 +205,7 @@ def _unread(log: str, problem: Problem) -> ScrubReport:
 
 
 def _lost(reader: LogReader, tally: _Tally) -> Iterator[Problem]:
-    """Blame what is missing only if the newest manifest still refers to it."""
+    """Report a missing object only if the newest manifest still refers to it."""
     newest = reader.manifest() if tally.missing else None
     for pointer, error in tally.missing:
         assert newest is not None
@@ -227,14 +227,14 @@ def still_named(reader: LogReader, manifest: Manifest, path: str, start: int, li
         try:
             return reader.load_snapshot(pointer).pointers
         except CorruptError:
-            # It is told of where it is read.
+            # It is reported where it is read.
             return ()
 
     return leads(manifest.pointers)
 
 
 def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Manifest) -> Iterator[Problem]:
-    """Name every cursor that can not be read, or points outside what the log holds."""
+    """Report every cursor that cannot be read, or points outside what the log holds."""
     first, limit = manifest.first.position.offset, manifest.next.position.offset
     log_id = manifest.log_id
     for path, witness in CursorStore(store, log, runtime=runtime, log_id=log_id).survey():

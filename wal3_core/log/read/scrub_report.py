@@ -33,10 +33,10 @@ class Problem:
 class ScrubReport:
     """What scrubbing one log found; counts are of what was read and is sound.
 
-    Looked at were the whole fragments from ``first_offset`` to ``next_offset``, where the next range
+    It covers the whole fragments from ``first_offset`` to ``next_offset``, where the next range
     begins; the log ended at ``end_offset`` then. ``setsum`` is the log's own, ``found`` that of what was
-    read, and ``covered`` that of all below ``next_offset``, pruned or read: None where the range began
-    further on, or where something was collected or replaced before it was read.
+    read, and ``covered`` that of all below ``next_offset``, pruned or read: None when the range began
+    further on, or when something was collected or replaced before it was read.
     """
 
     log: str
@@ -72,7 +72,7 @@ class ScrubReport:
         """Join the report of the range behind this one, and compare the setsums where both cover the log.
 
         InvalidRequestError when the other is of another log, or begins elsewhere. It may begin
-        further on where the log does, by then: what lay between was collected. A snapshot that both
+        further on if the log does by then: what lay between was collected. A snapshot that both
         ranges touch counts twice.
         """
         collected = behind.covered is not None and behind.first_offset > self.next_offset
@@ -97,7 +97,7 @@ class ScrubReport:
         return joined.weighed()
 
     def weighed(self) -> ScrubReport:
-        """Return it with a problem more where its setsums contradict each other, and nothing else explains that."""
+        """Return it with one more problem if its setsums contradict each other and no other problem explains that."""
         if self.problems or not self.finished or self.covered in {None, self.setsum}:
             return self
         message = f"log: expected setsum {self.setsum}, found {self.covered} in what was read and pruned"

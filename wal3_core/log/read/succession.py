@@ -1,7 +1,8 @@
-"""Reading from a sealed log on into its successor, and into that one's.
+"""Reads from a sealed log on into its successor, and into that one's.
 
 Each log is read with its own checks; between two of them nothing is skipped: the successor must begin
-where the sealed log ends, and still hold it. A read whose limits lie in a log looks no further, but for one of time.
+where the sealed log ends, and still hold that place. A read whose limits lie in a log looks no further, except
+with a limit of time.
 Keeps INV-10 and INV-19 of docs/protocol.md.
 """
 
@@ -54,13 +55,13 @@ def records_across(
     options: ReaderOptions | None = None,
     runtime: Runtime | None = None,
 ) -> Iterator[Record]:
-    """Go through the records of a log and of those that go on from it, to the end as of now.
+    """Go through the records of a log and of its successors, to the end as of now.
 
-    ``start`` may lie in any of them; the limits hold for all together, but for one of time, which holds in each:
-    a successor may begin earlier than the log before it ended, so it is looked at. LogNotFoundError when a successor
-    is named and not there (it may yet have to be initialized), GarbageCollectedError when records
-    between two logs are gone, or go before they are read, CorruptError when a successor does not go on
-    where the log before ends.
+    ``start`` may lie in any of them. The limits hold for all together, except one of time, which holds in each:
+    a successor may begin earlier than the log before it ended, so it is read, too. LogNotFoundError when a successor
+    is named and does not exist (it may still have to be initialized), GarbageCollectedError when records
+    between two logs are gone, or are collected before they are read, CorruptError when a successor does not
+    continue where the log before it ends.
     """
     reading = _Reading(start, limits)
     before: _Before | None = None
@@ -93,10 +94,10 @@ def follow_across(
     options: ReaderOptions | None = None,
     runtime: Runtime | None = None,
 ) -> Iterator[Record]:
-    """Follow a log, and once it is sealed those that go on from it; ends at a seal that names no successor.
+    """Follow a log and, once it is sealed, its successors; ends at a seal that names no successor.
 
-    A successor that is not there yet is waited for, as records are; ``idle_s`` seconds without a
-    record end it wherever it is. Errors as ``records_across``.
+    A successor that does not exist yet is waited for, as records are; ``idle_s`` seconds without a
+    record end the call anywhere. Errors as ``records_across``.
     """
     runtime, options = runtime or shared_runtime(), options or ReaderOptions()
     reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
@@ -138,7 +139,7 @@ def _endless(log: str) -> CorruptError:
 
 
 def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
-    """Tell whether a log is the one that was begun where this very sealed one ends; appended to since, maybe."""
+    """Tell whether a log is the successor of this sealed log; its first records may have been collected since."""
     return found.follows == sealed.log_id and found.first.seq_no >= sealed.next.seq_no
 
 
@@ -156,8 +157,8 @@ def _open(
         if before is None:
             raise
         message = (
-            f"log {before[0]}: sealed, and said to go on in {log} from {before[1].next.position}, which is not"
-            f" there: initialize the successor"
+            f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
+            f" exist: initialize the successor"
         )
         raise LogNotFoundError(message) from error
 
@@ -171,7 +172,7 @@ def _awaited(
     options: ReaderOptions,
     runtime: Runtime,
 ) -> LogReader | None:
-    """Open a log; a successor that is not there yet is waited for. None when time is up."""
+    """Open a log; wait for a successor that does not exist yet. None when time is up."""
     topic = log_store(store, log).url
     version: int | None = runtime.await_topic(topic, -1, 0.0)
     while version is not None:

@@ -1,7 +1,7 @@
-"""Going through a log's tree lazily: fragments in order, and snapshots loaded a few ahead of the caller.
+"""Walks a log's tree lazily: fragments in order, and snapshots loaded a few ahead of the caller.
 
-Memory does not grow with the log: held are what is left of one node of each level, and what was
-loaded ahead. Requests of one level follow those of the level above, so the first fragment's pointer
+Memory does not grow with the log: it holds the rest of one node per level, and what was loaded
+ahead. Requests of one level follow those of the level above, so the first fragment's pointer
 takes as many round trips as the tree is deep. Keeps INV-10 of docs/protocol.md.
 """
 
@@ -39,12 +39,12 @@ class Loader:
 
 
 class Walk:
-    """Gives the fragments that overlap a range, in order; the one that reaches a limit is the last.
+    """Yields the fragments that overlap a range, in order; the one that reaches a limit is the last.
 
     Nothing is loaded ahead of the first fragment; from then on one snapshot, then 3, up to
-    ``ahead_max``, and none that lies beyond the limits. A snapshot that is damaged or missing is an
-    error when its turn comes, behind all that lies before it; with ``on_damage`` that is told, and
-    the walk goes on behind it. ``num_opened`` counts the snapshots that it went through.
+    ``ahead_max``, and none that lies beyond the limits. A damaged or missing snapshot is an error
+    when its turn comes, after all that lies before it; with ``on_damage`` it is reported there, and
+    the walk continues behind it. ``num_opened`` counts the snapshots that were opened.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Walk:
         self._on_damage = on_damage
         self._given = Counted(start)
         self._window = 0
-        # Begun and not yet gone through.
+        # Loads that were begun and not used yet.
         self._loading: dict[str, Future[Snapshot]] = {}
         self.num_opened = 0
 
@@ -101,7 +101,7 @@ class Walk:
         return self._left[0]
 
     def _open(self, pointer: SnapshotPointer) -> None:
-        """Put what a snapshot holds into its place."""
+        """Replace a snapshot by the pointers it holds."""
         try:
             below = self._loaded(pointer).pointers
         except CorruptError as error:
@@ -122,7 +122,7 @@ class Walk:
             try:
                 return self._loader.runtime.wait(loading)
             except LogError:
-                # That was a while ago: what counts is what is there now.
+                # The failure may be an old one: load it again.
                 pass
         return self._loader.load(pointer)
 

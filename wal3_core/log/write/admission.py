@@ -1,7 +1,7 @@
 """Admission: which appends a writer accepts, and when there is room for them in memory.
 
 Callers put appends into the inbox; the pipeline's workers move them into the queue as far as ``bytes_held_max`` allows,
-first come, first served. Not locked: the pipeline's lock guards it.
+first come, first served. Guarded by the pipeline's lock.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Admission:
         return [entry.future for entry in self._inbox]
 
     def accept(self, entry: Entry, *, may_wait: bool) -> None:
-        """Put an append into the inbox; OverloadedError where there is no room and its caller must not wait for it.
+        """Put an append into the inbox; OverloadedError when there is no room and its caller must not wait for it.
 
-        A caller who has to wait finds ``entry.admitted`` set.
+        When the caller has to wait, ``entry.admitted`` is set.
         """
         if not self._fits(entry, self.bytes_held):
             if not may_wait:
@@ -91,7 +91,7 @@ class Admission:
                 self._outcomes.withdraw(entry, self.overloaded())
 
     def _withdrawn(self) -> Sequence[Entry]:
-        """Return the whole inbox if an append in it was withdrawn: what lies behind that one is renumbered."""
+        """Return the whole inbox if an append in it was withdrawn: those behind it are renumbered."""
         return list(self._inbox) if any(entry.withdrawn for entry in self._inbox) else ()
 
     def overloaded(self) -> OverloadedError:

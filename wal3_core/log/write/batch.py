@@ -40,9 +40,9 @@ class Columns:
 
 
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
-    """Check what a caller wants to append; InvalidRequestError names what is wrong with which record."""
+    """Check the records of an append; InvalidRequestError names the record and what is wrong with it."""
     several(records, "records")
-    # One more than fits tells that there are too many, however many there are.
+    # One more than fits shows that there are too many, however many there are.
     listed = list(islice(records, options.batch_records_max + 1))
     if not listed:
         message = "append: expected at least one record, found none"
@@ -66,7 +66,7 @@ def check_expected(offset: int | None) -> int | None:
     if offset is None:
         return None
     try:
-        # Whatever stands for an integer, numpy's included; True and False do not.
+        # Any type of integer, numpy's included, except bool.
         found = -1 if isinstance(offset, bool) else operator.index(offset)
     except TypeError:
         found = -1
@@ -77,7 +77,7 @@ def check_expected(offset: int | None) -> int | None:
 
 
 def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
-    """Build the columns of records that are just bodies, without a look at each in Python."""
+    """Build the columns of records that are just bodies, without looking at each in Python."""
     largest = max(map(len, bodies))
     if largest > options.record_bytes_max:
         message = f"record: expected at most {options.record_bytes_max} bytes of key and body, found {largest}"
@@ -101,7 +101,7 @@ def _checked_columns(records: list[bytes | Message], options: WriterOptions) -> 
 
 
 def join(columns: Sequence[Columns]) -> Columns:
-    """Put several appends' records behind each other."""
+    """Concatenate the records of several appends."""
     if len(columns) == 1:
         return columns[0]
     keys: list[bytes | None] | None = None
@@ -115,10 +115,10 @@ def join(columns: Sequence[Columns]) -> Columns:
 class Entry:
     """One append: its records stay together. ``reseals`` counts the places it lost to other writers.
 
-    ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` is what the
-    writer had accepted of all appends when it had accepted this one; ``admitted`` is set when there is
-    room for one whose caller waits for that, and ``withdrawn`` when that caller has given up waiting.
-    ``last_try`` is set once it waits anew though its time is over.
+    ``expect_next`` is the only offset at which the first record may land. ``bytes_accepted`` counts what the
+    writer has accepted since it was opened, this append included. A caller that must wait for room waits
+    for ``admitted``; ``withdrawn`` is set when it has given up. ``last_try`` is set when the append is
+    queued again although its time is over.
     """
 
     columns: Columns
@@ -134,7 +134,7 @@ class Entry:
 
     @property
     def bytes_held(self) -> int:
-        """What it takes of the memory until it has its outcome, roughly."""
+        """Roughly the memory it takes until it has its outcome."""
         return self.columns.num_bytes + _ENTRY_BYTES + _RECORD_BYTES * len(self.columns.bodies)
 
     def may_land_at(self, offset: int) -> bool:
@@ -143,7 +143,7 @@ class Entry:
 
 
 class BatchQueue:
-    """Appends in the order of their arrival. Not locked: its owner is."""
+    """Appends in the order of their arrival. Guarded by its owner's lock."""
 
     def __init__(self, options: WriterOptions) -> None:
         self._options = options
@@ -207,11 +207,11 @@ class BatchQueue:
         return taken
 
     def entries(self) -> deque[Entry]:
-        """Give the appends that wait."""
+        """Return the appends that wait."""
         return self._entries
 
     def futures(self) -> list[Future[LogPosition]]:
-        """Give the outcomes of the appends that wait."""
+        """Return the futures of the appends that wait."""
         return [entry.future for entry in self._entries]
 
     def _count(self, entry: Entry, sign: int) -> None:

@@ -1,8 +1,8 @@
 """Begins a log at a given offset from records that come from elsewhere, with their offsets and timestamps.
 
-Nothing of it can be read before all of it is there: the manifest comes last, by CAS onto the claim that
-was made first. One that was cut short is no log; it is repeated, or destroyed. What was written is read back
-from the very bytes that are stored, and must sum to the setsum of the records given.
+Nothing can be read before everything is written: the manifest comes last, by CAS onto the claim that was
+made first. A bootstrap that was cut short leaves no log; repeat it, or destroy the remains. Each fragment is decoded
+from the bytes to be stored, and must sum to the setsum of the records given.
 Source: docs/protocol.md, "Bootstrap".
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.model.paths import LogId
     from wal3_core.storage.object_store import ObjectStore
 
-# What another call must find to take over one that was cut short.
+# What another bootstrap must find to replace one that was cut short.
 _SOURCE = "records given to bootstrap"
 
 
@@ -46,8 +46,8 @@ _SOURCE = "records given to bootstrap"
 class Origin:
     """Where a log that is bootstrapped begins.
 
-    ``pruned`` is the setsum of what lay below ``first_offset`` where the records come from, ``setsum`` that
-    of the records, if the source knows it. No record is older than ``timestamp_us``.
+    ``pruned`` is the setsum of what lay below ``first_offset`` in the source, ``setsum`` that of the
+    records, if the source knows it. No record is older than ``timestamp_us``.
     """
 
     first_offset: int = FIRST_OFFSET
@@ -56,7 +56,7 @@ class Origin:
     setsum: Setsum | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no place in a log."""
+        """Refuse a position that no log can have."""
         make_plain(self, first_offset=integer, timestamp_us=integer)
         make_plain(self, pruned=instance_of(Setsum), setsum=optional(instance_of(Setsum)))
         for name, least in (("first_offset", FIRST_OFFSET), ("timestamp_us", 0)):
@@ -97,16 +97,16 @@ def bootstrap(
     options: WriterOptions | None = None,
     runtime: Runtime | None = None,
 ) -> BootstrapReport:
-    """Begin a log with records from elsewhere, as they are, the first of them at ``origin.first_offset``.
+    """Begin a log with records from elsewhere, unchanged, the first of them at ``origin.first_offset``.
 
-    Offsets must be dense and timestamps must not run back; they are cut into fragments as ``options``
-    say. InvalidRequestError names a record that does not fit, or the setsum when it is another than the
-    origin's; LogExistsError when there is a log. There is no log then, as when the call is cut short: call
-    it again, which begins anew, or destroy what there is of it.
+    Offsets must be dense and timestamps must not run back; records are cut into fragments as ``options``
+    say. LogExistsError when there is a log. InvalidRequestError names a record that does not fit, or the
+    setsum when it differs from the origin's. There is no log then, nor when the call is cut short: call
+    it again, which starts over, or destroy the remains.
     """
     runtime, options, origin = runtime or shared_runtime(), options or WriterOptions(), origin or Origin()
     root = log_store(patient(store, runtime, options.retry), check_log_name(log))
-    # Its own terms each time: what an earlier try wrote is never relied upon, and goes.
+    # New terms each time: what an earlier try wrote is never relied on, and is deleted.
     target = CopyTarget(root, runtime, options.retry)
     claim = target.claim(target.look(_SOURCE), source=_SOURCE, terms=runtime.token())
     bootstrapping = _Bootstrapping(root, claim, origin, options, runtime)
@@ -135,7 +135,7 @@ class _Batch:
 
 
 class _Bootstrapping:
-    """The writes, a few fragments at a time; of the log only the manifest is held."""
+    """The writes, a few fragments at a time; of what is written only the manifest is held in memory."""
 
     def __init__(
         self, root: ObjectStore, claim: Claim, origin: Origin, options: WriterOptions, runtime: Runtime
@@ -162,7 +162,7 @@ class _Bootstrapping:
         return manifest
 
     def _batches(self, records: Iterable[Record]) -> Iterator[_Batch]:
-        """Cut the records into fragments, each checked to go on from the one before."""
+        """Cut the records into fragments, each record checked to continue the one before."""
         batch, num_bytes, seq_no = list[Record](), 0, FIRST_SEQ_NO
         before = LogPosition(self._origin.first_offset, self._origin.timestamp_us)
         for given in records:
@@ -181,7 +181,7 @@ class _Bootstrapping:
     def _checked(self, record: Record, before: LogPosition) -> tuple[Record, int]:
         """Return a copy of a record, whose buffers are the caller's, and its size.
 
-        InvalidRequestError when it is none, or does not go on where the one before ends.
+        InvalidRequestError when it is no record, or does not begin where the one before ends.
         """
         if not isinstance(record, Record):
             message = f"bootstrap: expected a Record at offset {before.offset}, found {type(record).__name__}"
@@ -226,7 +226,7 @@ class _Bootstrapping:
             seq_no=batch.seq_no,
             start=start,
             limit=LogPosition(last.offset + 1, last.timestamp_us),
-            # Of the records as they were given, one by one: what is stored is compared with it.
+            # Of the records as they were given: the encoded bytes are compared with it.
             setsum=keyed_setsum([record.offset for record in records], timestamps_us, keys, bodies),
             num_bytes=len(encoded.data),
             num_records=len(records),
@@ -236,7 +236,7 @@ class _Bootstrapping:
         return pointer
 
     def _rolled(self, manifest: Manifest) -> Manifest:
-        """Keep the manifest small: what a writer does beside its commits."""
+        """Roll pointers into snapshots, as a writer does beside its commits."""
         while (roll := plan_roll(manifest, self._options.snapshots)) is not None:
             snapshot = build_snapshot(roll, manifest, self._snapshots.load)
             pointer = self._snapshots.write(snapshot, self._options.retry)

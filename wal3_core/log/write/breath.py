@@ -1,9 +1,9 @@
-"""A writer that commits without a pause makes one now and then, in which others get at the manifest.
+"""Pauses of a writer that commits without a gap, in which other processes can change the manifest.
 
-Who changes the manifest loads it and swaps it, one round trip apart. A writer that sends its next CAS as soon as
-it has the last one's answer leaves no such gap to anybody who is farther from the store than itself: whoever
-seals, collects, packs, pins or destroys its log would never get a turn. What is uploaded during the pause goes
-into the next commit. Source: docs/protocol.md, "Turns".
+A process that changes the manifest loads it and swaps it, one round trip apart. A writer that sends its next CAS
+as soon as it has the last one's answer leaves no such gap to a process that is farther from the store: a seal, a
+collection, a compaction, a pin or a destroy would never get its turn. What is uploaded during the pause goes into
+the next commit. Source: docs/protocol.md, "Turns".
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
 
-# Without a pause.
+# A pause is due after this time without one.
 _BUSY_S = 10.0
 _PAUSE_S_MIN = 0.1
 _PAUSE_S_MAX = 0.5
-# So much farther from the store may others be.
+# In commits, how long a pause is: others may be that many times farther from the store.
 _COMMITS = 8
 
 
 class Breath:
-    """Tells one writer when to pause between two commits."""
+    """Decides when one writer pauses between two commits."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._busy_since_s = self._ended_s = runtime.monotonic_s()
 
     def due_s(self, commit_s: float) -> float:
-        """Give the seconds to pause before the next commit, of which one takes ``commit_s``; mostly 0."""
+        """Return the seconds to pause before the next commit, mostly 0; a commit takes ``commit_s``."""
         now_s, pause_s = self._runtime.monotonic_s(), min(max(_COMMITS * commit_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
         if now_s - self._ended_s >= pause_s:
-            # It made one.
+            # It was idle for as long as a pause.
             self._busy_since_s = now_s
         return pause_s if now_s - self._busy_since_s >= _BUSY_S else 0.0
 
     def paused(self) -> None:
-        """Take note that the pause was made."""
+        """Record that the pause was made."""
         self._busy_since_s = self._runtime.monotonic_s()
 
     def committed(self) -> None:
-        """Take note that a commit has ended."""
+        """Record that a commit has ended."""
         self._ended_s = self._runtime.monotonic_s()

@@ -1,8 +1,8 @@
-"""One commit: fragments that are uploaded become part of the log, or it is found out what became of them.
+"""One commit: uploaded fragments become part of the log, or what became of them is determined.
 
-A CAS that was refused or went unanswered is never guessed about: the manifest is loaded and the
-epoch table asked. Every CAS of one commit carries the same fragments and names the version it
-replaces, so once the manifest has moved on, none of ours can still be applied.
+The outcome of a CAS that was refused or went unanswered is never guessed: the manifest is loaded, and its
+epoch table decides. Every CAS of one commit carries the same fragments and names the version it
+replaces, so once the manifest has moved on, none of them can still be applied.
 Source: docs/protocol.md, "Append".
 """
 
@@ -47,7 +47,7 @@ class Committed:
 class Displaced:
     """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved.
 
-    ``contended`` tells the first from the second, which is maintenance.
+    ``contended`` is true in the first case; the second is maintenance.
     """
 
     base: Installed
@@ -72,7 +72,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """Why fragments can not be committed under their names; ``contended`` when another writer is the reason."""
+    """Why fragments cannot be committed under their names; ``contended`` when another writer is the reason."""
 
     cause: str
     contended: bool
@@ -80,16 +80,16 @@ class Displacement:
 
 @dataclass(frozen=True, slots=True)
 class Undetermined:
-    """No telling whether the fragments are, or yet become, durable."""
+    """It is unknown whether the fragments are durable, or will be."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The manifest is another one now; every CAS of ours is settled, and this one tells how.
+    """The manifest has changed: every CAS of ours is settled, and ``base`` shows how.
 
-    ``ambiguous``: one of them went unanswered, so it may have been what moved the manifest.
+    ``ambiguous``: one of them went unanswered, so it may be the one that changed the manifest.
     """
 
     base: Installed
@@ -103,7 +103,7 @@ Final = Committed | Displaced | SealedOut | Undetermined
 class Committer:
     """Commits fragments of one log, one commit at a time.
 
-    ``amend`` adds to a manifest about to be installed what else is due: a snapshot. ``retried`` is called
+    ``amend`` adds finished snapshots to a manifest about to be installed. ``retried`` is called
     for each CAS that is sent again.
     """
 
@@ -125,7 +125,7 @@ class Committer:
     def commit(
         self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
     ) -> CommitResult:
-        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, try until then."""
+        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``."""
         ambiguous = False
         for _ in range(self._options.rebases_max):
             verdict = judge(base.manifest, term, fragments)
@@ -134,7 +134,7 @@ class Committer:
             result = self._commit_onto(base, term, fragments, until_s)
             if not isinstance(result, _Moved):
                 return result
-            # At once: what was just loaded grows stale in a pause.
+            # Without a pause, in which the manifest just loaded would become outdated.
             base, ambiguous = result.base, ambiguous or result.ambiguous
         last = judge(base.manifest, term, fragments)
         if last is not None:
@@ -144,7 +144,7 @@ class Committer:
     def _commit_onto(
         self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Committed | Failed | Undetermined | _Moved:
-        """Send the CAS until it is answered, or the manifest has moved and none of ours can be applied any more."""
+        """Send the CAS until it is answered, or the manifest has changed and no CAS of ours can be applied any more."""
         unresolved = cause = ""
         failure: BaseException | None = None
         for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
@@ -165,7 +165,7 @@ class Committer:
     def _try(
         self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer]
     ) -> tuple[InstallOutcome | Exception, Installed | Exception | None]:
-        """Send one CAS; unless it was done, say also what the manifest is now, or why there is no telling."""
+        """Send one CAS; unless it was applied, also return the manifest as it is now, or the error of loading it."""
         try:
             changed = base.manifest.apply_fragments(term.entry, fragments)
             prepared = self._manifests.prepare(self._amend(changed), base)
@@ -200,7 +200,7 @@ def _cause(outcome: Refused | Unknown | Exception) -> str:
 
 
 def hopeless(found: BaseException | None) -> bool:
-    """Tell whether what was met instead of an answer makes trying again useless."""
+    """Tell whether an error makes trying again useless."""
     return isinstance(found, StoreDeniedError) or not isinstance(found, UnavailableError)
 
 
@@ -210,7 +210,7 @@ def judge(
     """Say what a manifest means for fragments that wait for their commit.
 
     DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
-    old to tell. A Displacement: they can not be committed under their names. None: they can be.
+    old to tell. A Displacement: they cannot be committed under their names. None: they can be.
     """
     entry, first = term.entry, fragments[0]
     durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
@@ -237,7 +237,7 @@ def _final(verdict: Durability | Displacement, base: Installed, *, ambiguous: bo
             return Undetermined("the epoch has left the manifest's table")
         case Durability.UNKNOWN:
             # No CAS of ours can have been applied: each was answered, and refused.
-            cause = "other writers took over, so many that the epoch has left the table"
+            cause = "so many other writers took over that the epoch has left the table"
             return Displaced(base, cause, contended=True)
         case Displacement(cause, contended):
             return Displaced(base, cause, contended)

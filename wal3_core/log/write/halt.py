@@ -1,4 +1,4 @@
-"""An ordered writer's stop at the first failure, and what is known when it goes on."""
+"""An ordered writer's halt at its first failure, and what is known when it resumes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeReport:
-    """What became of the appends since an ordered writer was opened, or last resumed.
+    """The outcomes of the appends since an ordered writer was opened, or last resumed.
 
     The first ``appends`` of those submitted, ``records`` in all, are in the log, in their order and with no
-    other of this writer's between; none behind them is, nor will be. ``next_offset`` lies behind the last of
+    other of this writer's between; none behind them is, nor will be. ``next_offset`` follows the last of
     them, None when there is none. ``failure`` is what halted the writer; None when it was not halted.
-    ``settled`` tells that an unknown outcome was found out.
+    ``settled`` is true when an unknown outcome was determined.
     """
 
     appends: int
@@ -49,7 +49,7 @@ class UndeterminedCommit:
 
 
 class Halt:
-    """Whether the writer is halted and by what, and how much is durable so far. Not locked: its owner is."""
+    """Whether the writer is halted and by what, and how much is durable so far. Guarded by its owner's lock."""
 
     def __init__(self, url: str, *, ordered: bool) -> None:
         self._url = url
@@ -72,21 +72,21 @@ class Halt:
             self.failure, self.undetermined = failure, undetermined
 
     def refusal(self) -> HaltedError | None:
-        """Say why nothing is appended; None where the writer is not halted."""
+        """Return why nothing is appended; None when the writer is not halted."""
         if self.failure is None:
             return None
         message = (
-            f"log {self._url}: not appended, for an earlier append of this ordered writer failed"
-            f" (resume() lets it go on): {self.failure}"
+            f"log {self._url}: not appended: an earlier append of this ordered writer failed"
+            f" (resume() lets it continue): {self.failure}"
         )
         return HaltedError(message)
 
     def resume(self, verdict: Durability | None) -> ResumeReport:
-        """Go on, with what was found out about the unsettled fragments, and begin to count anew."""
+        """Continue, with the verdict on the undetermined fragments, and restart the counts."""
         if verdict is Durability.DURABLE and self.undetermined is not None:
             for flight in self.undetermined.flights:
                 self.acknowledged(flight)
-        told = ResumeReport(
+        report = ResumeReport(
             appends=self._appends,
             records=self._records,
             next_offset=self._next_offset,
@@ -95,11 +95,11 @@ class Halt:
         )
         self.failure = self.undetermined = self._next_offset = None
         self._appends = self._records = 0
-        return told
+        return report
 
 
 class OutcomeLookup:
-    """Finds out what became of a commit that went unanswered."""
+    """Determines what became of a commit that went unanswered."""
 
     def __init__(self, manifests: ManifestStore, snapshots: SnapshotStore, runtime: Runtime) -> None:
         self._manifests = manifests
@@ -107,9 +107,9 @@ class OutcomeLookup:
         self._runtime = runtime
 
     def look_up(self, undetermined: UndeterminedCommit, retry: RetryOptions) -> Durability:
-        """Tell for good: DURABLE, or NOT_DURABLE and never will be.
+        """Return the final outcome: DURABLE, or NOT_DURABLE and never will be.
 
-        UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer tells.
+        UnavailableError when the store does not answer, UnknownDurabilityError when the log no longer shows it.
         """
         return until_answered(lambda: self._ask(undetermined), retry, self._runtime)
 
@@ -124,17 +124,17 @@ class OutcomeLookup:
             return verdict
         # A CAS of ours may still be under way: once the manifest is another version, none can be applied.
         if not isinstance(self._manifests.install(found.manifest, found), Installed):
-            message = f"{self._manifests.what}: no telling yet what became of an unanswered commit"
+            message = f"{self._manifests.what}: still unknown what became of an unanswered commit"
             raise UnavailableError(message)
         return verdict
 
     def _look_up(self, manifest: Manifest, flight: InFlightFragment) -> Durability:
-        """Ask the log itself, where so many others came that its table of epochs does not tell."""
+        """Search the log itself, when the epoch has left the manifest's table."""
         if flight.seq_no >= manifest.first.seq_no:
             offset = flight.start.offset
             found = _fragment_at(manifest.pointers, offset, self._snapshots.load)
             return Durability.DURABLE if found == flight.pointer else Durability.NOT_DURABLE
-        message = f"{self._manifests.what}: fragment {flight.seq_no} was collected: no telling whether it was ours"
+        message = f"{self._manifests.what}: fragment {flight.seq_no} was collected: unknown whether it was ours"
         raise UnknownDurabilityError(message)
 
 

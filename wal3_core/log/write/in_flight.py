@@ -1,4 +1,4 @@
-"""A sealed fragment on its way to the store."""
+"""A fragment on its way to the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class InFlightFragment:
-    """A sealed fragment: uploading until it has a pointer or an error."""
+    """A fragment in flight: uploading until it has a pointer or an error."""
 
     entries: list[Entry]
     start: LogPosition
@@ -45,10 +45,10 @@ class InFlightFragment:
         return self.entries[0].accepted_s
 
     def upload(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime, retried: Callable[[], None]) -> None:
-        """Encode the fragment and make it durable; what goes wrong is kept as its error."""
+        """Encode the fragment and make it durable; a failure is kept as its ``error``."""
         try:
             self.pointer = self._write(store, retry, runtime, retried)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             self.error = error
 
     def _write(

@@ -1,9 +1,9 @@
-"""What time a log's next fragment gets: the process's clock, but never far beyond the store's.
+"""The timestamp of a log's next fragment: the process's clock, but never far beyond the store's.
 
-A log's time never runs back, so one clock far ahead would move it for good: nothing would grow old any more. The
-store's clock is asked by a head of a fragment that was just uploaded, before it is committed: at a writer's first
-commit and then once an hour, as long as the writer appends. A fragment that got a time too far ahead is given a new
-one, and uploaded again. Source: docs/protocol.md, "Positions and records".
+A log's time never runs back, so one clock far ahead would move it for good: records would no longer grow old. The
+store's clock is read by a HEAD of a fragment that was just uploaded, before it is committed: at a writer's first
+commit and then once an hour, as long as the writer appends. A fragment whose timestamp is too far ahead gets a new
+one, and is uploaded again. Source: docs/protocol.md, "Positions and records".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
-# A monotonic clock is off by a second in this time where it is off by 300 parts in a million.
+# In this time a monotonic clock that is off by 300 parts in a million is off by a second.
 _ASKED_AGAIN_S = 3600.0
 
 
@@ -40,7 +40,7 @@ class _Seen:
 
 
 class LogClock:
-    """One writer's; ``store`` is the log's own. One commit looks at a time."""
+    """One writer's clock; ``store`` is the log's own. One commit at a time calls ``look``."""
 
     def __init__(self, store: ObjectStore, runtime: Runtime, options: WriterOptions) -> None:
         self._store = store
@@ -49,13 +49,13 @@ class LogClock:
         self._seen: _Seen | None = None
 
     def now_us(self) -> int:
-        """Tell the time for the next fragment: one's own, unless that is known to be too far ahead; no request."""
+        """Return the next fragment's time: the process's, unless it is known to be too far ahead; makes no request."""
         own_us, seen = self._runtime.now_us(), self._seen
         if seen is None:
             return own_us
         store_us = self._store_us(seen)
         lead_us = own_us - store_us
-        # Another lead than was found: the clock was set, or the monotonic one stood still. The commit asks again.
+        # Not the lead that was measured: the clock was set, or the monotonic one stood still. The commit asks again.
         if lead_us <= self._ahead_us or abs(lead_us - seen.lead_us) > self._ahead_us:
             return own_us
         return store_us + self._ahead_us
@@ -63,7 +63,7 @@ class LogClock:
     def look(
         self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
     ) -> Displaced | Failed | None:
-        """Say why uploaded fragments must not be committed onto ``base`` with the time they have; None: they may be."""
+        """Return why uploaded fragments must not be committed onto ``base`` with their timestamps; None if they may."""
         last = fragments[-1]
         latest_us = last.limit.timestamp_us
         if latest_us <= base.manifest.next.position.timestamp_us or self._plausible(latest_us):
@@ -71,12 +71,12 @@ class LogClock:
         try:
             found = until_answered(lambda: self._store.head(last.path), retry, self._runtime)
         except UnavailableError as error:
-            return Failed(f"no telling the store's time: {error}", error)
+            return Failed(f"the store's time is unknown: {error}", error)
         if found is None:
-            # Marked for deletion while the writer slept.
+            # Marked for deletion, and deleted, while the writer slept.
             return Displaced(base, f"{last.path} is gone", contended=False)
         store_us = found.last_modified_us
-        # Our clock as of now, not of when the fragment was sealed: the upload's time is no part of how far it is ahead.
+        # Our clock now, not when the fragment was cut: the upload's duration is no part of the lead.
         self._seen = _Seen(store_us, self._runtime.monotonic_s(), self._runtime.now_us() - store_us)
         if latest_us <= store_us + self._ahead_us:
             return None
@@ -84,7 +84,7 @@ class LogClock:
         return Displaced(base, cause, contended=False)
 
     def _plausible(self, timestamp_us: int) -> bool:
-        """Tell whether the store's time need not be asked for."""
+        """Tell whether a timestamp is acceptable without asking for the store's time."""
         seen = self._seen
         if seen is None or self._runtime.monotonic_s() - seen.at_s > _ASKED_AGAIN_S:
             return False
@@ -95,7 +95,7 @@ class LogClock:
 
 
 def bounded(place: Boundary, store_us: int, ahead_s_max: float) -> Boundary:
-    """Return a place that is to be inherited, its time at most so far beyond the store's."""
+    """Return a place to be inherited, its time at most ``ahead_s_max`` beyond the store's."""
     limit_us = store_us + int(ahead_s_max * US_PER_S)
     position = replace(place.position, timestamp_us=min(place.position.timestamp_us, limit_us))
     return replace(place, position=position)

@@ -1,4 +1,4 @@
-"""What became of appends: kept until the pipeline's lock is let go, then told to their callers."""
+"""The outcomes of appends: kept until the pipeline's lock is released, then delivered to their callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Result]):
-    """A future and what it is to be given: a result, or the error that takes its place."""
+    """A future and what to set it to: a result, or an error instead."""
 
     future: Future[Result]
     result: Result | None
@@ -39,7 +39,7 @@ class Delivery(Generic[Result]):
 class Outcomes:
     """Outcomes that are known and not delivered yet, and counts of them.
 
-    Not locked: the pipeline's lock guards it. What is taken is delivered without the lock.
+    Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Outcomes:
         self._told: list[list[Future[LogPosition]]] = []
 
     def admit(self, entry: Entry) -> None:
-        """Let the caller go on who waits for room."""
+        """Let a caller continue that waits for room."""
         if entry.admitted is not None:
             self._pending.append(Delivery(entry.admitted, None))
 
@@ -73,35 +73,35 @@ class Outcomes:
         """Fail appends."""
         self.appends_failed += len(entries)
         for entry in entries:
-            # Each caller gets an exception of its own: raising one adds to its traceback.
+            # Each caller gets its own exception: raising one adds to its traceback.
             own = copy.copy(error)
             own.__cause__ = cause
             self._pending.append(Delivery(entry.future, None, own))
         self._release(entries)
 
     def withdraw(self, entry: Entry, error: LogError) -> None:
-        """Fail an append whose caller has given up waiting for room: somebody may flush, and wait for it."""
+        """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
         self._pending.append(Delivery(entry.future, None, error))
 
     def take(self) -> list[Delivery[Any]]:
-        """Take what is to be told."""
+        """Take the outcomes to deliver."""
         taken, self._pending = self._pending, []
         return taken
 
     def futures(self) -> list[Future[LogPosition]]:
-        """Give the futures that have their outcomes, or will once what was taken is told."""
+        """Return the futures that have their outcomes, or will once what was taken is delivered."""
         return list(chain.from_iterable(self._told))
 
     def _release(self, entries: Sequence[Entry]) -> None:
         self.bytes_released += sum(entry.bytes_held for entry in entries)
-        # They have their outcomes once the lock is let go; who flushes waits for that, too.
+        # They get their outcomes after the lock is released; a flush waits for that, too.
         self._told = [futures for futures in self._told if not futures[-1].done()]
         if entries:
             self._told.append([entry.future for entry in entries])
 
 
 def call_each(calls: Iterable[Callable[[], None]]) -> None:
-    """Make every call; the first error that one raised is raised when all have been made."""
+    """Make every call, then raise the first error that any of them raised."""
     first: BaseException | None = None
     for call in calls:
         try:

@@ -1,4 +1,4 @@
-"""What a writer's callers call: submit, resume, flush, close; the write loop does the rest in workers' threads."""
+"""The callers' side of a writer: submit, resume, flush, close. The write loop does the rest in workers' threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """The callers' side of one log's writer."""
+    """What a writer calls for its callers."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Pipeline:
             self._accept(entry, at_once=timeout_s is not None and timeout_s <= 0)
             self._loop.wake()
         except LogError:
-            # Not taken: there is nothing to drive.
+            # Not accepted: there is nothing to drive.
             raise
         except BaseException:
-            # An interrupt may have come between the two, and a queued append wants somebody to drive it.
+            # An interrupt may have come between the two, and an accepted append needs a worker.
             self._loop.spawn()
             raise
         if entry.admitted is not None:
@@ -67,19 +67,19 @@ class Pipeline:
             self._runtime.wait(admitted, timeout_s)
         except Exception as error:
             with self._loop.lock:
-                # A worker lets entries in under the lock, and tells after it: in the inbox, it was not let in.
+                # A worker admits entries under the lock: one still in the inbox was not admitted.
                 entry.withdrawn = entry in self._loop.admission
                 overloaded = self._loop.admission.overloaded()
             if entry.withdrawn:
                 self._loop.wake()
-            # Whatever it is that was raised, what the caller is told was not begun is not.
+            # Withdrawn, whatever was raised: an append reported as not begun must not begin.
             if not isinstance(error, TimeoutError):
                 raise
             if entry.withdrawn:
                 raise overloaded from None
 
     def resume(self) -> ResumeReport:
-        """Let an ordered writer go on; UnavailableError while there is no telling what became of its appends."""
+        """Let an ordered writer continue; UnavailableError while the outcome of its appends is unknown."""
         self.check_awaited_here()
         halt = self._loop.resolver.halt
         if not halt.ordered:
@@ -87,7 +87,7 @@ class Pipeline:
             raise InvalidRequestError(message)
         while True:
             if halt.failure is None:
-                # What is on its way may yet be durable, or halt the writer: it is to be counted now, and not later.
+                # Appends in flight may still become durable, or halt the writer: count them now, not later.
                 self.flush()
             undetermined = halt.undetermined
             verdict: Durability | None = None
@@ -101,7 +101,7 @@ class Pipeline:
                     return halt.resume(verdict)
 
     def stats(self) -> WriterStats:
-        """Say how the writer is doing."""
+        """Return what waits, and the counts so far."""
         self._runtime.check_process()
         with self._loop.lock:
             now_s = self._runtime.monotonic_s()
@@ -126,7 +126,7 @@ class Pipeline:
             )
 
     def close(self) -> None:
-        """Take no more appends, and block until those queued have their outcome."""
+        """Accept no more appends, and block until those queued have their outcome."""
         self.check_awaited_here()
         with self._loop.lock:
             self._closed = True
@@ -147,7 +147,7 @@ class Pipeline:
                 self._runtime.wait(future)
 
     def check_awaited_here(self) -> None:
-        """Refuse to wait for an append where it would wait for itself, as in a ``__del__`` that comes in a step."""
+        """Refuse to wait for an append where the wait would block it, as in a ``__del__`` called during a step."""
         self._check_reentry()
         if self._loop.driven_here:
             raise reentered(f"log {self._url}")

@@ -43,7 +43,7 @@ _BACKOFF_S_MIN = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """What a pipeline has on its way: appends that wait, fragments in flight in order, and where the next one goes."""
+    """What a pipeline has under way: appends that wait, fragments in flight in order, and where the next one goes."""
 
     queue: BatchQueue
     flights: deque[InFlightFragment]
@@ -52,7 +52,7 @@ class Underway:
 
 
 class AppendResolver:
-    """The fates of appends; shares what is under way with the pipeline, and its lock."""
+    """Decides what becomes of appends; shares the pipeline's state and its lock."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class AppendResolver:
         self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
         self.outcomes = Outcomes()
         self.halt = Halt(url, ordered=ordered)
-        # Until then nothing is sealed: other writers have the log.
+        # Until then no batch is cut: it is other writers' turn.
         self.not_before_s = 0.0
 
     def until_s(self, entries: Iterable[Entry]) -> float:
-        """When the oldest of some appends has to be delivered, by the monotonic clock."""
+        """When the oldest of some appends must have its outcome, by the monotonic clock."""
         return min(entry.accepted_s for entry in entries) + self._delivery_timeout_s
 
     def refusal(self) -> NotDurableError | None:
-        """Say why the writer takes nothing; None when it does."""
+        """Return why the writer accepts nothing; None when it does."""
         return self._sealed(self._tail.seal) if self._tail.seal is not None else self.halt.refusal()
 
     def refuse_queued(self, refusal: NotDurableError) -> None:
@@ -88,10 +88,10 @@ class AppendResolver:
         self.outcomes.give_up(self._queue.take_all(), refusal, self.halt.failure)
 
     def refuse_unmet(self) -> bool:
-        """Fail what heads the queue and can certainly not land where its caller wants it; whether there was any.
+        """Fail appends at the head of the queue that certainly cannot land at their offset; whether there were any.
 
-        Nothing is failed on a guess: only while nothing is in flight, and by a manifest that was the newest
-        after the append was begun.
+        Decided only while nothing is in flight, and by a manifest that was the newest after the append was
+        accepted.
         """
         before = len(self._queue)
         while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
@@ -110,7 +110,7 @@ class AppendResolver:
         return not self._queue.oldest.may_land_at(self._tail.offset)
 
     def resolve(self, result: CommitResult, ready: list[InFlightFragment], began_s: float) -> None:
-        """Say what a commit of the first fragments in flight came to."""
+        """Apply the result of a commit of the first fragments in flight."""
         match result:
             case Committed(base):
                 self._tail.go_on(base, began_s)
@@ -120,7 +120,7 @@ class AppendResolver:
                     self.outcomes.acknowledge(flight)
                     self.halt.acknowledged(flight)
                 if not self._flights:
-                    # Others may have come behind them before the commit's outcome was known.
+                    # Another writer may have appended behind them before this outcome was known.
                     self._tail.confirm(base, began_s)
             case Displaced():
                 self._give_new_places(result, began_s)
@@ -136,7 +136,7 @@ class AppendResolver:
                 self._fail_flights(list(failed), error, failure)
             case Undetermined(cause):
                 self._tail.base = None
-                error = UnknownDurabilityError(f"{self._what(ready[0])}: no telling whether it was committed: {cause}")
+                error = UnknownDurabilityError(f"{self._what(ready[0])}: unknown whether it was committed: {cause}")
                 self._lose(ready, error)
 
     def drop_failed_head(self) -> None:
@@ -149,7 +149,7 @@ class AppendResolver:
         self._tail.begin_term(base, seen_s)
 
     def give_up_loading(self, failure: BaseException) -> None:
-        """Fail what waits for a manifest that could not be loaded."""
+        """Fail the appends that wait for a manifest that could not be loaded, or keep those that have time left."""
         error = _not_durable(f"log {self._url}: {failure}", failure)
         failed, kept = self._overdue(self._queue.take_all(), failure)
         self._fail(failed, error, failure)
@@ -158,7 +158,7 @@ class AppendResolver:
     def _fail_flights(
         self, flights: Sequence[InFlightFragment], error: AppendError, cause: BaseException | None
     ) -> None:
-        """Fail the first fragments in flight, but for appends that have time left; those and the others wait anew."""
+        """Fail the first fragments in flight; appends with time left and those of later fragments are queued again."""
         count = sum(len(flight.entries) for flight in flights)
         entries = self._take_flights()
         failed, kept = self._overdue(entries[:count], cause)
@@ -166,9 +166,9 @@ class AppendResolver:
         self._put_back([*kept, *entries[count:]], str(cause))
 
     def _overdue(self, entries: Sequence[Entry], cause: BaseException | None) -> tuple[list[Entry], list[Entry]]:
-        """Divide appends into those that fail now and those that are tried on; all fail where that is no use.
+        """Divide appends into those that fail now and those that are tried again; all fail where that is useless.
 
-        None is late where the options' own limits of a request's tries ended it.
+        None is late when the retry options ended the tries before the delivery timeout: then all fail.
         """
         due_s = self._runtime.monotonic_s() - self._delivery_timeout_s
         late = [entry for entry in entries if entry.accepted_s <= due_s]
@@ -177,36 +177,36 @@ class AppendResolver:
         return late, [entry for entry in entries if entry.accepted_s > due_s]
 
     def _lose(self, ready: Sequence[InFlightFragment], error: AppendError) -> None:
-        """Tell that there is no telling. Those behind were in no commit yet, so they may be given new places."""
+        """Fail appends of unknown outcome. Those behind them were in no commit yet, so they get new places."""
         lost = list(chain.from_iterable(flight.entries for flight in ready))
         behind = self._take_flights()[len(lost) :]
         self._fail(lost, error, None, UndeterminedCommit(tuple(ready)))
         self._put_back(behind, str(error))
 
     def _put_back(self, entries: Sequence[Entry], cause: str) -> None:
-        """Let appends wait for new places, ahead of those that were queued; who must not any more fails."""
+        """Queue appends for new places, ahead of the others; those that have had their last try fail."""
         kept: list[Entry] = []
         spent: list[Entry] = []
         for entry in entries:
             (kept if self._may_wait_anew(entry) else spent).append(entry)
         self._queue.put_back(kept)
-        text = f"log {self._url}: not in the log when its {self._delivery_timeout_s} s were over: {cause}"
+        text = f"log {self._url}: not in the log within its {self._delivery_timeout_s} s: {cause}"
         self._fail(spent, NotDurableError(text), None)
 
     def _may_wait_anew(self, entry: Entry) -> bool:
-        """Whether an append that lost its place is given another: until its time is over, and once after that."""
+        """Whether an append that lost its place gets another: until its time is over, and once after that."""
         had_last_try = entry.last_try
         entry.last_try = self.until_s([entry]) <= self._runtime.monotonic_s()
-        # Halted, the writer refuses it anyway, and says why.
+        # A halted writer refuses it anyway, with the reason.
         return not had_last_try or self.halt.failure is not None
 
     def _give_new_places(self, displaced: Displaced, began_s: float) -> None:
         kept: list[Entry] = []
         for entry in self._take_flights():
-            # Maintenance is no contention: it has a bound of its own, which nothing but a defect comes to.
+            # Maintenance is not contention: it has its own bound, which only a defect reaches.
             entry.reseals += displaced.contended
             entry.rebases += not displaced.contended
-            # One with a condition fails by that, or lands where it wants to.
+            # An append with a condition fails by it, or lands at its offset.
             conditional = displaced.contended and entry.expect_next is not None
             too_often = entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max
             over = too_often or not self._may_wait_anew(entry)
@@ -218,7 +218,7 @@ class AppendResolver:
                 kept.append(entry)
         self._meter.places_lost += displaced.contended
         self._queue.put_back(kept)
-        # What was not loaded since, when the clock is why, may be older than the commit.
+        # If the clock is the cause, no manifest was loaded since: this one may be older than the commit.
         seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
         self._tail.begin_term(displaced.base, seen_s)
         doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
@@ -251,5 +251,5 @@ class AppendResolver:
 
 
 def _not_durable(message: str, cause: BaseException | None) -> NotDurableError:
-    """Make the error of an append that is not in the log, by what its caller does next."""
+    """Make the error of an append that is not in the log; its class depends on what the caller does next."""
     return (AppendReplacedError if isinstance(cause, LogReplacedError) else NotDurableError)(message)

@@ -1,8 +1,8 @@
 """Rolls the manifest's older pointers into snapshots, off the hot path.
 
-A writer that lives on rolls what its own commits made due: the snapshots are uploaded beside the
-commits, and the first manifest written after they are durable uses them. One that lives for a single
-append has no such time, so a writer that begins on a manifest where something is due already rolls it
+A long-lived writer rolls what its own commits made due: the snapshots are uploaded beside the
+commits, and the first manifest written after they are durable uses them. A writer that makes a single
+append has no time for that, so a writer that begins on a manifest where a roll is due already rolls it
 first: the snapshots are uploaded beside the fragment, and its commit waits for them, within a bound.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
     from wal3_core.workers import Share
 
-# How long a snapshot is tried to be written: it can wait, and nobody waits for it.
+# How long the write of a snapshot is retried: the next commit or writer tries again.
 _WRITE_S = 10.0
 
 
 class Snapshotter:
     """Keeps one log's manifest small; ``wake`` is called when a commit need not wait any longer.
 
-    Whatever fails here fails no append: the next commit, or the next writer, tries again.
+    A failure here fails no append: the next commit, or the next writer, tries again.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Snapshotter:
 
     @property
     def awaited(self) -> bool:
-        """Whether the next commit is to wait for what is being rolled."""
+        """Whether the next commit waits for the roll under way."""
         return self._awaited
 
     def begin(self, base: Manifest) -> None:
-        """Look whether a manifest that this writer begins on wants rolling, and have its commit wait for that."""
+        """Start a roll if the manifest that this writer begins on needs one, and have its commit wait for it."""
         with self._lock:
-            # One fragment at least is about to come: who appends it has the last chance to see to it.
+            # At least one fragment is about to come: its writer has the last chance to roll.
             if self._busy or plan_roll(base, self._options.snapshots, coming=1) is None:
                 return
             self._busy = self._awaited = True
@@ -73,9 +73,9 @@ class Snapshotter:
         return (None if ready is None else applied(ready, manifest)) or manifest
 
     def committed(self, manifest: Manifest) -> None:
-        """Look whether the manifest that was installed wants rolling, and begin with it."""
+        """Start a roll if the manifest that was installed needs one."""
         with self._lock:
-            # What became ready too late for this manifest is for the next.
+            # Snapshots that became ready too late for this manifest are for the next.
             if self._busy or (self._ready is not None and applied(self._ready, manifest) is not None):
                 return
             self._ready = None
@@ -114,7 +114,7 @@ class Snapshotter:
 
 
 def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
-    """Put snapshots in the place of what they replace; None where that is not so any more."""
+    """Put snapshots in the place of what they replace; None when the manifest no longer allows it."""
     # A moved fence means that unreferenced uploads may be deleted: these were some of them.
     if ready.fence != manifest.fence:
         return None
@@ -125,7 +125,7 @@ def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
 
 
 class _Uploads:
-    """Uploads snapshots several at a time, and tells ``end`` once: what is durable now, or None.
+    """Uploads snapshots several at a time, then calls ``end`` once: with what is durable now, or None.
 
     No task waits for another one, as all share the workers.
     """
@@ -152,7 +152,7 @@ class _Uploads:
         self._lanes = min(lanes_max, len(self._waiting))
         for _ in range(self._lanes - 1):
             self._runtime.spawn(self._lane, share=self._share)
-        # The last one here, in a thread that has nothing else to do.
+        # The last lane runs in this thread, which has nothing else to do.
         self._lane()
 
     def _lane(self) -> None:
@@ -162,7 +162,7 @@ class _Uploads:
                 self._write(snapshot)
             failed = False
         except LogError:
-            # Rolling only keeps the manifest small: whoever commits next tries again.
+            # Rolling only keeps the manifest small: the next commit tries again.
             pass
         finally:
             with self._lock:

@@ -1,4 +1,4 @@
-"""What a writer counts of itself, and what it shows of that."""
+"""What a writer counts, and what it shows of that."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 # Weight of the newest measurement in the moving average of a commit's duration.
 _COMMIT_WEIGHT = 0.3
-# Commits a second are of these last seconds, or of so many commits if there were more in them.
+# The rate of commits is that of these last seconds, or of this many commits if there were more in them.
 _RATE_S = 10.0
 _RATE_COMMITS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStats:
-    """A writer at one moment; what is counted is counted since it was opened.
+    """A writer at one moment; counts start when it was opened.
 
-    ``bytes_held`` is about what the appends without an outcome take of the memory, ``appends_waiting`` how
+    ``bytes_held`` is roughly the memory that appends without an outcome take, ``appends_waiting`` how
     many they are, ``oldest_age_s`` how long the oldest has waited (0 when there is none). ``commit_s`` is
     the moving average of a commit's duration, ``commits_per_s`` the rate over the last ten seconds.
-    ``requests_retried`` counts tries behind the first, ``places_lost`` the commits that another writer
-    came before. ``halted`` tells an ordered writer that waits to be resumed.
+    ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place
+    to another writer. ``halted`` is true for an ordered writer that waits to be resumed.
     """
 
     bytes_held: int
@@ -44,7 +44,7 @@ class WriterStats:
 
 
 class Meter:
-    """Counts. Not locked, but for ``retried``: its owner is."""
+    """Counts. Guarded by its owner's lock, except ``retried``, which has its own."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -63,17 +63,17 @@ class Meter:
             self.requests_retried += 1
 
     def commit_took(self, seconds: float) -> None:
-        """Take note of how long a commit took, whatever came of it."""
+        """Record how long a commit took, whatever its result."""
         self.commit_s += _COMMIT_WEIGHT * (seconds - self.commit_s) if self.commit_s else seconds
 
     def committed(self, fragments: int) -> None:
-        """Count a commit of so many fragments."""
+        """Count a commit and its fragments."""
         self.commits += 1
         self.fragments += fragments
         self._committed_s.append(self._runtime.monotonic_s())
 
     def commits_per_s(self) -> float:
-        """Give the rate of the last seconds."""
+        """Return the rate over the last seconds."""
         now_s = self._runtime.monotonic_s()
         since_s = max(self._opened_s, now_s - _RATE_S)
         if len(self._committed_s) == _RATE_COMMITS_MAX:

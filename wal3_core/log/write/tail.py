@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Tail:
-    """The manifest that a writer goes on from, its stay in the log, and its next place. Not locked: its owner is."""
+    """The manifest that a writer builds on, its writer term, and its next place. Guarded by its owner's lock."""
 
     def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock) -> None:
         self._runtime = runtime
         self._clock = clock
-        # None when its state was lost track of: it has to be loaded.
+        # None when its state is unknown: it has to be loaded.
         self.base: Installed | None = None
-        # When it was still, or came to be, the newest: what it says was true at some time at or after that.
+        # ``base`` was the newest manifest at some time at or after this.
         self.seen_s = -math.inf
         self._incarnation: WriterTerm | None = None
         self._place: Boundary | None = None
@@ -46,18 +46,18 @@ class Tail:
         return self._place.position.offset
 
     def go_on(self, base: Installed, seen_s: float) -> None:
-        """Take over the manifest that one's own commit left; places that were given out stay."""
+        """Adopt the manifest of this writer's own commit; places that were given out stay."""
         self.base, self.seen_s = base, seen_s
 
     def confirm(self, base: Installed, seen_s: float) -> None:
-        """Take over a manifest that is known while nothing is in flight: the next place is where it ends."""
+        """Adopt a manifest while nothing is in flight: the next place is where it ends."""
         if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
             self.seen_s = seen_s
         else:
             self.begin_term(base, seen_s)
 
     def begin_term(self, base: Installed, seen_s: float) -> None:
-        """Go on from a manifest as a new epoch, under a new token: paths of the old one are not used again."""
+        """Build on a manifest as a new epoch, under a new token: paths of the old one are not used again."""
         manifest = base.manifest
         entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next

@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 
 
-# The loop that this thread takes a step of.
+# The loop whose step this thread is taking.
 _DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
-# In place of a store: callbacks share workers with each other, and with nothing that they may wait for.
+# In place of a store: callbacks share workers only with each other, not with work that they may wait for.
 _CALLBACKS = "callbacks"
-# An append that has less time than this is committed without giving way to anybody.
+# An append with less time left than this is committed without giving way to others.
 _LEFT_S_MIN = 10.0
 
 
 class WriteLoop:
-    """Takes a writer's steps; the log is the life that ``manifests`` has seen, and no other."""
+    """Takes a writer's steps, on the one life of the log that ``manifests`` has seen."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class WriteLoop:
         self._committing = False
         self._recovering = False
         self._woken = False
-        # By whom, but no worker was asked yet.
+        # An entry for each call of ``wake`` under way: it may not have asked a worker yet.
         self._waking: deque[None] = deque()
-        # In bytes since the writer was opened: to be cut without waiting.
+        # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
         self.bytes_hurried = 0
         self._timer: Timer | None = None
         self._timer_due_s = 0.0
@@ -115,16 +115,16 @@ class WriteLoop:
     # ------------------------------------------------------------------ waking
 
     def wake(self) -> None:
-        """Have a worker look at the inbox; one that was asked to and has not begun yet will do."""
+        """Have a worker look at the inbox, unless one was asked to and has not begun yet."""
         if self._woken and not self._waking:
             return
         try:
-            # Whoever comes in between, in a signal's handler that the worker is to wait for, asks for himself.
+            # A signal handler that interrupts this call must not rely on it: it finds ``_waking`` and asks itself.
             self._waking.append(None)
             self._woken = True
             self.spawn()
         except BaseException:
-            # Nobody would be woken any more if the interrupt came between the two.
+            # If the interrupt came between the two, no later call would ask a worker.
             self.spawn()
             raise
         finally:
@@ -134,13 +134,13 @@ class WriteLoop:
     # ------------------------------------------------------------------ steps, under the lock
 
     def _steps(self) -> tuple[list[Callable[[], None]], list[Delivery[Any]]]:
-        """Take every step the state allows; return the tasks that follow, and the outcomes to be told."""
+        """Take every step the state allows; return the tasks that follow, and the outcomes to deliver."""
         tasks: list[Callable[[], None]] = []
         if not self._committing and self.in_flight and self.in_flight[0].error is not None:
             self.resolver.drop_failed_head()
         self._admit()
         while self.resolver.refuse_unmet():
-            # There is room for more now.
+            # That made room for more.
             self._admit()
         if self.queue and not self.in_flight and not self._recovering and self.resolver.head_waits():
             self._recovering = True
@@ -164,11 +164,11 @@ class WriteLoop:
                 call_each(delivery.deliver for delivery in deliveries)
         finally:
             if callbacks:
-                # The callers' code, which may wait for any outcome, and for what the workers of this log have to do.
+                # Callers' code: it may wait for any outcome, and for this log's workers.
                 self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._url))
 
     def _admit(self) -> None:
-        """Let in from the inbox what there is room for; all of it when the writer takes nothing, to be refused."""
+        """Queue what there is room for from the inbox; all of it, to be refused, when the writer accepts nothing."""
         refusal = self.resolver.refusal()
         self.admission.drop_withdrawn()
         self.admission.move_into(self.queue, all_of_it=refusal is not None)
@@ -195,15 +195,15 @@ class WriteLoop:
             or self.queue.oldest.bytes_accepted <= self.bytes_hurried
         ):
             return pause_s
-        # A batch waits at least as long as commits take: a slow store gets fewer and larger ones.
+        # A batch waits at least as long as commits take: a slow store gets fewer, larger ones.
         age_s = max(self._options.batch_age_s_max, min(self.meter.commit_s, self._options.commit_pause_s_max))
         return self.queue.oldest.accepted_s + age_s - now_s
 
     def _set_timer(self) -> None:
-        """Come back when the first batch is due; not needed when a step under way will end before."""
+        """Set a timer for when the first batch is due, unless a step under way will end before."""
         if not self.queue or self._tail.base is None or self._recovering:
             return
-        # What is due already waits for a step under way to end; where there is none, it may have become due just now.
+        # A batch already due waits for the step under way; if there is none, it may have become due just now.
         wait_s = self._wait_s()
         if wait_s <= 0 and (self.in_flight or self._uploading):
             return
@@ -219,7 +219,7 @@ class WriteLoop:
         )
 
     def _drive(self, step: Callable[[], None]) -> None:
-        """Take a step in a worker's thread, which must not wait for itself in what it comes to call."""
+        """Take a step in a worker's thread, marked so that nothing it calls waits for this loop."""
         doing = _DOING.set(self)
         try:
             step()
@@ -240,11 +240,11 @@ class WriteLoop:
         return _DOING.get() is self
 
     def _advance(self) -> None:
-        """Take the steps that somebody asked for."""
+        """Take the steps that ``wake`` asked for."""
         with self.lock:
             self._woken = False
             tasks, outcomes = self._steps()
-        # In this thread, which has nothing else to do if there is nobody to tell: handing it on would only take time.
+        # Without outcomes to deliver this thread is free: handing the task to another only takes time.
         here = [] if outcomes else tasks[:1]
         self._go_on(tasks[len(here) :], outcomes)
         for task in here:
@@ -279,7 +279,7 @@ class WriteLoop:
         interrupt: BaseException | None = None
         try:
             self._give_way()
-        except BaseException as error:  # noqa: BLE001 - where this thread does it all: others wait for the commit
+        except BaseException as error:  # noqa: BLE001 - raised again below: others wait for the commit
             interrupt = error
         with self.lock:
             ready = list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))
@@ -292,8 +292,8 @@ class WriteLoop:
         try:
             refused = self._look_at_time(base, pointers, until_s)
             result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
-            # It came behind a CAS that was sent: what comes before one is a result.
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
+            # Raised after a CAS was sent: an error before that is a result.
             result = Undetermined(f"{type(error).__name__}: {error}")
         took_s = self._runtime.monotonic_s() - began_s
         self._breath.committed()
@@ -310,7 +310,7 @@ class WriteLoop:
             raise interrupt
 
     def _give_way(self) -> None:
-        """Let others at the manifest when it is their turn, unless an append could be late for it."""
+        """Pause so that others can change the manifest when it is their turn, unless an append could become late."""
         pause_s = self._breath.due_s(self.meter.commit_s)
         if pause_s:
             with self.lock:
@@ -322,15 +322,15 @@ class WriteLoop:
     def _look_at_time(
         self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Displaced | Failed | None:
-        """Say why fragments must not be committed with the time they have; nothing was sent when that fails."""
+        """Return why fragments must not be committed with their timestamps, None if they may; sends no CAS."""
         try:
             left_s = until_s - self._runtime.monotonic_s()
             return self._clock.look(base, fragments, within(self._options.retry, left_s))
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             return Failed(f"{type(error).__name__}: {error}", error)
 
     def _recover(self) -> None:
-        """Load the manifest anew: its state was lost track of, or an append's condition has to be looked at."""
+        """Load the manifest again: its state is unknown, or an append's condition has to be checked."""
         began_s = self._runtime.monotonic_s()
         with self.lock:
             until_s = self.resolver.until_s([self.queue.oldest]) if self.queue else began_s
@@ -338,7 +338,7 @@ class WriteLoop:
             retry = within(self._options.retry, until_s - began_s)
             base: Installed | None = until_answered(self._manifests.load, retry, self._runtime)
             failure: BaseException | None = None
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the callers must hear of it
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             base, failure = None, error
         with self.lock:
             self._recovering = False

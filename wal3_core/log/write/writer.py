@@ -1,4 +1,4 @@
-"""The public face of writing a log."""
+"""The public API for writing a log."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s"
 class LogWriter:
     """Appends to one log. Safe to share between threads; close it, or use it as a context manager.
 
-    Any number of writers may have a log open; when two append at once, one of them is given new
-    places for its records, or told that they are not in the log. An open writer without appends
+    Any number of writers may have a log open. When two append at once, one of them gets new places
+    for its records, or an error that says they are not in the log. An open writer without appends
     makes no requests and has no thread.
 
-    A call from a signal's handler or a ``__del__`` that comes in the middle of another call, and could only
-    wait for that one, raises InvalidRequestError and does nothing; ``stats`` never does. A callback of an
-    append's future may call all there is, and wait for it: it has a worker that nothing else waits for. Those of
-    one commit are called one after another, and of one log in at most half of the workers at once. At the
-    interpreter's exit one that waits for a future has to do so by ``append`` or ``flush``.
+    A call from a signal handler or a ``__del__`` that interrupts another call, and could only wait for
+    it, raises InvalidRequestError and does nothing; ``stats`` never does. A callback of an append's
+    future may make any call and wait for it: it runs on a worker that nothing else waits for. The callbacks of
+    one commit run one after another; those of one log use at most half of the workers at once. At
+    interpreter exit a callback that waits for a future has to do so by ``append`` or ``flush``.
     """
 
     def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
@@ -63,10 +63,10 @@ class LogWriter:
     @classmethod
     @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
     def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
-        """Create an empty log; LogExistsError, and the log untouched, when there is one."""
+        """Create an empty log. LogExistsError when there is one; it stays unchanged."""
         runtime = runtime or shared_runtime()
         manifests = ManifestStore(log_store(patient(store, runtime), check_log_name(log)), runtime)
-        # No clock is asked: a log's time begins with its first fragment.
+        # No clock is read: a log's time begins with its first fragment.
         log_id, writer = new_log_id(runtime), runtime.process_name()
         manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
 
@@ -83,9 +83,9 @@ class LogWriter:
     ) -> Self:
         """Open a log for appending: one GET. LogNotFoundError when it was never initialized.
 
-        An ``ordered`` writer halts at its first append that fails, or of which there is no telling: those
-        behind it get HaltedError until ``resume`` is called. So what is in the log is always the beginning
-        of what was submitted, in that order, with no hole.
+        An ``ordered`` writer halts at its first append that fails or whose outcome is unknown: appends
+        behind it get HaltedError until ``resume`` is called. So the log always holds the beginning of
+        what was submitted, in that order, without a hole.
         """
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
         inside = log_store(store, check_log_name(log))
@@ -110,7 +110,7 @@ class LogWriter:
         try:
             return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
         except LogNotFoundError:
-            # Somebody else may be as quick, which is as good.
+            # Another process may have created it just now; that is fine.
             with contextlib.suppress(LogExistsError):
                 cls.initialize(store, log, runtime=runtime)
             return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
@@ -118,11 +118,11 @@ class LogWriter:
     def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.
 
-        A record with a key and no body is a tombstone. ``expect_next`` appends it only if its offset is
-        that one, which compares and appends in one step; else ConditionNotMetError has the log's true next
+        A record with a key and no body is a tombstone. With ``expect_next`` it is appended only at that
+        offset: compare and append in one step. Otherwise ConditionNotMetError has the log's actual next
         offset. Raises NotDurableError (ContentionError, ConditionNotMetError, HaltedError, SealedError) when
-        the record is not in the log and never will be, UnknownDurabilityError when there is no telling,
-        InvalidRequestError when it can not be a record.
+        the record is not in the log and never will be, UnknownDurabilityError when that is unknown,
+        InvalidRequestError when it cannot be a record.
         """
         self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
@@ -131,7 +131,7 @@ class LogWriter:
     def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
         """Append records at adjacent offsets, all or none; return the first one's position.
 
-        Errors as ``append``; ``expect_next`` is of the first record.
+        Errors as ``append``; ``expect_next`` is the first record's offset.
         """
         self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
@@ -145,11 +145,11 @@ class LogWriter:
         expect_next: int | None = None,
         timeout_s: float | None = None,
     ) -> Future[LogPosition]:
-        """Queue one record; the future has what ``append`` returns or raises.
+        """Queue one record; the future gets what ``append`` returns or raises.
 
         Blocks only while ``bytes_held_max`` bytes wait to become durable, ``timeout_s`` seconds at most
-        (0: not at all), then raises OverloadedError and the record is certainly not in the log. An append that
-        was queued can not be cancelled.
+        (0: not at all), then raises OverloadedError and the record is certainly not in the log. A queued
+        append cannot be cancelled.
         """
         return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
@@ -161,31 +161,31 @@ class LogWriter:
         expect_next: int | None = None,
         timeout_s: float | None = None,
     ) -> Future[LogPosition]:
-        """Queue records that stay together; the future has what ``append_many`` returns or raises.
+        """Queue records that stay together; the future gets what ``append_many`` returns or raises.
 
         ``timeout_s`` as ``submit``.
         """
         columns = check_records(records, self._options)
         expect_next = check_expected(expect_next)
         future: Outcome[LogPosition] = Outcome()
-        # Marked as running, so that it can not be cancelled: the records may be on their way already.
+        # Marked as running, so that it cannot be cancelled: the records may already be on their way.
         future.set_running_or_notify_cancel()
         self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
         return future
 
     def resume(self) -> ResumeReport:
-        """Let an ordered writer go on after it has halted; say what of its appends is in the log.
+        """Let an ordered writer continue after it has halted; report which of its appends are in the log.
 
-        An outcome that was unknown is found out: from the manifest, which is written once more so that
-        nothing under way can be applied later. Raises UnavailableError while the store does not answer, CorruptError
-        while the manifest can not be read, and UnknownDurabilityError when the log can not tell any more; the writer
-        stays halted then. Of a writer that is not halted it blocks, as ``flush`` does, until nothing is on its way,
-        and counts that, too.
+        An unknown outcome is determined from the manifest, which is written once more so that no
+        request under way can be applied later. Raises UnavailableError while the store does not answer, CorruptError
+        while the manifest cannot be read, and UnknownDurabilityError when the log no longer shows the outcome; the
+        writer then stays halted. If the writer is not halted, the call blocks, as ``flush`` does, until nothing is
+        in flight, and counts those appends, too.
         """
         return self._pipeline.resume()
 
     def stats(self) -> WriterStats:
-        """Say how the writer is doing: what waits, how long, and what became of the rest. Cheap, from any thread."""
+        """Return what waits, for how long, and what became of the rest. Cheap; from any thread."""
         return self._pipeline.stats()
 
     def flush(self) -> None:
@@ -193,7 +193,7 @@ class LogWriter:
         self._pipeline.flush()
 
     def close(self) -> None:
-        """Take no more appends, and block until those submitted have their outcome."""
+        """Accept no more appends, and block until those submitted have their outcome."""
         self._pipeline.close()
 
     def __enter__(self) -> Self:
