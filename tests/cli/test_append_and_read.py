@@ -91,7 +91,7 @@ def test_bad_line_is_named_and_what_came_before_it_is_in_the_log(wal3: Command) 
 
     assert result.exit_code == 2
     assert result.stderr.startswith(
-        "Error: 3 records appended (offsets 1 to 3); lines 1 to 4 are in the log; line 5 is not, nor is any line behind"
+        "Error: 3 records appended (offsets 1 to 3); lines 1 to 4 are in the log; line 5 is not, nor is any line after"
         " it: expected a JSON object"
     )
     assert result.stderr.endswith(": --raw appends each line as it is\n")
@@ -105,8 +105,7 @@ def test_append_to_a_missing_log_fails_unless_told_to_create_it(wal3: Command) -
 
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        ": initialize the log first (`wal3 init LOG`, or `wal3 append --create LOG`;"
-        " `wal3 ls` lists the logs there are)\n"
+        ": initialize the log first (`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs)\n"
     )
     wal3.ok("append", "--create", "events", stdin=TWO)
 
@@ -136,7 +135,7 @@ def test_failed_line_ends_the_append_and_the_lines_in_the_log_are_the_beginning(
     lines = json.loads(result.stdout)["lines"]
     assert result.exit_code == 1
     assert 0 < lines < 9
-    assert f"line {lines + 1} is not, nor is any line behind it: " in result.stderr
+    assert f"line {lines + 1} is not, nor is any line after it: " in result.stderr
     assert "403; they can be appended again" in result.stderr
     assert bodies(wal3.ok("cat", "events")) == [body.decode() for body in sent[:lines]]
 
@@ -170,7 +169,7 @@ def test_unknown_end_of_an_append_is_found_out_from_the_log(
 
     found = bodies(wal3.ok("cat", "events"))
     assert result.exit_code == 1
-    assert "found out from the log after an unanswered commit" in result.stderr
+    assert "read from the log after an unanswered commit" in result.stderr
     assert json.loads(result.stdout)["lines"] == len(found) == (fault == "applied-unknown")
 
 
@@ -182,7 +181,7 @@ def test_unknown_end_that_can_not_be_found_out_is_told_with_its_lines(wal3: Comm
     faulty.heal()
 
     assert result.exit_code == 1
-    assert "no line is in the log; whether lines 1 to 1 are is unknown, and no line behind them is" in result.stderr
+    assert "no line is in the log; lines 1 to 1 may or may not be, and no line after them is" in result.stderr
     assert "read the log before appending them again" in result.stderr
 
 
@@ -222,7 +221,7 @@ def test_time_is_exact_to_the_microsecond_and_utc_by_default() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--from-offset", "1", "--from-time", "1"), "give one of them"),
+        (("--from-offset", "1", "--from-time", "1"), "give only one of them"),
         (("--from-time", "yesterday"), "expected ISO 8601 or microseconds"),
         (("--from-offset", "9"), "expected an offset from 1 to 4, found 9"),
     ],

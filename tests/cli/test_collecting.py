@@ -153,7 +153,7 @@ def test_dry_run_prints_exactly_what_would_go_and_why_and_changes_nothing(wal3: 
     assert (told["num_records"], told["num_fragments"], told["reason"], told["orphans"]) == (2, 2, SINCE, [])
     assert shown[0].startswith("a: would prune 2 records in 2 fragments (")
     assert SINCE in shown[0]
-    assert "it would begin at offset 3" in shown[0]
+    assert "the log would begin at offset 3" in shown[0]
     assert shown[1:] == [f"  {path}" for path in told["objects"]]  # type: ignore[attr-defined]
 
     wal3.ok("gc", "a", "--interval-s", "0")
@@ -212,7 +212,7 @@ def test_dry_run_says_how_many_objects_pins_hold_and_which_pins(wal3: Command) -
 
     assert (told["objects"], told["num_held"]) == ([], 3)
     assert told["pins"] == {"early": 2, "late": 3, "whole": 3}
-    assert shown[1:] == ["  held by pins, to go once these are deleted: 3 objects: early (2), late (3), whole (3)"]
+    assert shown[1:] == ["  held by pins until they are deleted: 3 objects: early (2), late (3), whole (3)"]
 
 
 @pytest.mark.parametrize("interval_s", ["0", "86400"])

@@ -81,7 +81,7 @@ def test_copy_over_a_log_is_told_what_to_do_about_it(wal3: Command) -> None:
 
     refused = wal3("copy", "a", "b")
 
-    assert refused.stderr.endswith(": copy to another name, or destroy the one that is there first\n")
+    assert refused.stderr.endswith(": copy to another name, or destroy the existing log first\n")
 
 
 def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_copy_whose_pin_is_left_is_whole_and_says_how_to_delete_it(
 
     assert (result.exit_code, result.stderr.count("\n")) == (0, 1)
     assert result.stdout.startswith("copied a as of 20")
-    found = re.search(r"the copy is whole, but a is still pinned as (copy-\w+), .* pin delete a \1\n", result.stderr)
+    found = re.search(r"the copy is complete, but a is still pinned as (copy-\w+), .* pin delete a \1\n", result.stderr)
     assert found is not None
     wal3.ok("pin", "delete", "a", found[1], "--yes")
     assert wal3.json("pin", "list", "a", "--json") == []

@@ -15,7 +15,7 @@ def test_store_without_identity_is_told_how_to_get_one_and_given_none(wal3: Comm
     result = wal3("store-id")
 
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"Error: store {wal3.url}: expected an identity, found none: give it one with --create\n"
+    assert result.stderr == f"Error: store {wal3.url}: expected an identity, found none: create one with --create\n"
     assert store_identity(open_store(wal3.url)) is None
 
 

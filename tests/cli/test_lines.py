@@ -34,9 +34,9 @@ def test_record_reads_back_from_its_line(key: bytes | None, body: bytes | None) 
     [
         (b"nonsense", "expected a JSON object, found b'nonsense'"),
         (b'["body"]', "expected a JSON object like"),
-        (b'{"body": "a", "body": "b"}', "a field is there twice"),
+        (b'{"body": "a", "body": "b"}', "a field occurs twice"),
         (b'{"body": "a", "colour": "red"}', "found 'colour'"),
-        (b'{"key": "a"}', "expected a body, and for a tombstone one that is null"),
+        (b'{"key": "a"}', "expected a body (null for a tombstone)"),
         (b'{"body": null}', "expected a body, a key, or both, found neither"),
         (b'{"body": 1}', "body: expected a string or null, found 1"),
         (b'{"body": "\\ud800"}', "body: expected UTF-8"),

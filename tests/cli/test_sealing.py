@@ -88,7 +88,7 @@ def test_migration_of_a_log_that_was_sealed_for_no_successor_is_told_the_way_on(
     assert result.exit_code == 1
     assert "sealed already, by " in result.stderr
     assert result.stderr.endswith(
-        ": full; a seal stays, and names no successor: `wal3 copy a TARGET` makes an open log of it\n"
+        ": full; a seal is never lifted, and this one names no successor: `wal3 copy a TARGET` makes an unsealed copy\n"
     )
     wal3.ok("copy", "a", "b")
     assert wal3.ok("append", "--raw", "b", stdin="2\n") == b"1 record appended (offsets 2 to 2) to b\n"

@@ -89,7 +89,7 @@ def test_manifest_that_no_writer_rolled_is_rolled_and_said_so(wal3: Command) -> 
 
     told = wal3.ok("snapshot", "compact", "bad").decode()
 
-    assert told.startswith("bad: 0 snapshots are 6; a manifest of ")
+    assert told.startswith("bad: 0 snapshots became 6; a manifest of ")
     assert "96 pointers packed into 6 snapshots of " in told
 
 

@@ -322,7 +322,7 @@ def test_doctor_passes_the_store_it_is_given(wal3: Command, tmp_path: Path) -> N
     printed = wal3.ok("doctor").decode()
     [report] = wal3.json("doctor", other.as_uri(), "--json")
 
-    assert "logs can live here" in printed
+    assert "this store can hold logs" in printed
     assert (report["suitable"], report["url"]) == (True, other.as_uri())
     assert [path.name for path in other.iterdir()] == [".wal3"]
 
@@ -340,7 +340,7 @@ def test_doctor_fails_on_a_store_that_breaks_a_promise(wal3: Command, monkeypatc
 
     assert result.exit_code == 1
     assert "FAILED" in result.stdout
-    assert "NO log can live here" in result.stdout
+    assert "this store CANNOT hold logs" in result.stdout
     assert "advice: run" in result.stdout
 
 
