@@ -50,7 +50,7 @@ def test_store_whose_folder_was_renamed_empties_nothing(
     _root(fleet).rename(_root(fleet).with_name("elsewhere"))
 
     for _ in range(3):
-        with pytest.raises(Failure, match="looks after, found no identity: look whether WAL3_STORE is right") as failed:
+        with pytest.raises(Failure, match="looks after, found no identity: check that WAL3_STORE is right") as failed:
             tick(before)
     assert ACCEPT_JOB in str(failed.value.description)
     assert _logs(instance) == ["alpha", "beta"]
