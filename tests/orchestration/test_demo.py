@@ -85,7 +85,7 @@ def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_b
     outcome = _demo("--sample", "--folder", str(places.folder))
 
     assert outcome.returncode == 0, outcome.stderr
-    assert "Starting afresh" in outcome.stdout
+    assert "Starting over" in outcome.stdout
     assert "make dev" in outcome.stdout
     logs = set(list_logs(open_store(places.store.as_uri())))
     assert {"src", "slatedb", "root", "github"} <= logs

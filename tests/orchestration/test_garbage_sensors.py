@@ -117,7 +117,7 @@ def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not
 
     assert _asked(result) == []
     assert result.skip_reason is not None
-    assert result.skip_reason.skip_message == "4 new plans, none to be carried out"
+    assert result.skip_reason.skip_message == "4 new plans, none to carry out"
 
 
 def test_refused_log_is_left_alone_and_the_others_are_collected(
@@ -146,7 +146,7 @@ def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
     assert known == ["alpha", "beta/one", "gamma"]
     assert _asked(early) == []
     assert early.skip_reason is not None
-    assert early.skip_reason.skip_message == "3 logs, no garbage that is due"
+    assert early.skip_reason.skip_message == "3 logs, no garbage is due"
     assert _asked(result) == ["alpha", "gamma"]
 
 
