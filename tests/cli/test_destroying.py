@@ -50,7 +50,7 @@ def test_dry_run_shows_what_would_be_deleted(wal3: Command) -> None:
         for path in before
     }
     assert [row[:2] for row in rows[1:-2]] == [["manifest", "1"], ["fragment", "1"], ["cursor", "1"], ["pin", "1"]]
-    assert rows[-2][:3] == ["in", "all", "4"]
+    assert rows[-2][:2] == ["total", "4"]
     assert rows[-1][-1] == "audit"
     assert plan == {
         "log": "a",
