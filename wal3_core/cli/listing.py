@@ -126,7 +126,7 @@ def _cells(log: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _count_fragments(manifest: Manifest) -> int:
-    """Count without loading snapshots: under snapshots of snapshots, a compacted one counts as those it replaces."""
+    """Count from pointers alone: under snapshots of snapshots, a compacted fragment counts as those it replaces."""
     return len(manifest.fragments) + sum(
         pointer.num_pointers if pointer.depth == 1 else pointer.last_seq_no - pointer.first_seq_no + 1
         for pointer in manifest.snapshots
