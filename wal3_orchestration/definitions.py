@@ -15,7 +15,7 @@ from wal3_orchestration.resources import resources
 
 @definitions
 def defs() -> Definitions:
-    """Return all that there is, for the store that the environment names when this is called."""
+    """Return all definitions, for the store that the environment names at the time of the call."""
     return Definitions(
         assets=[
             *(manifest, verification, snapshots.compacted_snapshots),
@@ -33,6 +33,6 @@ def defs() -> Definitions:
             snapshots.weekly_snapshot_compaction,
         ],
         resources=resources(),
-        # One process and one Spark session a run; nothing is handed between steps but their order.
+        # One process and one Spark session per run; steps pass no data to each other.
         executor=in_process_executor,
     )

@@ -1,4 +1,4 @@
-"""What a step did for each of its logs, as Dagster records it: by partition, and over time."""
+"""Records what a step did for each log in Dagster: by partition, and over time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a check says of a log; ``problem`` is None when all is well. Only a ``blocking`` one stops what follows."""
+    """A check's result for a log; ``problem`` is None when it passed. Only a ``blocking`` failure stops later steps."""
 
     spec: AssetCheckSpec
     log: str
@@ -48,7 +48,7 @@ class Verdict:
 def record(
     context: AssetExecutionContext, outcomes: Sequence[Outcome]
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Record the outcomes; when some of the step's logs have none, log by log, and nothing downstream goes ahead."""
+    """Record the outcomes; if a log of the step has none, record log by log and let nothing downstream start."""
     for outcome in outcomes:
         yield _over_time(context.asset_key, outcome)
     if len(outcomes) == len(context.partition_keys):
@@ -71,7 +71,7 @@ def _over_time(key: AssetKey, outcome: Outcome) -> AssetObservation:
 def record_checks(
     instance: DagsterInstance, verdicts: Sequence[Verdict]
 ) -> Iterator[Output[None] | AssetCheckEvaluation]:
-    """Record what each check says of each log."""
+    """Record each check's result for each log."""
     for name in dict.fromkeys(verdict.spec.get_python_identifier() for verdict in verdicts):
         yield Output(None, output_name=name)
     for verdict in verdicts:
@@ -94,7 +94,7 @@ def _evaluation(instance: DagsterInstance, verdict: Verdict) -> AssetCheckEvalua
 
 
 def latest_target(instance: DagsterInstance, key: AssetKey, log: str) -> _Target | None:
-    """Find the log's newest materialization: Dagster shows a check's outcome for as long as there is no newer one."""
+    """Find the log's newest materialization: Dagster shows a check's outcome until there is a newer one."""
     for found in latest(instance, key, log, count=1):
         return _Target(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
     return None
@@ -106,7 +106,7 @@ def latest(instance: DagsterInstance, key: AssetKey, log: str, *, count: int) ->
 
 
 def value_of(found: EventLogRecord, label: str) -> object:
-    """Return what a materialization says under a label; None when it says nothing."""
+    """Return a materialization's metadata value for a label; None when it has none."""
     materialization = found.asset_materialization
     value = None if materialization is None else materialization.metadata.get(label)
     return None if value is None else value.value

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOGS_NAME = "log"
 LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 
-# dagster.yaml lets one run at a time have any one value of this tag.
+# dagster.yaml allows one run at a time for each value of this tag.
 LOG_TAG = "wal3/log"
 # The pruning sensor collects what runs with this tag have planned.
 COLLECT_TAG = "wal3/collect"
@@ -30,10 +30,10 @@ _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_r
 
 
 def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> list[tuple[str, str]]:
-    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key), the fewest keys between them.
+    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key) of as few keys as possible.
 
-    ``keys`` are all partitions in their order. What is not wanted but lies between two wanted ones
-    may be covered along: looking at a log costs a request or two, a run costs seconds.
+    ``keys`` are all partitions in their order. A range may include unwanted partitions between wanted
+    ones: looking at a log costs a request or two, a run costs seconds.
     """
     places = [place for place, key in enumerate(keys) if key in wanted]
     if not places:
@@ -46,7 +46,7 @@ def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> lis
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:
-    """Return the tags that make a run one of the partitions from ``first`` to ``last``, both included."""
+    """Return the tags of a run over the partitions from ``first`` to ``last``, both included."""
     return dict(zip(_RANGE_TAGS, (first, last), strict=True))
 
 

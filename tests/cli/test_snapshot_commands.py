@@ -1,4 +1,4 @@
-"""``snapshot show`` tells a lopsided tree from a good one, and ``snapshot compact`` makes it good."""
+"""``snapshot show`` distinguishes a lopsided tree from a good one, and ``snapshot compact`` repacks it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .conftest import Command, Process
 
 FEW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
-# A writer that rolls nothing.
+# A writer that rolls no snapshots.
 UNROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=1000))
 
 
 def lopsided(wal3: Command | Process, log: str) -> None:
-    """Make a log whose tree is much too fine."""
+    """Make a log whose snapshots are much too small."""
     store = open_store(wal3.url)
     with LogWriter.open_or_initialize(store, log, options=UNROLLED) as writer:
         for number in range(60):
@@ -33,7 +33,7 @@ def stored(wal3: Command) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(urlsplit(wal3.url).path).rglob("*") if path.is_file()}
 
 
-def test_show_tells_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
+def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
     wal3.ok("append", "--create", "--raw", "good", stdin="1\n2\n")
     lopsided(wal3, "bad")
 
@@ -82,18 +82,18 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     wal3.ok("scrub", "bad")
 
 
-def test_manifest_that_no_writer_rolled_is_rolled_and_said_so(wal3: Command) -> None:
+def test_manifest_that_no_writer_rolled_is_rolled_and_reported(wal3: Command) -> None:
     with LogWriter.open_or_initialize(open_store(wal3.url), "bad", options=UNROLLED) as writer:
         for _ in range(100):
             writer.append(b"x")
 
-    told = wal3.ok("snapshot", "compact", "bad").decode()
+    printed = wal3.ok("snapshot", "compact", "bad").decode()
 
-    assert told.startswith("bad: 0 snapshots are 6; a manifest of ")
-    assert "96 pointers packed into 6 snapshots of " in told
+    assert printed.startswith("bad: 0 snapshots became 6; a manifest of ")
+    assert "96 pointers packed into 6 snapshots of " in printed
 
 
-def test_log_that_is_not_there_is_an_error_in_a_line(wal3: Command) -> None:
+def test_missing_log_is_a_one_line_error(wal3: Command) -> None:
     for arguments in (("show", "none"), ("compact", "none"), ("compact", "none", "--dry-run")):
         result = wal3("snapshot", *arguments)
 

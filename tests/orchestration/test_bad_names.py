@@ -1,4 +1,4 @@
-"""A bad name beside a good log: the sensors and steps serve the log, and tell of the name."""
+"""A bad name beside a good log: the sensors and steps serve the log, and report the name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def badness(
     instance: DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Badness:
-    """Two logs that are known, each with garbage that is due and more to collect; then one of them goes bad."""
+    """Two known logs, each with due garbage and more to collect; then one of them becomes bad."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in (BAD, GOOD):
         write(log, fragments=4)
@@ -74,7 +74,7 @@ def badness(
     return badness
 
 
-def test_garbage_of_the_good_log_is_found_due_and_the_bad_name_is_told(
+def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     due, unreadable = find_due(fleet, [BAD, GOOD], CollectionResource().options())
@@ -93,12 +93,12 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
     asked = _evaluate(instance, pruning)
 
     assert [request.partition_key for request in asked] == [GOOD]
-    told = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
-    assert told == (set() if KINDS[badness] is None else {BAD})
+    blocked = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
+    assert blocked == (set() if KINDS[badness] is None else {BAD})
     assert planned.success == (KINDS[badness] is None)
 
 
-def test_good_log_stays_known_and_is_looked_at_and_so_is_the_bad_name_where_a_log_wants_help(
+def test_good_log_stays_known_and_so_does_a_bad_name_that_needs_help(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance, tick: Tick
 ) -> None:
     states = {state.log: type(state) for state in read_states(fleet, [BAD, GOOD])}
@@ -143,10 +143,10 @@ def _plan(store: ObjectStore) -> bool:
 @pytest.mark.parametrize("serve", [_find_due, _look, _plan])
 @pytest.mark.parametrize("go", [lambda store: destroy(store, BAD), replace_log], ids=["destroyed", "replaced"])
 @pytest.mark.parametrize("place", range(1, 9))
-def test_log_that_goes_while_it_is_looked_at_hides_no_other(
+def test_log_that_vanishes_during_a_look_hides_no_other(
     memory_store: MemoryStore, serve: Callable[[ObjectStore], bool], go: Callable[[ObjectStore], object], place: int
 ) -> None:
-    """At each of the requests that are made of it."""
+    """It vanishes at each of the requests for it."""
     for log in (BAD, GOOD):
         with LogWriter.open_or_initialize(memory_store, log) as writer:
             for _ in range(4):

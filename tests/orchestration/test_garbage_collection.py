@@ -1,4 +1,4 @@
-"""The collection's workflow, run by run on a real instance: what is planned, checked, pruned and deleted."""
+"""The collection workflow, run by run on a real instance: plans, checks, pruning and deletion."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was pruned may be deleted at once: nothing here waits for a clock."""
+    """Pruned garbage can be deleted at once: nothing here waits for a clock."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
 
 
@@ -41,7 +41,7 @@ def long_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> None:
-    """Put a cursor somewhere, wherever it was."""
+    """Create a cursor at an offset, or move it there."""
     cursors = CursorStore(store, log)
     witness = cursors.load(name)
     position = LogPosition(offset, 0)
@@ -52,7 +52,7 @@ def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> Non
 
 
 def fragments(store: ObjectStore, log: str) -> int:
-    """How many fragments lie in the store."""
+    """Count the fragments in the store."""
     return len(list(life_store(store, log).list_objects("log/")))
 
 
@@ -61,7 +61,7 @@ def first_offset(store: ObjectStore, log: str) -> int:
 
 
 def recorded(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dict[str, Any]]:
-    """What a run recorded of an asset, by partition."""
+    """Return what a run recorded of an asset, by partition."""
     return {
         event.partition: {
             label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
@@ -72,7 +72,7 @@ def recorded(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dic
 
 
 def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str], str]:
-    """What the checks found wrong, by log and check."""
+    """Return what the checks found wrong, by log and check."""
     return {
         (check.partition, check.check_name): check.description or ""
         for check in result.get_asset_check_evaluations()
@@ -80,7 +80,7 @@ def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str]
     }
 
 
-def test_log_is_planned_pruned_and_deleted_and_each_step_says_what_it_did(
+def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -133,7 +133,7 @@ def test_numbers_of_each_log_plot_over_time_and_nothing_is_pickled(
     assert DagsterEventType.LOADED_INPUT not in kinds
     for asset in ("garbage_plan", "pruned_manifest", "deleted_garbage"):
         assert instance.get_materialized_partitions(AssetKey(asset)) == set(known)
-    # Where pickled values would lie.
+    # Pickled values would be here.
     assert list(Path(instance.storage_directory()).glob("*")) == []
 
 
@@ -159,11 +159,11 @@ def test_what_was_pruned_waits_for_its_interval(
     assert (pruned["garbage_documents"], more["garbage_documents"], more["cutoff_offset"]) == (1, 2, 13)
 
 
-def test_refused_plan_stops_the_run_before_anything_is_changed_and_is_not_tried_again(
+def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     move(fleet, "alpha", 4)
-    # All of it would go.
+    # The plan takes the whole log.
     move(fleet, "gamma", 7)
     move(fleet, "beta/one", 1)
 
@@ -184,7 +184,7 @@ def test_refused_plan_stops_the_run_before_anything_is_changed_and_is_not_tried_
     assert check
 
 
-def test_log_without_cursors_is_told_of_and_keeps_no_other_from_being_collected(
+def test_log_without_cursors_is_reported_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
     for log in ("alpha", "gamma"):
@@ -216,7 +216,7 @@ def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (10, 0)
 
 
-def test_damaged_policy_blocks_the_collection_and_is_no_mere_lack_of_cursors(
+def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -255,7 +255,7 @@ def test_damaged_log_fails_the_step_and_the_others_are_pruned_and_deleted(
     assert [fragments(fleet, log) for log in known] == [2, 1, 1]
 
 
-def test_cursor_that_moves_back_after_the_check_keeps_the_log_as_it_is(
+def test_cursor_that_moves_back_after_the_check_prevents_pruning(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -291,7 +291,7 @@ def test_repeated_steps_change_nothing_more(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (7, 4)
 
 
-def test_what_another_process_announced_is_carried_out(
+def test_announcement_of_another_process_is_carried_out(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -306,7 +306,7 @@ def test_what_another_process_announced_is_carried_out(
     assert (manifest.first.position.offset, manifest.announced) == (7, None)
 
 
-def test_what_a_pin_holds_is_counted_and_stays(
+def test_objects_that_a_pin_holds_are_counted_and_kept(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -364,7 +364,7 @@ def test_many_logs_go_through_the_same_steps_on_spark(
     assert all(scrub(fleet, log).sound for log in logs)
 
 
-def test_schedules_ask_for_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
+def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
     known: list[str], instance: DagsterInstance
 ) -> None:
     with build_schedule_context(instance) as context:

@@ -1,4 +1,4 @@
-"""What starts a collection's runs: plans to be carried out, and garbage whose interval is over."""
+"""The sensors request runs for plans to carry out, and for garbage whose interval is over."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
     assert _asked(prune_tick(result)) == []
 
 
-def test_repeated_tick_asks_for_the_same_collections(
+def test_repeated_tick_requests_the_same_collections(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, *known)
@@ -106,7 +106,7 @@ def test_repeated_tick_asks_for_the_same_collections(
     assert _keys(first) == _keys(second)
 
 
-def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not_carried_out(
+def test_plans_without_the_collect_tag_are_not_carried_out(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, *known)
@@ -117,14 +117,14 @@ def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not
 
     assert _asked(result) == []
     assert result.skip_reason is not None
-    assert result.skip_reason.skip_message == "4 new plans, none to be carried out"
+    assert result.skip_reason.skip_message == "4 new plans, none to carry out"
 
 
 def test_refused_log_is_left_alone_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, "alpha", "gamma")
-    # All of it would go.
+    # The plan takes the whole log.
     CursorStore(fleet, "beta/one").init("reader", LogPosition(7, 0))
     planned = run("garbage_plan_job", _whole(known, COLLECT))
 
@@ -132,7 +132,7 @@ def test_refused_log_is_left_alone_and_the_others_are_collected(
     assert _asked(prune_tick()) == ["alpha", "gamma"]
 
 
-def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
+def test_deletion_is_requested_when_the_interval_is_over_and_not_before(
     known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prune(fleet, "alpha")
@@ -146,12 +146,12 @@ def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
     assert known == ["alpha", "beta/one", "gamma"]
     assert _asked(early) == []
     assert early.skip_reason is not None
-    assert early.skip_reason.skip_message == "3 logs, no garbage that is due"
+    assert early.skip_reason.skip_message == "3 logs, no garbage is due"
     assert _asked(result) == ["alpha", "gamma"]
 
 
 @pytest.mark.usefixtures("known")
-def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
+def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
@@ -170,7 +170,7 @@ def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
     assert _keys(later) != _keys(first)
 
 
-def test_garbage_that_stays_is_asked_for_again_an_interval_later(
+def test_remaining_garbage_is_requested_again_an_interval_later(
     known: list[str], fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prune(fleet, known[0])
@@ -178,7 +178,7 @@ def test_garbage_that_stays_is_asked_for_again_an_interval_later(
     options = CollectionResource().options()
 
     (now,), _ = find_due(fleet, known, options)
-    # A clock an hour ahead.
+    # A clock that is an hour ahead.
     monkeypatch.setattr("wal3_orchestration.defs.garbage_collection.due.US_PER_S", 1)
     (later,), _ = find_due(fleet, known, options)
 
@@ -210,7 +210,7 @@ def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectS
 
 
 @pytest.mark.usefixtures("known")
-def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
+def test_damaged_garbage_document_is_requested_and_fails_its_run_by_name(
     fleet: ObjectStore, run: Run, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
@@ -225,7 +225,7 @@ def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
     assert result.retry_attempts_for_node("deleted_garbage") == 0
 
 
-def test_log_that_is_gone_is_asked_for_no_more(
+def test_vanished_log_is_no_longer_requested(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick, instance: DagsterInstance
 ) -> None:
     _claim(fleet, *known)

@@ -1,4 +1,4 @@
-"""The project's dagster.yaml is one that the installed Dagster takes."""
+"""The installed Dagster accepts the project's dagster.yaml."""
 
 from __future__ import annotations
 

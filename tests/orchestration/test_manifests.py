@@ -21,7 +21,7 @@ KEY = AssetKey("manifest")
 
 
 def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, Any]]:
-    """What the run recorded of each partition."""
+    """Return what the run recorded of each partition."""
     return {
         event.partition: {
             label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
@@ -37,7 +37,7 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     store = open_store(store_url)
     snapshots = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1)
     with LogWriter.open_or_initialize(store, "team/events", options=WriterOptions(snapshots=snapshots)) as writer:
-        # A snapshot is used by the first commit after it is durable: that is soon, but not when exactly.
+        # The first commit after a snapshot is durable uses it: soon, but at no fixed commit.
         appended = 0
         while appended < 8 or not LogReader.open(store, "team/events").manifest().snapshots:
             writer.append_many([b"x", b"y"])
@@ -113,9 +113,7 @@ def test_damaged_manifest_fails_the_run_once_and_the_other_logs_are_recorded(
     assert instance.get_materialized_partitions(KEY) == {"alpha", "beta/one"}
 
 
-def test_log_whose_manifest_is_lost_is_told_apart_from_one_that_vanished(
-    known: list[str], fleet: ObjectStore, run: Run
-) -> None:
+def test_lost_manifest_is_distinguished_from_a_vanished_log(known: list[str], fleet: ObjectStore, run: Run) -> None:
     fleet.delete("gamma/manifest/MANIFEST.json")
 
     result = run("manifest_job", run_request(known[0], known[-1]))

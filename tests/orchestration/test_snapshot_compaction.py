@@ -1,4 +1,4 @@
-"""Trees that writers left lopsided are found, packed anew, and described."""
+"""Trees that writers left lopsided are found, repacked, and described."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, obje
     }
 
 
-def test_lopsided_tree_is_asked_for_once_packed_and_asked_for_no_more(
+def test_lopsided_tree_is_requested_once_and_packed(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     assert _tick(instance).run_requests == []
@@ -81,7 +81,7 @@ def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: R
 
 
 @pytest.mark.usefixtures("known")
-def test_quiet_fleet_is_told_of(instance: DagsterInstance) -> None:
+def test_fleet_without_lopsided_trees_is_reported(instance: DagsterInstance) -> None:
     skipped = _tick(instance).skip_reason
 
     assert skipped is not None

@@ -46,8 +46,8 @@ _BATCHES_AHEAD = 64
 def init(session: Session, log: str) -> None:
     """Create the empty log LOG.
 
-    A log's name has parts of letters, digits, _ and -, joined by /. Creating one that exists fails,
-    and leaves it as it was.
+    A log's name has parts of letters, digits, _ and -, joined by /. Fails if LOG exists, and leaves it
+    unchanged.
 
     \b
     Examples:
@@ -60,21 +60,21 @@ def init(session: Session, log: str) -> None:
 
 @click.command()
 @click.argument("log")
-@click.option("--raw", is_flag=True, help="Each line is a record's body, as it is.")
-@click.option("--create", is_flag=True, help="Create the log when there is none of that name.")
+@click.option("--raw", is_flag=True, help="Take each line, unparsed, as a record's body.")
+@click.option("--create", is_flag=True, help="Create the log if it does not exist.")
 @json_option
 @pass_session
 def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -> None:
     """Append the records on standard input to LOG.
 
-    One JSON object a line: {"key": "k", "body": "b"}. Strings are UTF-8; bytes that are not come as
-    key_b64 and body_b64. No key is a record without one; a null body with a key is a tombstone.
-    Fields that `wal3 cat` adds (offset, timestamp_us) are ignored.
+    Each line is one JSON object: {"key": "k", "body": "b"}. Strings are UTF-8; other bytes are given as
+    key_b64 and body_b64. The key is optional; a null body with a key is a tombstone. The fields that
+    `wal3 cat` adds (offset, timestamp_us) are ignored.
 
-    Lines go on as they come in, many at a time, and in order: what is in the log is always the beginning
-    of the input. At a line that is no record, or can not be appended, it stops, and says which lines are in
-    the log. While the store does not answer it tries for two minutes (`wal3 --timeout`). Ctrl-C and SIGTERM
-    end it once what it has read is in the log, a second one at once.
+    Lines are appended as they arrive, many at a time, in order: the log always holds the beginning of the
+    input. At a line that is not a record or cannot be appended, the command stops and says which lines are
+    in the log. While the store does not answer, it retries for two minutes (`wal3 --timeout`). Ctrl-C or
+    SIGTERM ends it once the lines it has read are in the log; a second signal ends it at once.
 
     \b
     Examples:
@@ -101,21 +101,21 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
 
 
 def _standard_input() -> ByteStream:
-    """Return it without its buffer, which takes nothing yet for the end."""
+    """Return stdin unbuffered: a buffered stream mistakes "no data yet" for the end."""
     if sys.stdin is None:
         message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
         raise InvalidFailure(message)
-    # It has one, though its declared type has not.
+    # At run time `buffer` has `raw`; its declared type does not.
     return cast("ByteStream", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 def _refused(line: int, cause: LogError) -> str:
-    return f"line {line} is not, nor is any line behind it: {cause}"
+    return f"line {line} is not, nor is any line after it: {cause}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Records on their way: from ``first_line`` to ``last_line`` of the input."""
+    """A batch that was sent: lines ``first_line`` to ``last_line`` of the input."""
 
     first_line: int
     last_line: int
@@ -125,9 +125,9 @@ class _Sent:
 
 
 class Appending:
-    """Appends lines in order, several batches on their way at a time, and counts what was acknowledged.
+    """Appends lines in order, several batches in flight at a time, and counts acknowledged records.
 
-    The writer is ordered: what is in the log is the beginning of the input.
+    The writer is ordered, so the log holds the beginning of the input.
     """
 
     def __init__(self, writer: LogWriter, signals: StopSignals, progress: Callable[[int], None]) -> None:
@@ -145,7 +145,7 @@ class Appending:
 
     @property
     def summary(self) -> str:
-        """Say what is in the log."""
+        """Describe what is in the log."""
         if self._records == 0:
             return "0 records appended"
         noun = "record" if self._records == 1 else "records"
@@ -158,7 +158,7 @@ class Appending:
         return "line 1 is in the log" if self._last_line == 1 else f"lines 1 to {self._last_line} are in the log"
 
     def to_json(self) -> dict[str, object]:
-        """Say what is in the log, for programs: of the input, the first ``lines`` lines."""
+        """Describe what is in the log, for programs: the first ``lines`` lines of the input."""
         return {
             "records": self._records,
             "bytes": self._num_bytes,
@@ -168,9 +168,9 @@ class Appending:
         }
 
     def run(self, stream: ByteStream, parse: Parser) -> Failure | None:
-        """Append everything; returns what ended it early.
+        """Append everything; return the failure that ended it early, or None.
 
-        All that was sent has its outcome then, unless a second signal came.
+        Every batch that was sent has an outcome by then, unless a second signal came.
         """
         ended = self._submit_all(stream, parse)
         self._settle(0)
@@ -185,7 +185,7 @@ class Appending:
         return None if ended is None else type(ended)(f"{self.summary}; {ended.message}")
 
     def _submit_all(self, stream: ByteStream, parse: Parser) -> Failure | None:
-        """Send all lines, until one fails or a signal comes; returns what ended it early."""
+        """Send lines until one fails or a signal comes; return the failure that ended it early, or None."""
         line = 0
         batches = line_batches(stream)
         while not self._failures and not self._signals.stop:
@@ -204,12 +204,12 @@ class Appending:
                 except InvalidRequestError as error:
                     return InvalidFailure(str(error))
                 line += len(batch)
-            # Also while the input is slow: a line that was refused is told then, and not with the next one.
+            # Also while the input is slow, so that a refused line is reported before the next one arrives.
             self._settle(_BATCHES_AHEAD)
         return self._signals.failure if self._signals.stop else None
 
     def _submit(self, lines: list[bytes], first_line: int, parse: Parser) -> None:
-        """Parse and send; what comes before a bad line is sent too."""
+        """Parse and send lines; those before a bad line are still sent."""
         messages: list[Message] = []
         bad: InvalidRequestError | None = None
         number = first_line
@@ -228,23 +228,23 @@ class Appending:
         self._settle(_BATCHES_AHEAD)
 
     def _send(self, messages: list[Message], first_line: int, last_line: int) -> None:
-        """Send a batch as soon as there is room for it; not after a second signal, nor anything behind it then."""
+        """Send a batch as soon as there is room; after a second signal, send nothing more."""
         num_bytes = sum(len(message.key or b"") + len(message.body or b"") for message in messages)
         while not self._signals.at_once:
             try:
                 future = self._writer.submit_many(messages, timeout_s=PAUSE_S)
             except OverloadedError:
-                # Not begun: outcomes make room, and signals are looked at in between.
+                # Not accepted yet: outcomes make room; signals are checked in between.
                 continue
             except NotDurableError as error:
-                # Halted or sealed: an outcome like the others, behind theirs.
+                # Halted or sealed: an outcome like the others, queued after theirs.
                 future = Future()
                 future.set_exception(error)
             self._sent.append(_Sent(first_line, last_line, len(messages), num_bytes, future))
             return
 
     def _settle(self, sent_max: int) -> None:
-        """Take the outcomes that are there; wait for more while over ``sent_max`` batches are on their way."""
+        """Take the outcomes that are known; wait for more while over ``sent_max`` batches are in flight."""
         while self._sent:
             sent = self._sent[0]
             waits = len(self._sent) > sent_max
@@ -268,7 +268,7 @@ class Appending:
         self._progress(self._records)
 
     def _failed(self) -> Failure:
-        """Say which lines are in the log, having asked the log where that was unknown."""
+        """Say which lines are in the log; where that is unknown, read the log first."""
         error = self._failures[0][1]
         settled = ""
         if isinstance(error, UnknownDurabilityError):
@@ -279,7 +279,7 @@ class Appending:
                 resumed = resuming.result()
             except LogError as why:
                 return self._unknown(error, why)
-            settled = " (found out from the log after an unanswered commit)"
+            settled = " (read from the log after an unanswered commit)"
             self._count_settled(resumed)
         if not self._failures:
             return Failure(f"{self._lines}{settled}; it stopped there: {error}")
@@ -299,20 +299,20 @@ class Appending:
     def _unknown(self, error: LogError, why: LogError) -> Failure:
         unknown = [sent for sent, failure in self._failures if isinstance(failure, UnknownDurabilityError)]
         return Failure(
-            f"{self._unknown_lines(unknown)}: {error}; the log could not be asked: {why};"
+            f"{self._unknown_lines(unknown)}: {error}; the log could not be read: {why};"
             f" read the log before appending them again"
         )
 
     def _abandoned(self) -> Failure:
-        """Say what is known of what was sent, without waiting for more."""
+        """Say what is known of the batches sent, without waiting for more."""
         if self._failures and not isinstance(self._failures[0][1], UnknownDurabilityError):
-            # Nothing behind a line that is not in the log ever will be.
+            # No line after one that is not in the log ever will be.
             return self._failed()
         unknown = [*(sent for sent, _ in self._failures), *self._sent]
         return type(self._signals.failure)(f"{self._unknown_lines(unknown)}: stopped while they were under way")
 
     def _unknown_lines(self, unknown: Sequence[_Sent]) -> str:
         return (
-            f"{self._lines}; whether lines {unknown[0].first_line} to {unknown[-1].last_line} are is unknown, and no"
-            f" line behind them is"
+            f"{self._lines}; lines {unknown[0].first_line} to {unknown[-1].last_line} may or may not be, and no line"
+            f" after them is"
         )

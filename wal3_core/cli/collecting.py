@@ -37,43 +37,45 @@ _S_PER_H = 3600
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print exactly what would go, why, and what pins hold; write nothing but gc/CLOCK, to learn the store's time.",
+    help="Print what would be deleted, why, and what pins hold; writes only gc/CLOCK, to learn the store's time.",
 )
 @click.option(
     "--interval-s",
     type=click.FloatRange(min=0),
     default=_DEFAULTS.interval_s,
     show_default=True,
-    help="Seconds between pruning and deleting: longer than any read of an older manifest takes.",
+    help="Seconds between pruning and deleting; must exceed the longest read of an older manifest.",
 )
 @click.option(
     "--fraction-max",
     type=click.FloatRange(0, 1),
     default=_DEFAULTS.fraction_max,
     show_default=True,
-    help="Refuse to take more than this part of a log's bytes; 1 allows all.",
+    help="Refuse to prune more than this fraction of a log's bytes; 1 allows all.",
 )
 @click.option(
-    "--up-to-offset", type=click.IntRange(min=1), help="Keep everything from here on, whatever the cursors say."
+    "--up-to-offset",
+    type=click.IntRange(min=1),
+    help="Keep every record from this offset on, whatever the cursors say.",
 )
 @click.option("--without-cursors", is_flag=True, help="Allow a log that has no cursor; needs --up-to-offset.")
 @click.option(
     "--orphans/--no-orphans",
     default=True,
     show_default=True,
-    help="Whether to look for objects that nothing refers to: that lists every object of the log.",
+    help="Look for objects that nothing refers to; lists every object of the log.",
 )
 @json_option
 @click.pass_context
 def gc(
     context: click.Context, /, logs: tuple[str, ...], *, every: bool, dry_run: bool, as_json: bool, **limits: object
 ) -> None:
-    """Collect garbage: prune what lies below every cursor, delete what was pruned an interval ago.
+    """Collect garbage: prune records below every cursor, delete what was pruned an interval ago.
 
-    Appends and reads go on meanwhile. Nothing is deleted that a manifest or a pin refers to. Run it
-    again and again: each run finishes what earlier ones left, also ones that were killed. A log
-    without cursors is refused, unless its policy says that it has none (see `wal3 policy`), and so is
-    one of which nearly everything would go: look why, then allow it.
+    Appends and reads continue meanwhile. Objects that a manifest or a pin refers to are kept. Run it
+    regularly: each run finishes what earlier runs left, even if they were killed. Refused: a log
+    without cursors, unless its policy says that it has none (see `wal3 policy`), and a log that would
+    lose nearly everything: find out why, then allow it with --fraction-max.
 
     \b
     Examples:
@@ -100,7 +102,7 @@ def gc(
             except LogError as error:
                 if len(logs) == 1:
                     raise
-                # One log that can not be collected must not keep the others from it.
+                # A log that cannot be collected must not stop the others.
                 failed = True
                 click.echo(f"{log}: {error}", err=True)
     finally:
@@ -112,7 +114,7 @@ def gc(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What was asked for on the command line."""
+    """The options given on the command line."""
 
     options: CollectorOptions
     limit_offset: int | None
@@ -125,7 +127,7 @@ def _asked(limits: dict[str, object]) -> _Asked:
     assert limit is None or isinstance(limit, int)
     without_cursors = bool(limits["without_cursors"])
     if without_cursors and limit is None:
-        message = "--without-cursors needs --up-to-offset: nothing else says what may go"
+        message = "--without-cursors needs --up-to-offset: nothing else limits the collection"
         raise click.UsageError(message)
     options = replace(
         _DEFAULTS,
@@ -138,7 +140,7 @@ def _asked(limits: dict[str, object]) -> _Asked:
 
 
 def _collect(store: ObjectStore, log: str, asked: _Asked, rows: list[tuple[str, ...]] | None) -> bool:
-    """Collect a log and add its row, or print it as JSON; tells whether something could not be deleted."""
+    """Collect a log and add its row, or print it as JSON; return whether something could not be deleted."""
     with progress(f"gc {log}", None) as advance:
         done = collect(
             store,
@@ -187,7 +189,7 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
     begun = list(_begun(deleter, pending))
     plan = collector.plan(asked.limit_offset)
     objects = list(collector.objects(plan))
-    # Of what is not pruned, the log still holds everything.
+    # The log still holds what is not pruned.
     pruned = [each for each in pending if each.pruned]
     held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
     paths = [path for path in objects if path not in held]
@@ -200,12 +202,12 @@ def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool)
         _show_plan(plan, paths, orphans, begun)
         _show_held(len(held), pins)
     if not plan.empty:
-        # What the run would refuse.
+        # Raises as the run would.
         collector.verify(plan)
 
 
 def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
-    """Look once at the store's clock, and once at what is referred to, for all of them."""
+    """Describe pending collections; reads the store's clock and the references once for all of them."""
     if not pending:
         return
     references, now_us = deleter.references(), deleter.store_now_us()
@@ -217,7 +219,7 @@ def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
 def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
     click.echo(
         f"{plan.log}: would prune {plan.num_records:,} records in {plan.num_fragments:,} fragments"
-        f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; it would begin at offset"
+        f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; the log would begin at offset"
         f" {plan.first.position.offset}; {len(orphans):,} orphans, {len(begun):,} collections begun before"
     )
     for path in paths:
@@ -230,10 +232,10 @@ def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Be
 
 
 def _show_held(num_held: int, pins: Counter[str]) -> None:
-    """Say what stays for the sake of pins, and of which."""
+    """Print how many objects pins hold, and which pins."""
     if num_held:
         named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
-        click.echo(f"  held by pins, to go once these are deleted: {count(num_held)} objects: {named}")
+        click.echo(f"  held by pins until they are deleted: {count(num_held)} objects: {named}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class _Begun:
     @property
     def when(self) -> str:
         if not self.garbage.pruned:
-            return "written down before, to be pruned or forgotten"
+            return "listed before, to be pruned or abandoned"
         return f"pruned before, to be deleted in {self.wait_s / _S_PER_H:.1f} h" if self.wait_s else "pruned before"
 
     def to_json(self) -> JsonObject:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("log")
 @click.argument("target")
-@click.option("--to-store", metavar="URL", help="The store TARGET lies in; LOG's by default.")
+@click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
-@click.option("--with-cursors", is_flag=True, help="Copy the cursors that lie in what is copied, too.")
+@click.option("--with-cursors", is_flag=True, help="Also copy the cursors within the copied range.")
 @json_option
 @pass_session
 def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
@@ -37,9 +37,9 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
 ) -> None:
     """Copy LOG as it is now to the new log TARGET; offsets and times stay the same.
 
-    Every record is checked on the way. LOG may be appended to and collected meanwhile; what comes
-    after the start is not copied. There is no log TARGET before all of it is there: a copy that was
-    cut short is finished when the command is run again, as of when it was begun.
+    Every record is checked. LOG may be appended to and collected meanwhile; records appended after the
+    start are not copied. TARGET becomes a log only when the copy is complete. After an interruption,
+    run the command again: it finishes the copy, as of when it was first started.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
         )
     for name in copied.pins_left:
         message = (
-            f"the copy is whole, but {log} is still pinned as {name}, which could not be deleted:"
+            f"the copy is complete, but {log} is still pinned as {name}, which could not be deleted:"
             f" wal3 --store {store.url} pin delete {log} {name}"
         )
         click.echo(plain(message), err=True)
@@ -68,7 +68,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
     cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
-    resumed = " (begun by an earlier try)" if copied.resumed else ""
+    resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
         f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {count(copied.num_records)} records"
         f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
@@ -78,11 +78,11 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
 
 @contextmanager
 def _target_named() -> Iterator[None]:
-    """Say what to do about a log that has the target's name; one that is there by another call's copy may stay."""
+    """Say what to do when TARGET is an existing log; not when another call is copying to it."""
     try:
         yield
     except LogExistsError as error:
         if "expected no log there" not in str(error):
             raise
-        message = f"{error}: copy to another name, or destroy the one that is there first"
+        message = f"{error}: copy to another name, or destroy the existing log first"
         raise InvalidFailure(message) from error

@@ -1,4 +1,4 @@
-"""``wal3 cursor``: named positions that pin what lies at and after them."""
+"""``wal3 cursor``: named positions that keep every record at and after them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
 def cursor() -> None:
     """Show and move a log's cursors.
 
-    A cursor is a named offset. Garbage collection keeps every record at and after the least one, so
-    it says how far a reader has come, and pins what that reader has still to read.
+    A cursor is a named offset. Garbage collection keeps every record at and after the lowest cursor,
+    so a cursor records how far a reader has come and keeps the records it has yet to read.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def cursor() -> None:
 def list_cursors(session: Session, log: str, as_json: bool) -> None:
     """List the cursors of LOG; lag is how many records are at and after each.
 
-    The exit code is 1 when one of them can not be read; the others are listed all the same.
+    The exit code is 1 when a cursor cannot be read; the others are still listed.
 
     \b
     Examples:
@@ -94,9 +94,8 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
 def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
     """Create the cursor NAME of LOG at OFFSET, or move it there.
 
-    OFFSET is a number, `first` for the oldest record the log holds, or `next` for the place of the
-    one to come. When somebody else moves the cursor meanwhile, it stays where they put it, and the
-    command fails.
+    OFFSET is a number, `first` for the oldest record of the log, or `next` for the record that is
+    appended next. If another process moves the cursor meanwhile, its move stands and the command fails.
 
     \b
     Examples:
@@ -106,7 +105,7 @@ def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     cursors = CursorStore(store, log)
-    # Loaded before the position is looked up: whoever moves the cursor in between is noticed.
+    # Loaded before the position is looked up, so that a move in between is noticed.
     reader = LogReader.open(store, log)
     witness = cursors.load(name)
     try:
@@ -140,9 +139,9 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
 def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
-    """Delete the cursor NAME of LOG; what only it pinned may then be collected.
+    """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
 
-    Asks first; where nobody can be asked, --yes is needed.
+    Asks first; without a terminal, --yes is required.
 
     \b
     Examples:
@@ -155,13 +154,13 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     try:
         witness = cursors.load(name)
     except CorruptError:
-        where = "at an offset that can not be read"
+        where = "at an offset that cannot be read"
     else:
         if witness is None:
             raise _no_cursor(log, name)
         where = f"at {witness.cursor.position.offset}"
     if not yes:
-        question = f"Delete {name} {where} of {log}, and what it pins with the next collection?"
+        question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
         confirm(f"log {log}, cursor {name}", question)
     cursors.delete(name)
     click.echo(f"deleted {name} {where}")
@@ -178,7 +177,7 @@ def _no_cursor(log: str, name: str) -> InvalidRequestError:
 
 
 def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dict[str, str]]:
-    """Load what cursors can be read, by name; of the others tell by path what is wrong."""
+    """Load the readable cursors, by name; return what is wrong with the others, by path."""
     cursors: dict[str, Cursor] = {}
     damage: dict[str, str] = {}
     for path, found in CursorStore(store, log).survey():
@@ -190,7 +189,7 @@ def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dic
 
 
 def unreadable(damage: Mapping[str, str]) -> Failure:
-    """End the command after what could be shown."""
+    """Make the failure that names the unreadable cursors."""
     return Failure(f"{len(damage)} unreadable: {'; '.join(f'{path}: {what}' for path, what in damage.items())}")
 
 
@@ -222,7 +221,7 @@ def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, objec
 
 def lag(found: Cursor, manifest: Manifest) -> int:
     """Count the offsets from a cursor to the end of the log."""
-    # The cursor was read after the manifest, so that it may be further by now.
+    # The cursor is read after the manifest, so it may be past the manifest's end.
     return max(0, manifest.next.position.offset - found.position.offset)
 
 

@@ -16,17 +16,17 @@ _COLUMNS = ("objects", "how many", "bytes")
 
 @click.command()
 @click.argument("log")
-@click.option("--dry-run", is_flag=True, help="Show what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--also-pinned", is_flag=True, help="Destroy it though it has pins, which go, too.")
+@click.option("--also-pinned", is_flag=True, help="Destroy a log that has pins, and delete the pins too.")
 @json_option
 @pass_session
 def destroy(session: Session, log: str, dry_run: bool, yes: bool, also_pinned: bool, as_json: bool) -> None:
-    """Delete LOG and all that belongs to it, for good.
+    """Delete LOG and everything that belongs to it, for good.
 
-    Shows what would go, and asks for the log's name; where nobody can be asked, --yes is needed. Logs
-    below LOG (LOG/…) are others, and stay. Anything there that is no log's stops it before something
-    is deleted. LOG is sealed first, so its writers fail. Run it again when it was cut short.
+    Shows what would be deleted, and asks for the log's name; without a terminal, --yes is required. Logs
+    below LOG (LOG/…) are separate and stay. If LOG's folder contains an object that belongs to no log,
+    nothing is deleted. LOG is sealed first, so its writers fail. After an interruption, run it again.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def _confirm(plan: DestroyPlan) -> None:
     require_terminal(f"log {plan.log}", "for the log's name")
     _show(plan, as_json=False)
     if click.prompt("Type the log's name to destroy it", default="", show_default=False) != plan.log:
-        message = f"log {plan.log}: expected its name, found another: nothing was destroyed"
+        message = f"log {plan.log}: expected its name, found another: nothing was deleted"
         raise Failure(message)
 
 
@@ -62,7 +62,7 @@ def _show(plan: DestroyPlan, *, as_json: bool) -> None:
         print_json({**plan.to_json(), "pins": list(plan.pins)})
         return
     rows = [(str(part.kind), count(part.num_objects), size(part.num_bytes)) for part in plan.parts]
-    rows.append(("in all", count(plan.num_objects), size(plan.num_bytes)))
+    rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))
     console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:]))
     if plan.pins:
-        console().print(f"pins, which --also-pinned destroys: {', '.join(plan.pins)}")
+        console().print(f"pins (deleted with --also-pinned): {', '.join(plan.pins)}")

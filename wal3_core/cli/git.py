@@ -18,23 +18,23 @@ _SUBMODULES_NAMED_MAX = 10
 @click.command("ingest-git")
 @click.argument("repo", type=click.Path(path_type=Path))
 @click.argument("log")
-@click.option("--folder", default="", help="Only what lies below this folder of the repository.")
+@click.option("--folder", default="", help="Ingest only this folder of the repository.")
 @json_option
 @pass_session
 def ingest_git(session: Session, repo: Path, log: str, folder: str, as_json: bool) -> None:
-    """Append the history of the git repository REPO to LOG, which is created when there is none.
+    """Append the history of the git repository REPO to LOG, which is created if it does not exist.
 
-    A record for every file that a commit on the first-parent line of HEAD changed, oldest first: the
-    key is the path, the body the file's bytes, a deletion a tombstone. The last record of every key is
-    then what `git ls-tree -r HEAD` lists. Renames are a deletion and an addition; submodules are
-    skipped, and named. Run again, it appends the whole history again.
+    Appends one record for each file that a commit on the first-parent line of HEAD changed, oldest
+    first: the key is the path, the body the file's bytes; a deletion is a tombstone. The last record
+    of each key is then what `git ls-tree -r HEAD` lists. A rename is a deletion and an addition;
+    submodules are skipped and named. A second run appends the whole history again.
 
     \b
     Examples:
       wal3 ingest-git ~/src/project project
       wal3 ingest-git ~/src/project docs --folder docs
     """  # noqa: D301 - \b keeps click from wrapping what follows
-    # What is no repository is refused before a log is made for it.
+    # Refuse a folder that is not a repository before a log is created for it.
     replay(repo, folder=folder)
     with LogWriter.open_or_initialize(session.store(), log) as writer, progress(f"ingest {repo.name}", None) as advance:
         report = ingest(repo, writer, folder=folder, progress=advance)

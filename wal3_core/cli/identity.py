@@ -17,8 +17,8 @@ from wal3_core.fleet.identity import store_identity
 def store_id(session: Session, create: bool, as_json: bool) -> None:
     """Print which store this is.
 
-    A store's identity is made once and stays, whatever the store's address. Dagster remembers it, and
-    does nothing to a store that is another one.
+    A store's identity is created once and never changes, whatever the store's URL. Dagster remembers
+    it, and refuses to work on any other store.
 
     \b
     Examples:
@@ -28,7 +28,7 @@ def store_id(session: Session, create: bool, as_json: bool) -> None:
     store = session.store()
     found = store_identity(store, create=create)
     if found is None:
-        message = f"store {store.url}: expected an identity, found none: give it one with --create"
+        message = f"store {store.url}: expected an identity, found none: create one with --create"
         raise Failure(message)
     if as_json:
         print_json({"store": store.url, "store_id": found})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
 
-# Of a long run of pointers, the first and the last ones are shown.
+# A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
 
 
@@ -30,10 +30,10 @@ _ENDS_SHOWN = 3
 @json_option
 @pass_session
 def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
-    """Show what LOG is made of: its manifest, snapshots, fragments, writers' epochs and cursors.
+    """Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.
 
     Reads the manifest, the cursors, and with --full the snapshots; never a record. The exit code is 1
-    when a cursor can not be read; the rest is shown all the same.
+    when a cursor cannot be read; the rest is still shown.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.announced is not None:
         yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.announced.garbage}"
     if manifest.destroying:
-        yield "destroying", "announced: not pinned or copied any more"
+        yield "destroying", "announced: can no longer be pinned or copied"
     if manifest.seal is not None:
         seal = manifest.seal
         successor = f", goes on in {seal.successor}" if seal.successor else ""
@@ -100,12 +100,12 @@ def _grow(reader: LogReader, branch: Tree, pointers: Sequence[Pointer], *, full:
             if index == _ENDS_SHOWN:
                 branch.add(f"… {count(hidden)} more: --full shows them")
             continue
-        leaf = branch.add(plain(_told(pointer)))
+        leaf = branch.add(plain(_described(pointer)))
         if full and not isinstance(pointer, FragmentPointer):
             _grow(reader, leaf, reader.load_snapshot(pointer).pointers, full=full)
 
 
-def _told(pointer: Pointer) -> str:
+def _described(pointer: Pointer) -> str:
     if isinstance(pointer, FragmentPointer):
         compacted = f", stands for {pointer.first_seq_no} to {pointer.seq_no}" if pointer.compacted else ""
         what = f"fragment {pointer.seq_no}{compacted}"

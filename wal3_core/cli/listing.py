@@ -36,8 +36,8 @@ _COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
 def ls(session: Session, prefix: str, as_json: bool) -> None:
     """List the logs of the store, or PREFIX and the logs below it.
 
-    Reads one manifest a log and no records: what it costs depends on how many logs there are, not
-    on what they hold.
+    Reads one manifest per log and no records: the cost depends on the number of logs, not on their
+    size.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def ls(session: Session, prefix: str, as_json: bool) -> None:
 
 
 def _manifests(store: ObjectStore, prefix: str) -> Iterator[tuple[str, Manifest | LogError]]:
-    """Load the logs' manifests several at a time, in order; one that can not be read is an error in its place."""
+    """Load the logs' manifests several at a time, in order; yield the error of one that cannot be read."""
     waiting: deque[tuple[str, Future[Manifest]]] = deque()
     for log in list_logs(store, prefix):
         waiting.append((log, _load_later(store, log)))
@@ -94,7 +94,7 @@ def _outcome(store: ObjectStore, log: str, future: Future[Manifest]) -> Iterator
         yield log, future.result()
     except LogNotFoundError:
         lost = lost_manifest(log_store(store, log), shared_runtime())
-        # Otherwise destroyed since it was listed.
+        # Otherwise it was destroyed after it was listed.
         if lost is not None:
             yield log, lost
     except LogError as error:
@@ -126,7 +126,7 @@ def _cells(log: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _count_fragments(manifest: Manifest) -> int:
-    """Count without loading a snapshot; below those of snapshots a compacted one counts as those it stands for."""
+    """Count from pointers alone: under snapshots of snapshots, a compacted fragment counts as those it replaces."""
     return len(manifest.fragments) + sum(
         pointer.num_pointers if pointer.depth == 1 else pointer.last_seq_no - pointer.first_seq_no + 1
         for pointer in manifest.snapshots

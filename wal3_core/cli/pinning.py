@@ -1,4 +1,4 @@
-"""``wal3 pin``: what a log holds now, kept under a name."""
+"""``wal3 pin``: the log's present content, kept under a name."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _COLUMNS = ("pin", "first", "next", "records", "made", "by", "reason")
 
 @click.group()
 def pin() -> None:
-    """Make, show and delete a log's pins.
+    """Create, show and delete a log's pins.
 
-    A pin keeps all that the log holds when it is made, whatever is collected later, so that it can be
-    read, copied and compared in peace: wal3 cat LOG --pin NAME. It costs storage until it is deleted.
+    A pin keeps everything the log holds when the pin is created, whatever is collected later, so that
+    it can be read, copied and compared: wal3 cat LOG --pin NAME. It costs storage until it is deleted.
 
     \b
     Examples:
@@ -38,11 +38,11 @@ def pin() -> None:
 @pin.command("create")
 @click.argument("log")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", required=True, help="What it is for, for whoever finds it.")
+@click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
 @json_option
 @pass_session
 def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool) -> None:
-    """Keep what LOG holds now under NAME.
+    """Pin what LOG holds now under NAME.
 
     \b
     Examples:
@@ -87,9 +87,9 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
 def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
-    """Delete the pin NAME of LOG; what only it keeps may then be collected.
+    """Delete the pin NAME of LOG; what only it keeps can then be collected.
 
-    Asks first; where nobody can be asked, --yes is needed.
+    Asks first; without a terminal, --yes is required.
 
     \b
     Examples:
@@ -102,13 +102,13 @@ def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
     try:
         missing = pins.load(name) is None
     except CorruptError:
-        # One that can not be read can be deleted all the same.
+        # A pin that cannot be read can still be deleted.
         missing = False
     if missing:
         message = f"log {log}: expected a pin {name}, found none: `wal3 pin list {log}` lists them"
         raise InvalidRequestError(message)
     if not yes:
-        confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and what only it keeps with the next collection?")
+        confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and let collections delete what only it keeps?")
     pins.delete(name)
     click.echo(f"deleted {name}")
 
@@ -137,5 +137,5 @@ def _cells(name: str, found: Pin) -> tuple[str, ...]:
         count(manifest.num_records),
         time(found.epoch_us),
         found.writer,
-        found.reason if found.complete else f"{found.reason} (unfinished: pin it again, or delete it)",
+        found.reason if found.complete else f"{found.reason} (unfinished: create it again, or delete it)",
     )

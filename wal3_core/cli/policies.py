@@ -14,26 +14,26 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 @click.command("policy")
 @click.argument("log")
 @click.option(
-    "--retention-s", type=click.IntRange(1, RETENTION_S_MAX), help="Keep every record so many seconds at least."
+    "--retention-s", type=click.IntRange(1, RETENTION_S_MAX), help="Keep every record for at least this many seconds."
 )
 @click.option("--no-retention", is_flag=True, help="Let cursors alone decide.")
 @click.option(
     "--without-cursors/--with-cursors",
     default=None,
-    help="Whether records may go without any cursor past them, by age alone; needs a retention.",
+    help="Whether records can be collected by age alone, without a cursor past them; needs a retention.",
 )
 @click.option(
     "--percent-max",
     type=click.IntRange(0, 100),
-    help="Allow one collection to take that much of the log's bytes, where the collector's own limit is less.",
+    help="Allow one collection to prune this percentage of the log's bytes, if the collector's own limit is lower.",
 )
 @json_option
 @pass_session
 def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **wanted: int | None) -> None:
-    """Show what LOG says of its own collection, or change it.
+    """Show or change the policy by which LOG is collected.
 
-    A log is collected below its cursors; one without cursors is not collected at all, unless its
-    policy says that it has none, and how long records are kept.
+    A log is collected below its cursors. A log without cursors is not collected, unless its policy
+    says that it has none and how long records are kept.
 
     \b
     Examples:
@@ -63,9 +63,13 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
             }
         )
         return
-    retention = "no retention" if found.retention_s is None else f"records are kept {found.retention_s} s at least"
+    retention = "no retention" if found.retention_s is None else f"records are kept for at least {found.retention_s} s"
     cursors = "by age alone" if found.without_cursors else "only below its cursors"
-    most = "" if found.percent_max is None else f"; {found.percent_max} % may go at a time, or the collector's limit"
+    most = (
+        ""
+        if found.percent_max is None
+        else f"; at most {found.percent_max} % at a time, or the collector's limit if higher"
+    )
     click.echo(plain(f"{log}: collected {cursors}; {retention}{most}"))
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from wal3_core.model.record import Record
 
 _PROGRESS_EVERY = 1000
-# A compacted log has gaps, so that reading back for N records may have to reach further than N offsets.
+# A compacted log has gaps, so the last N records may span more than N offsets.
 _REACH_GROWTH = 4
 
 
 class Time(click.ParamType[int]):
-    """A time: ISO 8601, in UTC unless it says otherwise, or microseconds since the epoch."""
+    """A time: ISO 8601, UTC unless it has an offset, or microseconds since the epoch."""
 
     name = "time"
 
@@ -53,17 +53,17 @@ class Time(click.ParamType[int]):
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the record at offset N.")
 @click.option("--from-time", metavar="T", type=Time(), help="Begin with the first record at or after T.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Print at most N records.")
-@click.option("--pin", metavar="NAME", help="Read what the pin NAME keeps, whatever was collected since.")
+@click.option("--pin", metavar="NAME", help="Read what the pin NAME keeps.")
 @pass_session
 def cat(
     session: Session, log: str, from_offset: int | None, from_time: int | None, limit: int | None, pin: str | None
 ) -> None:
-    """Print the records of LOG, one JSON object a line.
+    """Print the records of LOG, one JSON object per line.
 
-    Lines have offset, timestamp_us, key (if there is one) and body (null for a tombstone); bytes
-    that are not UTF-8 come as key_b64 and body_b64. What one log prints, `wal3 append` takes.
+    Lines have offset, timestamp_us, key (if the record has one) and body (null for a tombstone); bytes
+    that are not UTF-8 are printed as key_b64 and body_b64. `wal3 append` accepts these lines.
 
-    T is ISO 8601, in UTC unless it says otherwise, or microseconds since the epoch.
+    T is ISO 8601, in UTC unless it has an offset, or microseconds since the epoch.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def cat(
       wal3 cat orders | jq -r 'select(.key == "user-1") | .body'
     """  # noqa: D301 - \b keeps click from wrapping what follows
     if from_offset is not None and from_time is not None:
-        message = "--from-offset and --from-time: give one of them"
+        message = "--from-offset and --from-time: give only one of them"
         raise click.UsageError(message)
     store = session.store()
     start: ReadStart = AtTime(from_time) if from_time is not None else from_offset
@@ -100,13 +100,13 @@ def _print(records: Iterable[Record], label: str, total: int | None) -> None:
 @click.command()
 @click.argument("log")
 @click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
-@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or the log's seal.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or until the log is sealed.")
 @pass_session
 def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
-    """Print the last records of LOG, as `wal3 cat` does, and perhaps wait for more.
+    """Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.
 
-    Waiting costs one small request every two seconds at most. It ends behind the last record of a log
-    that is sealed, and says where the log goes on.
+    Waiting costs at most one small request every two seconds. It ends after the last record of a
+    sealed log, and names the log's successor.
 
     \b
     Examples:
@@ -137,10 +137,10 @@ def _follow(following: Following, log: str) -> None:
 
 
 def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:
-    """Return where the log ends as of now, and its last records."""
+    """Return the offset after the log's present end, and its last records."""
     manifest = reader.manifest()
     first, limit = manifest.first.position.offset, manifest.next.position.offset
-    # The log has no more, and a deque can not be told of any number.
+    # Bounded by the log's length: a deque does not accept every integer as maxlen.
     reach = wanted = min(wanted, limit - first)
     while True:
         start = max(first, limit - reach)

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest_parts import Seal
     from wal3_core.storage.object_store import ObjectStore
 
-_reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for whoever meets the seal.")
+_reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
 
 
 @click.command()
 @click.argument("log")
 @_reason_option
-@click.option("--successor", metavar="NAME", help="The log that will go on from LOG; it must not exist yet.")
+@click.option("--successor", metavar="NAME", help="The log that will continue LOG; it must not exist yet.")
 @json_option
 @pass_session
 def seal(session: Session, log: str, reason: str, successor: str | None, as_json: bool) -> None:
-    """Close LOG for good: it can be read, and takes no more records.
+    """Close LOG for good: it can still be read, but not appended to.
 
-    Writers are told the reason and the successor. A seal is never lifted. `wal3 migrate` seals and
-    begins the successor in one go.
+    Later appends fail with the reason and the successor. A seal is never lifted. `wal3 migrate` seals
+    LOG and begins the successor in one command.
 
     \b
     Examples:
@@ -55,8 +55,8 @@ def seal(session: Session, log: str, reason: str, successor: str | None, as_json
 def migrate(session: Session, log: str, successor: str, reason: str, as_json: bool) -> None:
     """Seal LOG and begin the log SUCCESSOR where it ends.
 
-    Offsets go on from one to the other. An append that races is in LOG, or is told to go to
-    SUCCESSOR. Run it again when it was cut short: it finishes what was begun.
+    Offsets continue in SUCCESSOR. A concurrent append either is in LOG or fails and names SUCCESSOR.
+    After an interruption, run the command again: it finishes the migration.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def migrate(session: Session, log: str, successor: str, reason: str, as_json: bo
 
 @contextmanager
 def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
-    """Report a log that is sealed already without a word on appends, and with the way on from there."""
+    """Report that a log is sealed already, without the advice for appends, and add ``way_on()``."""
     try:
         yield
     except SealedError as error:
@@ -81,11 +81,11 @@ def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
 
 
 def _way_on(store: ObjectStore, log: str) -> str:
-    """Say how records are appended again where the log was sealed for no successor, or another one."""
+    """Say how to continue a log that was sealed without a successor, or with another one."""
     found = LogReader.open(store, log).manifest().seal
     if found is not None and found.successor is not None:
         return f" (`wal3 migrate {log} {found.successor} --reason …` begins that one)"
-    return f"; a seal stays, and names no successor: `wal3 copy {log} TARGET` makes an open log of it"
+    return f"; a seal is never lifted, and this one names no successor: `wal3 copy {log} TARGET` makes an unsealed copy"
 
 
 def _show(log: str, found: Seal, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``wal3 snapshot``: the shape of a log's tree, and packing it anew."""
+"""``wal3 snapshot``: shows the shape of a log's tree, and repacks it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FINDING_COLUMNS = ("what", "where", "nodes", "pointers")
 
 @click.group()
 def snapshot() -> None:
-    """Show the shape of a log's tree of snapshots, and pack it anew.
+    """Show the shape of a log's tree of snapshots, and repack it.
 
-    Writers keep the tree in shape. What they do not mend: what collections and compactions left
-    nearly empty, what a writer that died did not roll, and nodes of another size than today's.
+    Writers keep the tree in shape. They do not fix nodes that collections and compactions left nearly
+    empty, pointers that a dead writer did not roll, and nodes made with another size setting.
 
     \b
     Examples:
@@ -42,8 +42,8 @@ def snapshot() -> None:
 def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show the shape of LOG's tree: how many snapshots, how full, and how many more than needed.
 
-    Reads the manifest alone. Compacted fragments then count as those they stand for, so that the
-    tree looks fuller than it is; --full counts them.
+    Reads only the manifest. Each compacted fragment then counts as the fragments it replaces, so the
+    tree looks fuller than it is; --full counts exactly.
 
     \b
     Examples:
@@ -60,14 +60,14 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
 
 @snapshot.command("compact")
 @click.argument("log")
-@click.option("--dry-run", is_flag=True, help="Say what would be packed anew, and why; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be repacked, and why; change nothing.")
 @json_option
 @pass_session
 def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) -> None:
-    """Pack LOG's tree of snapshots anew where it is lopsided; appends and reads go on meanwhile.
+    """Repack LOG's tree of snapshots where it is lopsided; appends and reads continue meanwhile.
 
-    May be stopped at any time and started again, and does nothing to a tree that is well shaped.
-    What it replaces is deleted by a later collection.
+    Can be stopped at any time and started again; leaves a well-shaped tree unchanged. The snapshots it
+    replaces are deleted by a later collection.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def _show(log: str, shape: Shape) -> None:
         ("log", log),
         ("fragments", about + count(shape.num_fragments)),
         ("manifest", f"{size(shape.manifest_bytes)}, {count(shape.root_pointers)} pointers"),
-        ("shape", "lopsided: `wal3 snapshot compact` packs it anew" if shape.needs_compaction else "good"),
+        ("shape", "lopsided: `wal3 snapshot compact` repacks it" if shape.needs_compaction else "good"),
     ]
     shown = table(("", ""), facts)
     shown.show_header = False
@@ -132,12 +132,12 @@ def _show_done(done: SnapshotCompactionReport) -> None:
     if not done.num_steps:
         click.echo(f"{done.log}: nothing to pack")
         return
-    click.echo(f"{done.log}: {'; '.join(_told(done))}")
+    click.echo(f"{done.log}: {'; '.join(_described(done))}")
 
 
-def _told(done: SnapshotCompactionReport) -> Iterator[str]:
+def _described(done: SnapshotCompactionReport) -> Iterator[str]:
     before, after = (shape.num_snapshots for shape in (done.before, done.after))
-    yield f"{count(before)} snapshots are {count(after)}"
-    yield f"a manifest of {size(done.before.manifest_bytes)} is {size(done.after.manifest_bytes)}"
+    yield f"{count(before)} snapshots became {count(after)}"
+    yield f"a manifest of {size(done.before.manifest_bytes)} became {size(done.after.manifest_bytes)}"
     written = f"{count(done.num_written)} snapshots of {size(done.num_bytes)}"
     yield f"{count(done.num_pointers)} pointers packed into {written}"

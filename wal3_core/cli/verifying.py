@@ -43,13 +43,13 @@ def scrub(
     num_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Read logs back whole and check every object: manifest, snapshots, fragments, cursors.
+    """Read whole logs back and check every object: manifest, snapshots, fragments, cursors.
 
-    Names each bad object and what was expected and found. Counts are of what is sound. The exit
-    code is 1 when anything is not.
+    Names each bad object, what was expected and what was found. Counts include only sound objects.
+    The exit code is 1 when an object is bad.
 
-    A range of a log is read with --from-offset and --bytes; what is printed says where the next one
-    begins. Cursors belong to the range that reaches the log's end.
+    --from-offset and --bytes select a range of a log; the output says where the next range begins.
+    Cursors are checked with the range that reaches the log's end.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def _scrubbed(store: ObjectStore, logs: tuple[str, ...], start: int | None, limi
             except LogError as error:
                 if len(logs) == 1:
                     raise
-                # One log that can not be looked at must not hide what is wrong with the others.
+                # A log that cannot be read must not hide what is wrong with the others.
                 report = _unread(log, error)
         yield report
 
@@ -101,7 +101,7 @@ def _unread(log: str, error: LogError) -> ScrubReport:
         num_bytes=0,
         num_fragments=0,
         num_snapshots=0,
-        problems=(Problem("", f"not read to its end: {error}"),),
+        problems=(Problem("", f"not read to the end: {error}"),),
     )
 
 
@@ -121,7 +121,7 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
     for report in reports:
         if report.sound and not report.finished:
             click.echo(
-                f"{report.log}: read up to {report.next_offset} of {report.end_offset}; go on with"
+                f"{report.log}: read up to {report.next_offset} of {report.end_offset}; continue with"
                 f" --from-offset {report.next_offset}"
             )
     bad = [(report.log, problem.path, problem.message) for report in reports for problem in report.problems]
@@ -134,11 +134,11 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
 @json_option
 @click.pass_context
 def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
-    """Find out whether a store can hold logs, and how quick it is.
+    """Test whether a store can hold logs, and how fast it is.
 
-    Tries what logs stand on: conditions on PUT, alone and in a race; conditional and ranged GETs;
-    listings; deletes. Writes a few hundred small objects into a folder of its own, and removes it.
-    The exit code is 1 when a promise was broken. URL stands for --store.
+    Tests what logs depend on: conditional PUTs, alone and in a race; conditional and ranged GETs;
+    listings; deletes. Writes a few hundred small objects into a folder of its own, and deletes it.
+    The exit code is 1 when a promise is broken. URL replaces --store.
 
     \b
     Examples:
@@ -167,7 +167,7 @@ def _show_examination(report: DoctorReport) -> None:
     output.print(table(("", "promise", "found"), rows))
     times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
     output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
-    output.print(f"store's clock {report.clock_difference_us / US_PER_S:+.1f} s from ours")
-    output.print("logs can live here" if report.suitable else "NO log can live here")
+    output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")
+    output.print("this store can hold logs" if report.suitable else "this store CANNOT hold logs")
     for advice in report.advice:
         output.print(f"advice: {advice}")

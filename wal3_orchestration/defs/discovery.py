@@ -1,4 +1,4 @@
-"""Discovery: the store's logs become partitions, and a log that changed is looked at."""
+"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _FINGERPRINT_CHARS = 16
 
 @sensor(job=manifest_job, minimum_interval_seconds=30, default_status=DefaultSensorStatus.RUNNING)
 def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
-    """Add partitions for new logs, remove those of vanished ones, and ask for a look at each log that changed.
+    """Add partitions for new logs, remove those of vanished logs, and request a run for each log that changed.
 
     Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
     """
@@ -49,7 +49,7 @@ def _identity(store: ObjectStore) -> str:
 
 
 def _fingerprints(store: ObjectStore) -> dict[str, str]:
-    """Name the state of every log; short, for the sensor's cursor holds them all."""
+    """Fingerprint the state of every log; short, because the sensor's cursor holds them all."""
     return {
         state.log: hashlib.sha256(state.fingerprint.encode()).hexdigest()[:_FINGERPRINT_CHARS]
         for state in read_states(store, list_logs(store))

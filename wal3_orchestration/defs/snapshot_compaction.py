@@ -1,4 +1,4 @@
-"""Snapshot compaction: the tree of a log's snapshots is packed anew where its writers left it lopsided."""
+"""Snapshot compaction: repacks the tree of a log's snapshots where its writers left it lopsided."""
 
 import hashlib
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ RUNS_PER_TICK_MAX = 16
 def compacted_snapshots(
     context: AssetExecutionContext, store: StoreResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Pack a log's tree anew where it is lopsided: its shape, and what was written to mend it."""
+    """Repack a log's tree where it is lopsided; record its shape and what was written."""
     with retried_only_when_unavailable(context):
         opened = store.open_known(context.instance)
         found = [_compact(opened, log) for log in context.partition_keys]
@@ -95,13 +95,13 @@ def _numbers(shape: Shape) -> dict[str, Value]:
 snapshot_compaction_job = define_asset_job(
     "snapshot_compaction_job",
     selection=[compacted_snapshots],
-    description="Packs the trees of logs' snapshots anew where they are lopsided.",
+    description="Repacks the trees of logs' snapshots where they are lopsided.",
 )
 
 
 @sensor(job=snapshot_compaction_job, minimum_interval_seconds=300, default_status=DefaultSensorStatus.STOPPED)
 def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
-    """Ask for a run for each log whose tree is worth packing anew. Off until turned on."""
+    """Request a run for each log whose tree is worth repacking. Off until turned on."""
     logs = context.instance.get_dynamic_partitions(LOGS_NAME)
     states = [state for state in read_states(store.open_known(context.instance), logs) if isinstance(state, LogState)]
     needs_compaction = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
@@ -115,12 +115,12 @@ def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -
 
 @schedule(job=snapshot_compaction_job, cron_schedule="0 6 * * 0", default_status=DefaultScheduleStatus.STOPPED)
 def weekly_snapshot_compaction(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Mend also what the manifest alone does not tell, deep in a tree, all logs in one run. Off until turned on."""
+    """Repack all logs in one run, also deep in trees, which the manifest does not show. Off until turned on."""
     return request_for_all(context.instance)
 
 
 def _run_key(state: LogState) -> str:
-    """Name the run by the tree it is for: appends alone ask for no other."""
+    """Name the run by the tree it is for: appends alone do not change the key."""
     rolls = len(state.manifest.fragments) // SnapshotOptions().fragments_per_snapshot
     named = "\n".join([str(rolls), *(pointer.path for pointer in state.manifest.snapshots)])
     return f"{state.log}/{hashlib.sha256(named.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Verification: every byte of a log is read back and compared with its checksums, a fleet of logs in one Spark job."""
+"""Verification: reads every byte of a log back and compares it with its checksums, a fleet of logs in one Spark job."""
 
 from collections.abc import Iterator
 
@@ -41,7 +41,7 @@ SOUND = AssetCheckSpec(
     blocking=True,
     # By partition: a sound log's result must not hide a damaged one's.
     partitions_def=LOGS,
-    description="The log is what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
+    description="The log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
 )
 
 
@@ -58,7 +58,7 @@ SOUND = AssetCheckSpec(
 def verification(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource
 ) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
-    """Read a log back whole: it is materialized when sound; when damaged, the check fails and names the bad objects."""
+    """Read a whole log back: materialized when sound; when damaged, the check fails and names the bad objects."""
     with retried_only_when_unavailable(context):
         store.open_known(context.instance)
         reports = verify_logs(spark_session(spark), store.url, context.partition_keys)
@@ -67,7 +67,7 @@ def verification(
             context.add_asset_metadata(_metadata(report), partition_key=report.log)
         yield MaterializeResult()
     else:
-        # The step is about to fail: what is sound is recorded log by log.
+        # The step is about to fail: record the sound logs one by one.
         for report in reports:
             if report.sound:
                 yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report))
@@ -77,7 +77,7 @@ def verification(
 
 
 def evaluation(report: ScrubReport, target: _Target | None = None) -> AssetCheckEvaluation:
-    """Turn a report into the outcome of the log's check on a materialization; a failed one names the bad objects."""
+    """Turn a report into the log's check result on a materialization; a failed one names the bad objects."""
     shown = report.problems[:PROBLEMS_SHOWN_MAX]
     return AssetCheckEvaluation(
         asset_key=SOUND.asset_key,
@@ -111,7 +111,7 @@ def _metadata(report: ScrubReport) -> dict[str, int | str]:
 verification_job = define_asset_job(
     "verification_job",
     selection=[verification],
-    description="Reads logs back whole and says of each whether it is sound.",
+    description="Reads whole logs back and reports whether each is sound.",
 )
 
 

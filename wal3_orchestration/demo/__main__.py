@@ -1,7 +1,7 @@
-"""The demo: real input in a local store, looked at, collected, packed and verified by a real Dagster instance.
+"""The demo: real input in a local store, discovered, collected, packed and verified by a real Dagster instance.
 
-Everything lies in .demo/ at the top of the checkout: the store, and Dagster's home. ``--dev`` then
-opens Dagster's UI on both.
+The store and Dagster's home are in .demo/ at the top of the checkout. ``--dev`` then opens Dagster's
+UI on both.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ JAVA_MIN = 17
 PARTS = 5
 FRAGMENTS_PER_PART = 10
 PORT = 3000
-# Nobody reads the demo's logs for long.
+# No read of the demo's logs takes long.
 INTERVAL_S = 1
 COLUMNS = ("records", "bytes")
-# Many small snapshots, as short-lived writers of another setting would leave them, for compaction to pack.
+# Leaves many small snapshots for compaction to pack, as short-lived writers do.
 _WRITER = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2))
 _INSTALL_JAVA = (
     f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (Debian, Ubuntu),"
@@ -54,7 +54,7 @@ _INSTALL_JAVA = (
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the demo keeps its things."""
+    """Where the demo keeps its files."""
 
     folder: Path
 
@@ -70,11 +70,11 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        """Held by whoever uses the demo."""
+        """Held by the process that uses the demo."""
         return self.folder / "lock"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that lead Dagster here."""
+        """Return the variables that point Dagster here."""
         return {
             STORE_VARIABLE: self.store.absolute().as_uri(),
             INTERVAL_VARIABLE: str(INTERVAL_S),
@@ -85,10 +85,15 @@ class Places:
 @click.command()
 @click.option("--dev", is_flag=True, help="Open Dagster's UI on the demo's store instead.")
 @click.option("--sample", is_flag=True, help="Append the bundled sample instead of this checkout's git history.")
-@click.option("--folder", type=click.Path(path_type=Path), default=ROOT / ".demo", help="Where to keep everything.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=ROOT / ".demo",
+    help="Where to keep the store and Dagster's home.",
+)
 @click.option("--port", default=PORT, show_default=True, help="The UI's port on 127.0.0.1.")
 def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
-    """Show the whole system on this machine: append, discover, look, collect, pack snapshots, verify."""
+    """Show the whole system on this machine: append, discover, inspect, collect, pack snapshots, verify."""
     java = java_problem()
     if java is not None:
         raise click.ClickException(java)
@@ -100,7 +105,7 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
     places = Places(folder)
     hold(places)
     os.environ.update(places.environment())
-    # Spark looks up the machine's name otherwise, and complains when that leads nowhere.
+    # Without it Spark looks up the machine's name, and warns when that fails.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if dev:
         serve(places, port)
@@ -108,22 +113,22 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
 
 
 def java_problem() -> str | None:
-    """Say what is wrong with the machine's Java, None when nothing is."""
+    """Say what is wrong with the machine's Java; None when it is fine."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 - the user's Java, as Spark itself will run it
+        printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 - the user's Java, as Spark itself will run it
     except OSError:
         return f"{program}: expected Java, found none. {_INSTALL_JAVA}"
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    found = re.search(r'version "(?:1\.)?(\d+)', printed)
     if found is None or int(found[1]) < JAVA_MIN:
-        version = told.splitlines()[0] if told else "nothing"
+        version = printed.splitlines()[0] if printed else "nothing"
         return f"{program}: expected Java {JAVA_MIN} or newer, found {version}. {_INSTALL_JAVA}"
     return None
 
 
 def hold(places: Places) -> None:
-    """Keep others from the demo's folder while this process, or what it turns into, lives."""
+    """Lock the demo's folder for as long as this process, or the one it becomes, lives."""
     places.folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(places.lock, os.O_RDWR | os.O_CREAT)
     os.set_inheritable(handle, True)  # noqa: FBT003 - takes no keywords
@@ -149,9 +154,9 @@ def install_settings(places: Places) -> None:
 
 
 def run(places: Places, repo: Path | None, console: Console) -> None:
-    """Run the demo from an empty store to the table of what was found."""
+    """Run the demo, from an empty store to the table of results."""
     if places.store.exists() or places.home.exists():
-        console.print(f"Starting afresh: removing the store and Dagster's home of an earlier run in {places.folder}")
+        console.print(f"Starting over: removing the store and Dagster's home of an earlier run in {places.folder}")
         shutil.rmtree(places.store, ignore_errors=True)
         shutil.rmtree(places.home, ignore_errors=True)
     install_settings(places)
@@ -166,19 +171,19 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
             runs = workflows.discover()
             console.print(
                 f"Part {number} of {PARTS}: appended, and moved each log's cursors;"
-                f" Dagster saw what changed and looked at it, in {runs} run{'s' if runs > 1 else ''}"
+                f" Dagster discovered the changes and looked at the logs in {runs} run{'s' if runs > 1 else ''}"
             )
         console.print(
-            "Garbage collection: what lies below every cursor is planned, verified, pruned, and after an interval of"
-            f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and a few warnings of its own)"
+            "Garbage collection: records below every cursor are planned, verified, pruned, and after an interval of"
+            f" {INTERVAL_S} s deleted (Spark starts, which takes a few seconds and prints a few warnings)"
         )
         collected = workflows.collect()
-        console.print("Snapshot compaction: trees that are lopsided are packed anew, in a run each")
+        console.print("Snapshot compaction: lopsided trees are repacked, in one run each")
         packed = workflows.compact()
         console.print("Orphans: objects that packing left unreferenced are marked, and deleted later")
         orphans = workflows.sweep()
         workflows.discover()
-        console.print("Verification: every log is read back whole, in one run on Spark")
+        console.print("Verification: every log is read back, in one run on Spark")
         show(console, workflows.verify(), collected, packed)
         console.print(f"Orphans deleted: {orphans:,} objects")
     if workflows.failures:
@@ -193,7 +198,7 @@ def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Seque
 
 
 def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
-    """Append messages in several fragments; ``tail`` stays where they begin, ``demo`` goes to the log's middle."""
+    """Append messages in several fragments; cursor ``tail`` moves to their start, ``demo`` to the log's middle."""
     size = max(1, -(-len(messages) // FRAGMENTS_PER_PART))
     with LogWriter.open_or_initialize(store, log, options=_WRITER) as writer:
         reader = LogReader.open(store, log)
@@ -207,7 +212,7 @@ def append(store: ObjectStore, log: str, messages: Sequence[Message]) -> None:
 def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
     """Put a cursor at an offset, wherever it was before."""
     cursors = CursorStore(store, log)
-    # The timestamp is a hint for people: the offset alone says where the cursor is.
+    # The timestamp is a hint for people: only the offset places the cursor.
     position = LogPosition(offset, shared_runtime().now_us())
     witness = cursors.load(name)
     if witness is None:
@@ -219,7 +224,7 @@ def move(store: ObjectStore, log: str, name: str, offset: int) -> None:
 def show(
     console: Console, findings: Sequence[Finding], collected: Mapping[str, Collected], packed: Mapping[str, Packed]
 ) -> None:
-    """Print the table of what was found, and what collection and compaction did."""
+    """Print the table of findings, and what collection and compaction did."""
     table = Table(title="What Dagster found and did")
     table.add_column("log", overflow="fold")
     for column in (*COLUMNS, "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
@@ -238,9 +243,7 @@ def show(
     console.print(table)
     total = sum(taken.num_bytes for taken in collected.values())
     objects = sum(taken.objects for taken in collected.values())
-    console.print(
-        f"Collected: {total:,} bytes in {objects:,} objects; every cursor still finds what it has yet to read."
-    )
+    console.print(f"Collected: {total:,} bytes in {objects:,} objects; the records at and after every cursor are kept.")
 
 
 def _numbers(state: LogState | UnreadableLog) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the demo appends: a repository's history, a log per top-level folder, or a bundled sample of one."""
+"""The demo's input: a repository's history, one log per top-level folder, or a bundled sample."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_input(repo: Path | None) -> Input:
 
 
 def log_of(path: bytes) -> str:
-    """Name the log a file's changes go to: its top-level folder in a log name's letters, ``root`` without one."""
+    """Name the log a file's changes go to: its top-level folder, with other characters replaced, or ``root``."""
     folder, slash, _ = path.decode(errors="replace").partition("/")
     if not slash:
         return ROOT_LOG
@@ -60,7 +60,7 @@ def _by_log(messages: Iterable[Message]) -> dict[str, list[Message]]:
 
 
 def _bounded(messages: Iterable[Message]) -> Iterator[Message]:
-    """Take the oldest messages: a demo need not hold a large repository's whole history in memory."""
+    """Take the oldest messages, so that a large repository's history need not fit in memory."""
     left = BODIES_BYTES_MAX
     for message in islice(messages, MESSAGES_MAX):
         left -= len(message.body or b"")

@@ -1,4 +1,4 @@
-"""The demo's runs: what Dagster's daemon would do in its own time, done at once on the same instance."""
+"""The demo's runs: what Dagster's daemon would do later, done at once on the same instance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult
 
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-# Small as they are, the demo's logs are planned and deleted on Spark; half of one is garbage, and meant to be.
+# Use Spark even for the demo's small logs, and allow half of a log to be garbage.
 _LIMITS = {"spark_logs_min": 1, "spark_objects_min": 1, "fraction_max": 1.0, "fraction_alarm": 1.0}
 _COLLECTION = {"resources": {"collection": {"config": _LIMITS}}}
 _COLLECTED = {"records": "records", "num_bytes": "bytes", "objects": "objects"}
@@ -38,7 +38,7 @@ _COLLECTED = {"records": "records", "num_bytes": "bytes", "objects": "objects"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A log as it was seen, and what its verification said; None when it said nothing."""
+    """A log's state, and whether its verification found it sound; None without a result."""
 
     state: LogState | UnreadableLog
     sound: bool | None
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What collections took from a log so far: records that are pruned, bytes and objects that are deleted."""
+    """What collections took from a log so far: records pruned, bytes and objects deleted."""
 
     records: int = 0
     num_bytes: int = 0
@@ -55,14 +55,14 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """How many snapshots a log's tree had, and how many it came to have."""
+    """The number of snapshots in a log's tree, before and after compaction."""
 
     before: int
     after: int
 
 
 class Workflows:
-    """The project's workflows on the instance that DAGSTER_HOME names; ``failures`` tells of the runs that failed."""
+    """The project's workflows on the instance that DAGSTER_HOME names; ``failures`` names the runs that failed."""
 
     def __init__(self, instance: DagsterInstance, store: StoreResource) -> None:
         self._instance = instance
@@ -79,7 +79,7 @@ class Workflows:
             yield cls(instance, StoreResource.from_environment())
 
     def discover(self) -> int:
-        """Tick the discovery sensor and do the runs it asks for; return how many."""
+        """Tick the discovery sensor and do the runs it requests; return how many."""
         with build_sensor_context(self._instance, cursor=self._cursor, resources={"store": self._store}) as context:
             result = discovery(context)
         assert isinstance(result, SensorResult)
@@ -101,18 +101,18 @@ class Workflows:
 
     def sweep(self) -> int:
         """Mark orphans, and delete them once the interval is over; return how many objects were deleted."""
-        # Only what is older than the interval is looked at.
+        # Only objects older than the interval are considered.
         shared_runtime().sleep(self._interval_s)
         self._run("orphans_job", self._every_log(), _COLLECTION)
         return sum(int(str(found["objects"])) for found in self._delete().values())
 
     def _delete(self) -> dict[str, Mapping[str, object]]:
-        # What the deletion sensor does not do: it looks again later.
+        # The deletion sensor would tick again later instead.
         shared_runtime().sleep(self._interval_s)
         return _recorded(self._run("deletion_job", self._every_log(), _COLLECTION), "deleted_garbage")
 
     def compact(self) -> dict[str, Packed]:
-        """Tick the sensor that finds lopsided trees, and do the runs it asks for."""
+        """Tick the sensor that finds lopsided trees, and do the runs it requests."""
         with build_sensor_context(self._instance, resources={"store": self._store}) as context:
             result = lopsided_snapshots(context)
         assert isinstance(result, SensorResult)

@@ -1,1 +1,1 @@
-"""The collection of garbage: assets and checks, sensors, schedules, jobs."""
+"""Garbage collection: assets and checks, sensors, schedules, jobs."""

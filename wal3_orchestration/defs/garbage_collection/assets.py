@@ -1,9 +1,9 @@
-"""Collection: plan, verify, prune; an interval later, delete. Every step may be repeated, and run by two at once.
+"""Collection: plan, verify, prune; an interval later, delete. Every step can be repeated, and run by two at once.
 
-The schedule plans for all logs in one run. A sensor then asks for a run of its own for each log that
-has something to collect, which plans once more, verifies, announces and prunes; another sensor asks
-for its deletion when the interval is over. Steps hand nothing over but what is in the store and in
-the plan's metadata; the manifest's CAS keeps them safe, not the order of runs.
+The schedule plans for all logs in one run. A sensor then requests a run for each log with garbage,
+which plans again, verifies, announces and prunes. Another sensor requests the deletion when the
+interval is over. Steps share only the store's content and the plan's metadata; the manifest's CAS
+keeps them safe, not the order of runs.
 """
 
 import json
@@ -54,19 +54,19 @@ SAFE = AssetCheckSpec(
     asset="garbage_plan",
     blocking=True,
     partitions_def=LOGS,
-    description="Verifier: setsums balance, no cursor lies below the cut, no more goes than is allowed.",
+    description="Setsums balance, no cursor is below the cutoff, and no more is pruned than is allowed.",
 )
 FRACTION = AssetCheckSpec(
     "little_garbage",
     asset="garbage_plan",
     partitions_def=LOGS,
-    description="What is to be collected is no large part of the log.",
+    description="The garbage is not a large part of the log.",
 )
 IN_TIME = AssetCheckSpec(
     "collected_in_time",
     asset="garbage_plan",
     partitions_def=LOGS,
-    description="What was planned is pruned, what was announced is carried out, what was pruned is deleted: all soon.",
+    description="Planned and announced garbage is pruned in time, and pruned garbage is deleted in time.",
 )
 CURSORS_MOVE = AssetCheckSpec(
     "cursors_move",
@@ -88,7 +88,7 @@ CURSORS_MOVE = AssetCheckSpec(
 def garbage_plan(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
-    """Say what may go of a log, up to which cursor, and why; nothing is changed. The checks say whether all is well."""
+    """Plan what can be pruned from a log, up to which cursor, and why; changes nothing. The checks judge the plan."""
     logs = context.partition_keys
     with retried_only_when_unavailable(context):
         store.open_known(context.instance)
@@ -137,7 +137,7 @@ def _planned(survey: Survey) -> Outcome:
 
 
 def _unpruned_s(instance: DagsterInstance, log: str, limits: CollectionResource) -> float | None:
-    """How long ago the newest of the old plans was made; None when it found nothing, or the log was pruned since."""
+    """Return the age of the newest old plan; None when it found nothing, or the log was pruned since."""
     now_s = shared_runtime().now_us() / US_PER_S
     before = AssetRecordsFilter(_PLAN_KEY, asset_partitions=[log], before_timestamp=now_s - limits.planned_s_max)
     pruned_s = max((each.timestamp for each in latest(instance, AssetKey("pruned_manifest"), log, count=1)), default=0)
@@ -149,7 +149,7 @@ def _unpruned_s(instance: DagsterInstance, log: str, limits: CollectionResource)
 
 def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | None) -> Iterator[Verdict]:
     refusal, log = survey.refusal, survey.log
-    # A log that nobody reads by a cursor keeps everything, which is as it should be.
+    # A log without cursors keeps everything, as it should.
     blocking = refusal is not None and not survey.unclaimed
     yield Verdict(spec=SAFE, log=log, problem=None if refusal is None else refusal.message, blocking=blocking)
     yield Verdict(spec=FRACTION, log=log, problem=too_much_garbage(survey, limits))
@@ -167,7 +167,7 @@ def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | No
 def pruned_manifest(
     context: AssetExecutionContext, store: StoreResource, collection: CollectionResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Announce what was planned, and let the manifest begin later; what other runs left half done is finished first."""
+    """Finish what other runs left half done, then announce the plan and advance the manifest's `first`."""
     with retried_only_when_unavailable(context):
         opened, options = store.open_known(context.instance), collection.options()
         found = [prune_log(opened, log, _plan(context, log), options) for log in context.partition_keys]
@@ -195,7 +195,7 @@ def _plan(context: AssetExecutionContext, log: str) -> Plan | None:
 def deleted_garbage(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Delete what was pruned an interval ago and what nobody refers to; what is younger waits, and is counted."""
+    """Delete garbage and orphans marked an interval ago; younger garbage waits and is counted."""
     with retried_only_when_unavailable(context):
         opened, options, logs = store.open_known(context.instance), collection.options(), context.partition_keys
         due = [delete_log(opened, log, options, objects_max=collection.spark_objects_min) for log in logs]
@@ -207,12 +207,14 @@ def deleted_garbage(
 
 
 garbage_plan_job = define_asset_job(
-    "garbage_plan_job", selection=[garbage_plan], description="Says what may go of logs, and checks that all is well."
+    "garbage_plan_job",
+    selection=[garbage_plan],
+    description="Plans what can be pruned from logs, and checks the plans.",
 )
 collection_job = define_asset_job(
     "collection_job",
     selection=[garbage_plan, pruned_manifest],
-    description="Plans, verifies and prunes; the deletion sensor sees to the rest.",
+    description="Plans, verifies and prunes; the deletion sensor starts the deletion.",
 )
 deletion_job = define_asset_job(
     "deletion_job", selection=[deleted_garbage], description="Deletes garbage that was pruned an interval ago."

@@ -1,4 +1,4 @@
-"""Which logs have garbage whose interval is over: a listing a log, and a look at the store's clock where it may be."""
+"""Finds logs with garbage whose interval is over: one listing per log, and the store's clock if it may be over."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 _LOOKS_AT_ONCE = 16
-# This machine's clock may be wrong by so much; the store's decides.
+# How wrong this machine's clock may be; the store's clock decides.
 _CLOCK_SKEW_S_MAX = 60
 _PERIOD_S_MIN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueLog:
-    """A log's garbage documents that are due: path, when the store last changed it, and since how many intervals."""
+    """A log's due garbage documents: path, when the store last changed it, and for how many intervals it is due."""
 
     log: str
     documents: tuple[tuple[str, int, int], ...]
 
 
 def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions) -> tuple[list[DueLog], dict[str, str]]:
-    """Find the logs with garbage that is due, and those whose garbage can not be read, with the reason.
+    """Find the logs with garbage that is due, and those whose garbage cannot be read, with the reason.
 
     UnavailableError when the store does not answer.
     """

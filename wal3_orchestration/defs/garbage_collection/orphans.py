@@ -1,4 +1,4 @@
-"""Orphans: objects that nothing refers to are listed, and marked to be deleted an interval later."""
+"""Orphans: lists objects that nothing refers to, and marks them for deletion an interval later."""
 
 from collections.abc import Iterator, Sequence
 
@@ -36,7 +36,7 @@ FEW = AssetCheckSpec(
     "few_orphans",
     asset="marked_orphans",
     partitions_def=LOGS,
-    description="Few uploads are left that were never committed, and not ever more of them.",
+    description="There are few uncommitted uploads, and their number does not keep rising.",
 )
 
 
@@ -53,7 +53,7 @@ FEW = AssetCheckSpec(
 def marked_orphans(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource, collection: CollectionResource
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
-    """List what nothing refers to and is older than the interval, and write it down: deleted_garbage deletes it."""
+    """Mark objects that nothing refers to and that are older than the interval; deleted_garbage deletes them."""
     with retried_only_when_unavailable(context):
         opened, options = store.open_known(context.instance), collection.options()
         found = [

@@ -1,4 +1,4 @@
-"""What the steps of a collection do for one log: calls of the library, and numbers for Dagster to plot."""
+"""A collection's steps for one log: calls the library, and returns numbers for Dagster to plot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROBLEMS_SHOWN_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What was done for a log, or why it could not be."""
+    """What was done for a log, or why it failed."""
 
     log: str
     metadata: Mapping[str, Value] = field(default_factory=dict)
@@ -42,9 +42,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A log's garbage that is due; what was ``found`` when it was deleted at once, otherwise it is ``on_spark`` to be.
+    """A log's garbage that is due: deleted already, with the result in ``found``, or left to Spark (``on_spark``).
 
-    ``waiting`` is what was not due yet.
+    ``waiting`` is the garbage that is not due yet.
     """
 
     log: str
@@ -55,12 +55,12 @@ class Due:
 
 
 def outcomes(found: Sequence[Found]) -> list[Outcome]:
-    """Return what there is to record."""
+    """Return the outcomes of the logs that did not fail."""
     return [Outcome(log=each.log, metadata=each.metadata) for each in found if each.refusal is None]
 
 
 def fail_for(found: Sequence[Found]) -> None:
-    """Fail the step when some log could not be served; for good, unless another try may do."""
+    """Fail the step if any log failed; for good, unless a failure is transient."""
     refused = {each.log: each.refusal for each in found if each.refusal is not None}
     raise_together(
         {log: refusal.message for log, refusal in refused.items()},
@@ -70,7 +70,7 @@ def fail_for(found: Sequence[Found]) -> None:
 
 
 def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> Found:
-    """Finish what other runs began, then announce and prune what is planned, unless that was done."""
+    """Finish what other runs began, then announce and prune the plan, unless that is done already."""
     try:
         return Found(log=log, metadata=_prune(store, log, plan, options))
     except LogError as error:
@@ -84,7 +84,7 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
     if plan is not None and not plan.empty:
         outcome = _carry_out(store, collector, plan)
     if isinstance(outcome, Overtaken):
-        # A cursor came to lie below, which the next plan knows of.
+        # A cursor is below the cutoff by now; the next plan sees it.
         resumed = collector.resume_unmarked()
     paths = {meta.path for meta in resumed} | ({outcome.path} if isinstance(outcome, Marked) else set())
     deleter = Deleter(store, log, options=options)
@@ -96,19 +96,19 @@ def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOp
 
 
 def _longest_wait_s(deleter: Deleter, resumed: Sequence[ObjectMeta], outcome: Marked | Overtaken | None) -> float:
-    """Tell when the last of what is pruned may be deleted; what was pruned just now is the last."""
+    """Return how long until all pruned garbage is due; the most recently pruned is due last."""
     newest = max(resumed, key=lambda meta: meta.last_modified_us, default=None)
     path = outcome.path if isinstance(outcome, Marked) else None if newest is None else newest.path
     return 0.0 if path is None else deleter.wait_s(path)
 
 
 def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked | Overtaken | None:
-    """Announce and prune; None when the log was pruned that far, and deleted, before."""
+    """Announce and prune; None when the log was already pruned that far and the garbage deleted."""
     try:
         collector.verify(plan)
         return collector.prune(collector.announce(plan))
     except CollectionRefusedError:
-        # This plan may have been carried out before, or by another run that was as quick.
+        # An earlier or a concurrent run may have carried out this plan.
         if not _begins_there(store, plan):
             raise
     return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
@@ -142,7 +142,7 @@ def _cutoff_offset(collected: Sequence[Garbage]) -> int:
 
 
 def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
-    """Delete a log's garbage that is due, unless that is ``objects_max`` objects or more; finish what others began."""
+    """Delete a log's due garbage, unless it is ``objects_max`` objects or more; finish what other runs began."""
     try:
         documents = Collector(store, log, options=options).resume_unmarked()
         deleter = Deleter(store, log, options=options)
@@ -160,7 +160,7 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
 def delete_logs(
     spark: SparkSession, store_url: str, large: Sequence[Due], options: CollectorOptions
 ) -> dict[str, Found]:
-    """Delete the garbage of logs that have much of it, in one job."""
+    """Delete the garbage of logs that have much of it, in one Spark job."""
     documents = [(due.log, each.path) for due in large for each in due.garbage]
     done = delete_objects(spark, store_url, documents, options)
     return {
@@ -210,7 +210,7 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOr
 
 
 def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> Found:
-    """Write down a log's orphans, so that nothing ever refers to them and they may be deleted."""
+    """Mark a log's orphans for deletion: nothing refers to them from then on."""
     log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
     if orphans.refusal is not None:
         return Found(log=log, refusal=orphans.refusal)
