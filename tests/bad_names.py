@@ -74,7 +74,7 @@ def spoil(store: ObjectStore, badness: Badness) -> None:
 
 
 def deny(store: ObjectStore, folder: str) -> None:
-    """Make a folder of a directory store one that no process may look into, whoever runs it: another store's."""
+    """Make a folder of a directory store unreadable to every process, also to root: it becomes another store's."""
     (Path(urlsplit(store.url).path) / folder / ".wal3" / "locks").mkdir(parents=True)
 
 

@@ -109,7 +109,7 @@ def _pointer(
 
 
 def reachable(store: ObjectStore, log: str = "a") -> set[str]:
-    """Name the fragments and snapshots that the manifest leads to, found with nothing but JSON."""
+    """Name the fragments and snapshots that the manifest leads to, found with a JSON parser alone."""
     found: set[str] = set()
     manifest = _document(store, f"{log}/{MANIFEST}")
     waiting = [*manifest["snapshots"], *manifest["fragments"]]

@@ -1,6 +1,6 @@
 """Defects put into the library on purpose, to see that a test finds them.
 
-A mutation that no longer applies is an error, so a checker can not go blind as the code moves on.
+A mutation that no longer applies is an error, so a checker cannot go blind as the code changes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Mutation:
 
 
 class StaleMutationError(Exception):
-    """The mutation does not fit the code any more: write it anew for what stands there now."""
+    """The mutation does not fit the code any more: rewrite it for the present code."""
 
 
 @contextlib.contextmanager
 def applied(mutation: Mutation) -> Iterator[None]:
     """Let the library run with the defect until the block ends.
 
-    The function keeps its identity and changes its code, so whoever imported it by name has the defect too.
+    The function keeps its identity and changes its code, so every module that imported it by name has the defect too.
     """
     function = _function(mutation)
     mutant = _mutant(mutation, function)
@@ -89,7 +89,7 @@ def _mutant(mutation: Mutation, function: FunctionType) -> FunctionType:
     if ast.dump(original) == ast.dump(changed):
         raise _stale(mutation, "a change of what runs, found none")
     if [ast.dump(each) for each in original.decorator_list] != [ast.dump(each) for each in changed.decorator_list]:
-        raise _stale(mutation, "decorators to stay as they are: a replaced body can not change them")
+        raise _stale(mutation, "decorators to stay as they are: a replaced body cannot change them")
     changed.decorator_list = []
     ast.increment_lineno(changed, function.__code__.co_firstlineno - 1)
     code = compile(

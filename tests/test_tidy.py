@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,40 @@ def test_python_code_holds_no_pickle_and_no_bare_except() -> None:
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.ExceptHandler) and node.type is None), path
             assert not (isinstance(node, ast.Import) and any(a.name.startswith("pickle") for a in node.names)), path
+
+
+# One plain term for one thing: each word here, and what to write.
+DIALECT = {
+    "can not": "cannot",
+    "told": "said, reported, answered",
+    "tells of": "reports",
+    "anew": "again",
+    "mend": "fix",
+    "mended": "fixed",
+    "whoever": "a process that",
+    "nobody": "no process",
+    "somebody": "another process",
+    "lest": "so that not",
+    "nothing but": "only",
+    "be it": "whether",
+    "may go": "can be deleted",
+    "condemned": "marked for deletion",
+}
+TEXTS = sorted(
+    path
+    for pattern in ("*.md", "*.toml", "Makefile", "docs/**/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+    if path.name != "CHANGELOG.md"
+)
+
+
+@pytest.mark.parametrize("path", [*EVERYTHING, *TEXTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_is_plain_english(path: Path) -> None:
+    text = path.read_text() if path != Path(__file__) else ""
+
+    for match in re.finditer(rf"\b({'|'.join(DIALECT)})\b", text, re.IGNORECASE):
+        line = text.count("\n", 0, match.start()) + 1
+        pytest.fail(f"line {line}: expected {DIALECT[match[0].lower()]!r}, found {match[0]!r}")
 
 
 STARTS = {"run", "call", "check_call", "check_output"}

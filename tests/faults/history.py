@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wal3_core.model.paths import NO_LOG
 
 if TYPE_CHECKING:
-    from collections.abc import CollectionReport, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tests.faults.oracle import Oracle
     from wal3_core import Message, Record, ResumeReport
@@ -56,7 +56,7 @@ class Stretch:
     appends: list[Append] = field(default_factory=list)
     resumed: ResumeReport | None = None
 
-    def check(self, held: CollectionReport[Message]) -> None:
+    def check(self, held: Collection[Message]) -> None:
         """The log contains a prefix of the submitted records, as far as the writer reported outcomes."""
         present = [append.records[0] in held for append in self.appends]
         durable = present.index(False) if False in present else len(present)

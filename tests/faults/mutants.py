@@ -270,7 +270,7 @@ MUTANTS = (
         "cursors are not read again before pruning",
         "wal3_core.log.collect.planner:Planner.kept_below",
         "policy, cursors = self._policy(), self._offsets()",
-        'policy, cursors = self._policy(), {"nobody": first.position.offset}',
+        'policy, cursors = self._policy(), {"none": first.position.offset}',
     ),
     Mutation(
         "cursors that move on make a plan fail",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 ROOT = Path(__file__).parent.parent.parent
-NOBODY = 65534
+UNPRIVILEGED = 65534
 FILE_BYTES_MAX = 32 * 1024
 # About 60 kB, incompressible.
 BULK = 200
@@ -102,11 +102,11 @@ def test_bucket_without_access_denies_opening_and_reading_by_name(proxied_url: s
 
 
 def serve(connection: Connection, url: str, journals: Path) -> None:
-    """Append on request, under a limit on file sizes, as the user ``nobody`` if possible."""
+    """Append on request, under a limit on file sizes, as an unprivileged user if possible."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
     journal = Journal(journals / "only")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with LogWriter.open_or_initialize(open_store(url), LOG) as writer:
@@ -123,14 +123,14 @@ def order(connection: Connection, name: str, *, file_bytes_max: int | None = Non
 
 @pytest.fixture
 def reachable_root() -> Iterator[Path]:
-    """A directory that the user ``nobody`` can reach and owns; pytest's own belong to this user."""
+    """A directory that an unprivileged user can reach and owns; pytest's own belong to this user."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "journals").mkdir()
         for path in (root, root / "journals"):
             path.chmod(0o755)
             if os.geteuid() == 0:
-                os.chown(path, NOBODY, NOBODY)
+                os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
         yield root
 
 

@@ -35,7 +35,7 @@ KILLS = 20
 ANSWER_S_MAX = 60
 LINES = 5000
 DAY_S = 24 * 60 * 60
-NOBODY = 65534
+UNPRIVILEGED = 65534
 FILE_BYTES_MAX = 64 * 1024
 
 
@@ -315,8 +315,8 @@ def write_as_nobody(connection: Connection, url: str) -> None:
     store = open_store(url)
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
     connection.send(attempt(lambda: store.create("log/folder/other", b"1")))
     connection.send(attempt(lambda: put(store, "log/document", b"new")))
 
