@@ -68,7 +68,8 @@ def main() -> None:
             records,
             lambda: consume(columns=wanted, verify="false", partitions="9999"),
         )
-        parquet = f"{url}/{LOG}/log"
+        log_id = reader.manifest().log_id
+        parquet = f"{url}/{LOG}/Life={log_id}/log"
         timed(
             "spark.read.parquet",
             records,

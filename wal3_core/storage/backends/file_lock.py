@@ -62,7 +62,7 @@ class LockWait:
             if self.runtime.monotonic_s() >= limit_s:
                 message = (
                     f"store {self.store}: {purpose}: expected the lock {path} within {self.s_max:g} s, found it held"
-                    f" by {_holder(os.fstat(file.fileno()).st_ino)}: let it continue, or end it"
+                    f" by {_holder(os.fstat(file.fileno()))}: let it continue, or end it"
                 )
                 raise UnavailableError(message)
             self.runtime.sleep(pause_s * (0.5 + self.runtime.jitter()))
@@ -100,14 +100,19 @@ def _try(file: BinaryIO, kind: int) -> bool:
     return True
 
 
-def _holder(inode: int) -> str:
+def _holder(locked: os.stat_result) -> str:
     """Name the processes that hold a lock on a file, as far as this system shows them."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         lines = []
     rows = [fields for fields in map(str.split, lines) if len(fields) > _LOCK_FIELDS]
-    held = [fields[4] for fields in rows if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")]
+    flocks = [(fields[5], fields[4]) for fields in rows if fields[1] == "FLOCK"]
+    inode = f":{locked.st_ino}"
+    file = f"{os.major(locked.st_dev):02x}:{os.minor(locked.st_dev):02x}{inode}"
+    held = [process for found, process in flocks if found == file]
+    # Some file systems (btrfs, overlayfs) show another device in /proc/locks than in stat.
+    held = held or [process for found, process in flocks if found.endswith(inode)]
     return ", ".join(map(_described, held)) or "an unknown process"
 
 
