@@ -76,8 +76,12 @@ def local_url(tmp_path: Path) -> str:
 @pytest.fixture
 def s3_url(s3_bucket_url: str) -> str:
     """An empty S3 store's URL; WAL3_TEST_S3_OPTIONS is added to it, for instance ``?etags=unquoted``."""
-    options = os.environ.get("WAL3_TEST_S3_OPTIONS", "")
-    return f"{s3_bucket_url}/{uuid.uuid4().hex}{options}"
+    return new_s3_url(s3_bucket_url)
+
+
+def new_s3_url(bucket_url: str) -> str:
+    """Make the URL of one more empty store in a bucket."""
+    return f"{bucket_url}/{uuid.uuid4().hex}{os.environ.get('WAL3_TEST_S3_OPTIONS', '')}"
 
 
 @pytest.fixture(params=["local", "s3"])

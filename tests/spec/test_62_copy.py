@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import new_s3_url
 from tests.spec.copies import collect, data, fill, fragments, grow, paths, records
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
@@ -46,7 +47,7 @@ def other(request: pytest.FixtureRequest, store: ObjectStore) -> ObjectStore:
     if isinstance(store, MemoryStore):
         return MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
     if store.url.startswith("s3:"):
-        return open_store(f"{request.getfixturevalue('s3_bucket_url')}/{uuid.uuid4().hex}")
+        return open_store(new_s3_url(request.getfixturevalue("s3_bucket_url")))
     return open_store((request.getfixturevalue("tmp_path") / "other").as_uri())
 
 
