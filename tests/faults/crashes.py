@@ -435,7 +435,7 @@ def examine(
 ) -> Row:
     """Run a scenario with each call failing in each way; AssertionError names the run that broke a promise.
 
-    With ``only`` the faults of this name; with ``runs_max`` only so many runs, spread over all calls and kinds.
+    With ``only`` the faults whose names end so; with ``runs_max`` only so many runs, spread over all calls and kinds.
     """
     calls, kinds, runs = 0, set[str](), 0
     for seed in range(schedules):

@@ -127,7 +127,10 @@ def test_delete_takes_one_version_and_none_that_came_behind_it() -> None:
 
 
 def test_create_that_arrives_behind_the_end_of_its_log_is_nobody_s() -> None:
-    check([ONE, TWO, None, ONE], move(None, ONE), move(ONE, TWO, since=1, until=2))
+    """Of a log that was copied, whose first version no mover has sent."""
+    CursorHistory([ONE, TWO, None, ONE], moves=[move(ONE, TWO)]).check()
 
     with pytest.raises(AssertionError, match="another version"):
-        check([ONE, TWO, THREE, None], move(None, ONE), move(ONE, TWO, since=1, until=2))
+        CursorHistory([ONE, TWO, None, THREE], moves=[move(ONE, TWO)]).check()
+    with pytest.raises(AssertionError, match="another version"):
+        CursorHistory([ONE, TWO, GONE, ONE], moves=[move(ONE, TWO)]).check()

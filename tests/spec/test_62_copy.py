@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import new_s3_url
+from tests.s3_server import new_s3_url
 from tests.spec.copies import collect, data, fill, fragments, grow, manifest_of, paths, records
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
