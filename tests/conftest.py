@@ -10,7 +10,7 @@ import boto3
 import pytest
 from hypothesis import settings
 
-from tests.s3_server import s3_server, use_endpoint
+from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store
@@ -77,11 +77,6 @@ def local_url(tmp_path: Path) -> str:
 def s3_url(s3_bucket_url: str) -> str:
     """An empty S3 store's URL; WAL3_TEST_S3_OPTIONS is added to it, for instance ``?etags=unquoted``."""
     return new_s3_url(s3_bucket_url)
-
-
-def new_s3_url(bucket_url: str) -> str:
-    """Make the URL of one more empty store in a bucket."""
-    return f"{bucket_url}/{uuid.uuid4().hex}{os.environ.get('WAL3_TEST_S3_OPTIONS', '')}"
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,3 +86,8 @@ def use_endpoint(endpoint: str) -> str:
     with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
         client.create_bucket(Bucket=BUCKET)
     return f"s3://{BUCKET}"
+
+
+def new_s3_url(bucket_url: str) -> str:
+    """Make the URL of one more empty store in a bucket."""
+    return f"{bucket_url}/{uuid.uuid4().hex}{os.environ.get('WAL3_TEST_S3_OPTIONS', '')}"

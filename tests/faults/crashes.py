@@ -435,7 +435,7 @@ def examine(
 ) -> Row:
     """Run a scenario with each call failing in each way; AssertionError names the run that broke a promise.
 
-    ``only`` selects faults by name; ``runs_max`` limits the number of runs, spread over all calls and kinds.
+    ``only`` selects the faults whose names end with it; ``runs_max`` limits the runs, spread over all calls and kinds.
     """
     calls, kinds, runs = 0, set[str](), 0
     for seed in range(schedules):

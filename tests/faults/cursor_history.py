@@ -92,8 +92,11 @@ class CursorHistory:
         # After its log is gone, an object created late may be deleted, and then arrive a second time.
         came_back = len(set(pairwise(self.landed))) < self.now and None not in self.landed[1:]
         assert not came_back, f"a version came back: {self.landed}"
-        steps = {(_answer(before), after) for before, after in pairwise(self._living()) if isinstance(after, Cursor)}
+        steps = {(_answer(before), after) for before, after in pairwise(self.landed) if isinstance(after, Cursor)}
+        # After the end of its log, a create that was sent twice may arrive again; nothing else may.
         allowed = set[tuple[Cursor | None, Cursor | None]]()
+        if None in self.landed[1:]:
+            allowed.update((None, version) for version in self._living() if isinstance(version, Cursor))
         for move in self.moves:
             allowed.update(pairwise(move.chain()))
             self._check_answer(move, steps)
@@ -101,10 +104,7 @@ class CursorHistory:
         self._check_deletions()
 
     def _living(self) -> list[Version]:
-        """The versions until the object was deleted with its log; a later arrival belongs to no history.
-
-        For example, a copy's create that was sent twice.
-        """
+        """Return the versions until the object was deleted with its log; a later arrival belongs to no history."""
         return [self.landed[0], *takewhile(lambda version: version is not None, self.landed[1:])]
 
     def _check_deletions(self) -> None:

@@ -127,7 +127,10 @@ def test_delete_takes_one_version_and_none_created_after_it() -> None:
 
 
 def test_create_that_arrives_after_the_end_of_its_log_belongs_to_no_history() -> None:
-    check([ONE, TWO, None, ONE], move(None, ONE), move(ONE, TWO, since=1, until=2))
+    """In a log that was copied, no mover has sent the first version."""
+    CursorHistory([ONE, TWO, None, ONE], moves=[move(ONE, TWO)]).check()
 
     with pytest.raises(AssertionError, match="another version"):
-        check([ONE, TWO, THREE, None], move(None, ONE), move(ONE, TWO, since=1, until=2))
+        CursorHistory([ONE, TWO, None, THREE], moves=[move(ONE, TWO)]).check()
+    with pytest.raises(AssertionError, match="another version"):
+        CursorHistory([ONE, TWO, GONE, ONE], moves=[move(ONE, TWO)]).check()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import new_s3_url
+from tests.s3_server import new_s3_url
 from tests.spec.copies import collect, data, fill, fragments, grow, paths, records
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
