@@ -48,6 +48,8 @@ def test_mutation_reaches_methods_properties_and_context_managers() -> None:
         (Mutation("m", LOCAL + ":_etag", "hashlib.sha256", "hashlib .sha256"), "found none"),
         (Mutation("m", LOCAL + ":_no_such", "data", "b''"), "found nothing of that name"),
         (Mutation("m", LOCAL + ":LocalStore", "data", "b''"), "a function, found type"),
+        (Mutation("m", LOCAL + ":_etag", "hashlib.sha256(data)", "_no_such(data)"), "found _no_such"),
+        (Mutation("m", LOCAL + ":LocalStore.url", "self._root.as_uri", "self._no_such.as_uri"), "found self._no_such"),
         (
             Mutation("m", LOCAL + ":LocalStore._locked", "@contextlib", "@ctx"),
             "decorators to stay",

@@ -162,7 +162,7 @@ MUTANTS = (
         "fragments are committed out of order",
         LOOP + "_commit",
         "list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))",
-        "[flight for flight in self._flights if flight.pointer is not None]",
+        "[flight for flight in self.in_flight if flight.pointer is not None]",
     ),
     Mutation(
         "records of one append share an offset",
@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutation(
         "the time that is too far ahead is committed",
-        "wal3_core.log.write.log_clock:LogClock.look",
+        "wal3_core.log.write.log_clock:LogClock._refusal",
         "if latest_us <= store_us + self._ahead_us:",
         "if latest_us <= store_us + self._ahead_us or found is not None:",
     ),
@@ -353,9 +353,9 @@ MUTANTS = (
     ),
     Mutation(
         "the interval is measured by the collector's own clock",
-        DELETER + "store_now_us",
-        "return store_now_us(self._stores.objects, self._runtime)",
-        "return self._runtime.now_us()",
+        "wal3_core.log.log_stores:LogStores.store_now_us",
+        "return store_now_us(self.objects, self.runtime)",
+        "return self.runtime.now_us()",
     ),
     Mutation(
         "a fragment of the same number is taken for it",

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
-from wal3_core.storage.backends import file_lock, local, local_roots
+from wal3_core.storage.backends import file_lock, local, local_durability, local_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,21 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 # Calls and names that change nothing.
-_HARMLESS = {"fspath", "path", "stat", "lstat", "fstat", "scandir", "listdir", "strerror", "sep", "altsep", "PathLike"}
+_HARMLESS = {
+    "fspath",
+    "path",
+    "stat",
+    "lstat",
+    "fstat",
+    "major",
+    "minor",
+    "scandir",
+    "listdir",
+    "strerror",
+    "sep",
+    "altsep",
+    "PathLike",
+}
 _HARMLESS |= {"fsencode", "walk", "DirEntry", "name", "getcwd", "curdir", "error"}
 _LOCKS = {"LOCK_EX", "LOCK_SH", "LOCK_UN", "LOCK_NB"}
 
@@ -319,7 +333,7 @@ class _Locks:
 
 
 _PLACES: list[tuple[object, str]] = [(local, name) for name in ("os", "tempfile", "fcntl", "open")]
-_PLACES += [(file_lock, name) for name in ("os", "fcntl")]
+_PLACES += [(module, name) for module in (file_lock, local_durability) for name in ("os", "fcntl")]
 _PLACES += [(pathlib, "os"), (pathlib, "io")]
 
 

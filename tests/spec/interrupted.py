@@ -153,7 +153,7 @@ def survives(kind: str, number: int) -> bool:
             store.hold()
             settled.append(writer.submit(b"interrupted"))
             # Only then does the flush wake a worker.
-            while writer._pipeline._loop._woken:
+            while writer._pipeline._loop.waker.asked:
                 time.sleep(0.0001)
         interrupted = Interrupter(number).interrupts(calls[kind])
         for future in settled:

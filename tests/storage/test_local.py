@@ -12,7 +12,7 @@ import pytest
 
 from wal3_core import LogWriter, NotDurableError, UnavailableError, WriterOptions, open_store
 from wal3_core.options import RetryOptions
-from wal3_core.storage.backends import local
+from wal3_core.storage.backends import local_durability
 from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Unknown
 
@@ -160,8 +160,8 @@ def test_staging_folder_that_was_cleaned_away_comes_back(local_url: str) -> None
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sync nothing: these tests check memory use."""
     monkeypatch.setattr(os, "fsync", lambda _handle: None)
-    monkeypatch.setattr(local, "_DURABLE_MAX", 1000)
-    monkeypatch.setattr(local, "_SEEN_MAX", 1000)
+    monkeypatch.setattr(local_durability, "_FOLDERS_MAX", 1000)
+    monkeypatch.setattr(local_durability, "_SEEN_MAX", 1000)
 
 
 @pytest.mark.usefixtures("quick_disk")
@@ -172,9 +172,9 @@ def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str
         assert isinstance(made, Done)
         assert isinstance(store.replace(f"{number}/object", b"2", made.etag), Done)
 
-    assert 0 < len(store._durable) <= 1000
-    assert 0 < len(store._seen) <= 1000
-    assert not store._unsynced
+    assert 0 < len(store._durable._folders) <= 1000
+    assert 0 < len(store._durable._seen) <= 1000
+    assert not store._durable._unsynced
 
 
 @pytest.mark.usefixtures("quick_disk")
@@ -184,4 +184,4 @@ def test_folders_that_were_removed_are_forgotten(local_url: str) -> None:
         store.create(f"{number}/object", b"1")
         store.delete(f"{number}/object")
 
-    assert len(store._durable) <= 10
+    assert len(store._durable._folders) <= 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import UnavailableError
 from wal3_core.model.paths import LogId, check_log_name
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.garbage_store import GarbageStore
@@ -14,6 +15,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.patient import patient
+from wal3_core.storage.store_time import store_now_us
 
 if TYPE_CHECKING:
     from wal3_core.options import RetryOptions
@@ -50,6 +52,19 @@ class LogStores:
     def url(self) -> str:
         """The log's address, for messages."""
         return self.manifests.url
+
+    def store_now_us(self) -> int:
+        """Return the store's time: the modification time of an object written just now.
+
+        If it cannot be written now, its time is an earlier one, which only makes waits longer. Requires a store whose
+        clock does not run back.
+        """
+        try:
+            return store_now_us(self.objects, self.runtime)
+        except UnavailableError:
+            # Perhaps its log is gone: then this raises the error that says so.
+            self.manifests.load()
+            raise
 
     @cached_property
     def cursors(self) -> CursorStore:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
-from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
 from wal3_core.log.collect.orphans import OrphanFinder
 from wal3_core.log.collect.references import References, every_path, hold_any, read_references
 from wal3_core.log.log_stores import LogStores
@@ -27,7 +27,6 @@ from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
 from wal3_core.storage.object_store import ObjectStore, share_of
 from wal3_core.storage.opening import opening, options_of
-from wal3_core.storage.store_time import store_now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -327,8 +326,6 @@ class Deleter:
 
         Objects of the ``pending`` documents are left out: they are deleted anyway. Documents are read only as needed.
         """
-        if self._options.orphans_max == 0:
-            return []
         return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
 
     @checked(folders=several, pending=several, now_us=optional(integer))
@@ -339,14 +336,5 @@ class Deleter:
         return self._orphans.find(folders, pending, self.store_now_us() if now_us is None else now_us)
 
     def store_now_us(self) -> int:
-        """Return the store's time: the modification time of an object written just now.
-
-        If it cannot be written now, its time is an earlier one, which only makes waits longer. Requires a store whose
-        clock does not run back.
-        """
-        try:
-            return store_now_us(self._stores.objects, self._runtime)
-        except UnavailableError:
-            # Perhaps its log is gone: then this raises the error that says so.
-            self._stores.manifests.load()
-            raise
+        """Return the store's time, by which the interval is measured."""
+        return self._stores.store_now_us()

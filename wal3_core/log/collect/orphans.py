@@ -31,6 +31,8 @@ class OrphanFinder:
 
         They are older than the interval at the store's time ``now_us``, and no ``pending`` document names them.
         """
+        if self._options.orphans_max == 0:
+            return []
         leaving, known = Leaving(pending, self._stores.snapshots.load), read_references(self._stores)
         limit_us = now_us - int(self._options.interval_s * US_PER_S)
         found = (

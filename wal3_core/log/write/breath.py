@@ -19,26 +19,29 @@ _PAUSE_S_MIN = 0.1
 _PAUSE_S_MAX = 0.5
 # In commits, how long a pause is: others may be that many times farther from the store.
 _COMMITS = 8
+# An append with less time left than this is committed without a pause.
+_LEFT_S_MIN = 10.0
 
 
 class Breath:
-    """Decides when one writer pauses between two commits."""
+    """Pauses one writer between two commits."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._busy_since_s = self._ended_s = runtime.monotonic_s()
 
-    def due_s(self, commit_s: float) -> float:
-        """Return the seconds to pause before the next commit, mostly 0; a commit takes ``commit_s``."""
+    def take(self, commit_s: float, left_s: float) -> None:
+        """Pause before the next commit, if a pause is due and no append could become late.
+
+        A commit takes ``commit_s``; the oldest append of this one has ``left_s`` left.
+        """
         now_s, pause_s = self._runtime.monotonic_s(), min(max(_COMMITS * commit_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
         if now_s - self._ended_s >= pause_s:
             # It was idle for as long as a pause.
             self._busy_since_s = now_s
-        return pause_s if now_s - self._busy_since_s >= _BUSY_S else 0.0
-
-    def paused(self) -> None:
-        """Record that the pause was made."""
-        self._busy_since_s = self._runtime.monotonic_s()
+        if now_s - self._busy_since_s >= _BUSY_S and left_s > _LEFT_S_MIN:
+            self._runtime.sleep(pause_s)
+            self._busy_since_s = self._runtime.monotonic_s()
 
     def committed(self) -> None:
         """Record that a commit has ended."""

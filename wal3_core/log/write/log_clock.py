@@ -40,7 +40,7 @@ class _Seen:
 
 
 class LogClock:
-    """One writer's clock; ``store`` is the log's own. One commit at a time calls ``look``."""
+    """One writer's clock; ``store`` is the log's own. One commit at a time calls ``refusal``."""
 
     def __init__(self, store: ObjectStore, runtime: Runtime, options: WriterOptions) -> None:
         self._store = store
@@ -60,10 +60,21 @@ class LogClock:
             return own_us
         return store_us + self._ahead_us
 
-    def look(
+    def refusal(
         self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
     ) -> Displaced | Failed | None:
-        """Return why uploaded fragments must not be committed onto ``base`` with their timestamps; None if they may."""
+        """Return why uploaded fragments must not be committed onto ``base`` with their timestamps; None if they may.
+
+        Sends no CAS, so that any error is a result: the commit has failed.
+        """
+        try:
+            return self._refusal(base, fragments, retry)
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
+            return Failed(f"{type(error).__name__}: {error}", error)
+
+    def _refusal(
+        self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
+    ) -> Displaced | Failed | None:
         last = fragments[-1]
         latest_us = last.limit.timestamp_us
         if latest_us <= base.manifest.next.position.timestamp_us or self._plausible(latest_us):

@@ -46,7 +46,7 @@ class Pipeline:
         self._check_reentry()
         try:
             self._accept(entry, at_once=timeout_s is not None and timeout_s <= 0)
-            self._loop.wake()
+            self._loop.waker.wake()
         except LogError:
             # Not accepted: there is nothing to drive.
             raise
@@ -71,7 +71,7 @@ class Pipeline:
                 entry.withdrawn = entry in self._loop.admission
                 overloaded = self._loop.admission.overloaded()
             if entry.withdrawn:
-                self._loop.wake()
+                self._loop.waker.wake()
             # Withdrawn, whatever was raised: an append reported as not begun must not begin.
             if not isinstance(error, TimeoutError):
                 raise
@@ -141,7 +141,7 @@ class Pipeline:
             waited_for += self._loop.queue.futures() + self._loop.admission.futures()
             self._loop.bytes_hurried = self._loop.admission.bytes_accepted
         if waited_for:
-            self._loop.wake()
+            self._loop.waker.wake()
         for future in waited_for:
             with contextlib.suppress(LogError):
                 self._runtime.wait(future)

@@ -24,7 +24,6 @@ Nothing runs while nothing is queued. Source: docs/protocol.md, "Append".
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from contextvars import ContextVar
 from functools import partial
@@ -34,13 +33,14 @@ from typing import TYPE_CHECKING, Any
 from wal3_core.log.write.admission import Admission
 from wal3_core.log.write.batch import BatchQueue
 from wal3_core.log.write.breath import Breath
-from wal3_core.log.write.commit import CommitResult, Committed, Committer, Displaced, Failed, Undetermined
+from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.outcomes import call_each
 from wal3_core.log.write.resolver import AppendResolver, Underway
 from wal3_core.log.write.snapshotter import Snapshotter
 from wal3_core.log.write.stats import Meter
 from wal3_core.log.write.tail import Tail
+from wal3_core.log.write.waker import Waker
 from wal3_core.runtime import callbacks_held
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import share_of
@@ -48,11 +48,10 @@ from wal3_core.storage.retry import for_store, until_answered, within
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.outcomes import Delivery
-    from wal3_core.model.fragment import FragmentPointer
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
 _DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
 # In place of a store: callbacks share workers only with each other, not with work that they may wait for.
 _CALLBACKS = "callbacks"
-# An append with less time left than this is committed without giving way to others.
-_LEFT_S_MIN = 10.0
 
 
 class WriteLoop:
@@ -98,9 +95,7 @@ class WriteLoop:
         self._uploading = 0
         self._committing = False
         self._recovering = False
-        self._woken = False
-        # An entry for each call of ``wake`` under way: it may not have asked a worker yet.
-        self._waking: deque[None] = deque()
+        self.waker = Waker(self.spawn)
         # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
         self.bytes_hurried = 0
         self._timer: Timer | None = None
@@ -111,25 +106,6 @@ class WriteLoop:
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes
         self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
-
-    # ------------------------------------------------------------------ waking
-
-    def wake(self) -> None:
-        """Have a worker look at the inbox, unless one was asked to and has not begun yet."""
-        if self._woken and not self._waking:
-            return
-        try:
-            # A signal handler that interrupts this call must not rely on it: it finds ``_waking`` and asks itself.
-            self._waking.append(None)
-            self._woken = True
-            self.spawn()
-        except BaseException:
-            # If the interrupt came between the two, no later call would ask a worker.
-            self.spawn()
-            raise
-        finally:
-            with contextlib.suppress(IndexError):
-                self._waking.pop()
 
     # ------------------------------------------------------------------ steps, under the lock
 
@@ -240,9 +216,9 @@ class WriteLoop:
         return _DOING.get() is self
 
     def _advance(self) -> None:
-        """Take the steps that ``wake`` asked for."""
+        """Take the steps that ``waker`` asked for."""
         with self.lock:
-            self._woken = False
+            self.waker.answered()
             tasks, outcomes = self._steps()
         # Without outcomes to deliver this thread is free: handing the task to another only takes time.
         here = [] if outcomes else tasks[:1]
@@ -278,7 +254,9 @@ class WriteLoop:
     def _commit(self) -> None:
         interrupt: BaseException | None = None
         try:
-            self._give_way()
+            with self.lock:
+                left_s = self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
+            self._breath.take(self.meter.commit_s, left_s)
         except BaseException as error:  # noqa: BLE001 - raised again below: others wait for the commit
             interrupt = error
         with self.lock:
@@ -290,7 +268,7 @@ class WriteLoop:
         until_s = self.resolver.until_s(chain.from_iterable(flight.entries for flight in ready))
         result: CommitResult
         try:
-            refused = self._look_at_time(base, pointers, until_s)
+            refused = self._clock.refusal(base, pointers, within(self._options.retry, until_s - began_s))
             result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             # Raised after a CAS was sent: an error before that is a result.
@@ -308,26 +286,6 @@ class WriteLoop:
         self._go_on(tasks, outcomes)
         if interrupt is not None:
             raise interrupt
-
-    def _give_way(self) -> None:
-        """Pause so that others can change the manifest when it is their turn, unless an append could become late."""
-        pause_s = self._breath.due_s(self.meter.commit_s)
-        if pause_s:
-            with self.lock:
-                left_s = self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
-            if left_s > _LEFT_S_MIN:
-                self._runtime.sleep(pause_s)
-                self._breath.paused()
-
-    def _look_at_time(
-        self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float
-    ) -> Displaced | Failed | None:
-        """Return why fragments must not be committed with their timestamps, None if they may; sends no CAS."""
-        try:
-            left_s = until_s - self._runtime.monotonic_s()
-            return self._clock.look(base, fragments, within(self._options.retry, left_s))
-        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
-            return Failed(f"{type(error).__name__}: {error}", error)
 
     def _recover(self) -> None:
         """Load the manifest again: its state is unknown, or an append's condition has to be checked."""

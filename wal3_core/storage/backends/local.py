@@ -17,7 +17,6 @@ files: no store is made inside another (local_roots.py).
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,9 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.file_lock import LockWait, this_process_alone
+from wal3_core.storage.backends.local_durability import Durability, sync_file, unavailable
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
@@ -54,6 +53,7 @@ from wal3_core.storage.object_store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.errors import UnavailableError
     from wal3_core.runtime import Runtime
 
 LOCK_WAIT_S_MAX = 20.0
@@ -61,11 +61,7 @@ LOCK_WAIT_S_MAX = 20.0
 _LOCK_FILES = 256
 _STAGING_AGE_S_MAX = 24 * 60 * 60
 _NS_PER_US = 1000
-_SEEN_MAX = 100_000
-_DURABLE_MAX = 10_000
 _LINK_TRIES = 4
-# A process that may not write may not be allowed to sync either, and has no writes of its own to lose.
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP})
 
 
 class LocalStore:
@@ -81,13 +77,7 @@ class LocalStore:
         self._locks = self._root / OWN_FOLDER / LOCKS
         self._folders_lock = self._locks / "folders"
         self._swept = self._is_root = False
-        # Folders whose own entry is on disk, with the number of removals at that time; and folders with an entry
-        # that may not be on disk.
-        self._durable: dict[Path, int] = {}
-        self._durable_as_of = 0
-        self._unsynced: set[Path] = set()
-        # The newest version of each document that was read or written here and is on disk, by path.
-        self._seen: dict[str, Etag] = {}
+        self._durable = Durability(self._root)
 
     @property
     def url(self) -> str:
@@ -98,7 +88,6 @@ class LocalStore:
     def _prepare(self) -> None:
         try:
             if not self._swept or not self._staging.is_dir() or not self._locks.is_dir():
-                self._durable.clear()
                 self._sweep_staging()
                 self._swept = True
         except OSError as error:
@@ -107,10 +96,10 @@ class LocalStore:
     def _sweep_staging(self) -> None:
         """Make the store's own folders; remove staged files a day old, left by killed writers."""
         check_above(self._root)
-        self._make_root()
+        self._durable.make_root()
         claim(self._root)
-        self._make_folder(self._locks)
-        self._make_folder(self._staging)
+        self._durable.make_folder(self._locks)
+        self._durable.make_folder(self._staging)
         with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
             now_s = Path(probe.name).stat().st_mtime
             for entry in os.scandir(self._staging):
@@ -121,7 +110,7 @@ class LocalStore:
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
         target = self._file(path)
-        self._sync_again(target.parent)
+        self._durable.sync_again(target.parent)
         try:
             with target.open("rb") as file:
                 file.seek(start)
@@ -142,28 +131,8 @@ class LocalStore:
             return None
         check_length(self, path, len(data), length_max)
         etag = _etag(data)
-        self._sync_seen(path, etag)
+        self._durable.sync_seen(path, etag, self._file(path).parent)
         return NotModified() if etag == if_none_match else Versioned(data, etag)
-
-    def _sync_seen(self, path: str, etag: Etag) -> None:
-        """Fsync the folder before anything is built on this version: its writer may have died before doing so."""
-        if self._seen.get(path) == etag:
-            return
-        try:
-            _sync_folder(self._file(path).parent)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in _READ_ONLY:
-                raise self._unavailable(error) from error
-        self._note_seen(path, etag)
-
-    def _note_seen(self, path: str, etag: Etag) -> None:
-        while len(self._seen) >= _SEEN_MAX and path not in self._seen:
-            # Another thread may remove entries at the same time.
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):
-                self._seen.pop(next(iter(self._seen)))
-        self._seen[path] = etag
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
         """Write an object that must not exist."""
@@ -175,18 +144,8 @@ class LocalStore:
                 raise self._unavailable(error) from error
         if is_new:
             return self._synced(target.parent, data)
-        self._sync_refusing(target.parent)
+        self._durable.sync_refusing(target.parent)
         return Refused()
-
-    def _sync_refusing(self, folder: Path) -> None:
-        """Make the object that refused a create durable: the caller builds on it, and its writer may have died."""
-        try:
-            _sync_folder(folder)
-        except FileNotFoundError:
-            # The object was deleted since.
-            return
-        except OSError as error:
-            raise self._unavailable(error) from error
 
     def _link(self, staged: Path, target: Path) -> bool:
         """Give a file its name unless that is taken; holding the folders' lock keeps its folder from being removed."""
@@ -195,33 +154,33 @@ class LocalStore:
                 removals = os.fstat(folders.fileno()).st_size
                 if not left:
                     # Folders kept being removed: under the lock none is.
-                    self._make_folder(target.parent, removals)
-                if not left or self._is_durable(target.parent, removals):
+                    self._durable.make_folder(target.parent, removals)
+                if not left or self._durable.has_folder(target.parent, removals):
                     return _link_new(staged, target)
             # Without the lock, since this syncs. A folder that others remove meanwhile is made in the next round.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                self._make_folder(target.parent, removals)
+                self._durable.make_folder(target.parent, removals)
         raise AssertionError
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
         """Write an object that must have the version ``etag``."""
         with self._staged(data) as staged:
             target = self._place(path)
-            self._sync_again(target.parent)
+            self._durable.sync_again(target.parent)
             with self._locked(target, "replace"):
                 if _etag_of_file(target) != etag:
                     return Refused()
                 staged.rename(target)
-        # Others may see it by now. A process that builds on it syncs the folder as well (_sync_seen).
+        # Others may see it by now. A process that builds on it syncs the folder as well (Durability.sync_seen).
         outcome = self._synced(target.parent, data)
         if isinstance(outcome, Done):
-            self._note_seen(path, outcome.etag)
+            self._durable.note_seen(path, outcome.etag)
         return outcome
 
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
         target = self._file(path)
-        self._sync_again(target.parent)
+        self._durable.sync_again(target.parent)
         try:
             found = target.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -317,7 +276,7 @@ class LocalStore:
                     file.write(data)
                     file.flush()
                     os.fchmod(file.fileno(), 0o644)
-                    _sync(file.fileno())
+                    sync_file(file.fileno())
             except OSError as error:
                 raise self._unavailable(error) from error
             yield staged
@@ -326,52 +285,6 @@ class LocalStore:
                 # A file left behind is swept a day later.
                 with contextlib.suppress(OSError):
                     staged.unlink(missing_ok=True)
-
-    def _make_folder(self, folder: Path, removals: int = 0) -> None:
-        """Make a folder durable, or a crash could lose the objects in it.
-
-        An existing folder may have been made by a process that died before it synced.
-        """
-        for each in _lineage(self._root, folder):
-            if self._durable.get(each) != removals or not each.is_dir():
-                each.mkdir(exist_ok=True)
-                _sync_folder(each.parent)
-                self._note_durable(each, removals)
-
-    def _is_durable(self, folder: Path, removals: int) -> bool:
-        return all(self._durable.get(each) == removals and each.is_dir() for each in _lineage(self._root, folder))
-
-    def _note_durable(self, folder: Path, removals: int) -> None:
-        if removals > self._durable_as_of or len(self._durable) >= _DURABLE_MAX:
-            # Entries from before a removal are void; others that are dropped cost one sync each.
-            self._durable.clear()
-            self._durable_as_of = removals
-        self._durable[folder] = removals
-
-    def _make_root(self) -> None:
-        """Make the store's folder and its parents durable, outermost first."""
-        for each in reversed([self._root, *self._root.parents[:-1]]):
-            there = each.is_dir()
-            if not there:
-                each.mkdir(exist_ok=True)
-            try:
-                _sync_folder(each.parent)
-            except OSError:
-                # This process may not open or sync some parents; those it did not make were made long ago.
-                if not there:
-                    raise
-
-    def _sync_again(self, folder: Path) -> None:
-        """Sync a folder again after a failed sync, so that nothing is read that a crash could still undo."""
-        if folder in self._unsynced:
-            try:
-                _sync_folder(folder)
-            except FileNotFoundError:
-                # The folder was removed with its last object: there is nothing to sync.
-                pass
-            except OSError as error:
-                raise self._unavailable(error) from error
-            self._unsynced.discard(folder)
 
     @contextlib.contextmanager
     def _locked(self, target: Path, purpose: str) -> Iterator[None]:
@@ -385,29 +298,11 @@ class LocalStore:
             raise self._unavailable(error) from error
 
     def _synced(self, folder: Path, data: Buffer) -> PutOutcome:
-        try:
-            _sync_folder(folder)
-        except FileNotFoundError:
-            # The object just written was deleted, and its folder with it: there is nothing to sync.
-            return Done(_etag(data))
-        except OSError as error:
-            self._unsynced.add(folder)
-            return Unknown(str(error))
-        return Done(_etag(data))
+        failure = self._durable.sync_written(folder)
+        return Done(_etag(data)) if failure is None else Unknown(failure)
 
     def _unavailable(self, error: OSError) -> UnavailableError:
-        advice = {
-            errno.ENOSPC: "free some space on the device",
-            errno.EDQUOT: "free some of the quota",
-            errno.EACCES: "give this user access",
-            errno.EPERM: "make it changeable (chattr -i)",
-            errno.EFBIG: "raise the limit on file size (ulimit -f)",
-            errno.EROFS: "mount the file system writable",
-        }
-        hint = advice.get(error.errno or 0)
-        if hint is None:
-            return UnavailableError(f"store {self._root}: {error}")
-        return StoreDeniedError(f"store {self._root}: {error}: {hint}")
+        return unavailable(self._root, error)
 
 
 def _etag(data: Buffer) -> Etag:
@@ -430,28 +325,5 @@ def _etag_of_file(path: Path) -> Etag | None:
         return None
 
 
-def _lineage(root: Path, folder: Path) -> list[Path]:
-    """List the folders from ``root`` (exclusive) to ``folder`` (inclusive)."""
-    lineage = [folder, *folder.parents]
-    return lineage[: lineage.index(root)][::-1]
-
-
-def _sync(handle: int) -> None:
-    # On macOS fsync leaves the bytes in the drive's cache.
-    full = getattr(fcntl, "F_FULLFSYNC", None)
-    if full is None:
-        os.fsync(handle)
-    else:
-        fcntl.fcntl(handle, full)
-
-
 def _holds_object(folder: os.DirEntry[str]) -> bool:
     return any(files for _, _, files in os.walk(folder))
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _sync(handle)
-    finally:
-        os.close(handle)
