@@ -20,7 +20,7 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store, seal
-from wal3_core.cli.appending import Appending
+from wal3_core.cli.commands.append import Appending
 from wal3_core.cli.lines import message_of_raw
 from wal3_core.cli.stopping import StopSignals
 
@@ -169,7 +169,7 @@ def test_line_waiting_for_room_at_a_second_signal_is_in_the_log_only_if_reported
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a line in the writer's inbox was appended though the report said that it was not."""
-    monkeypatch.setattr("wal3_core.cli.appending._BATCH_LINES_MAX", 1)
+    monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
     LogWriter.initialize(memory_store, "events")
     store, go_on = FaultyStore(memory_store), threading.Event()
     writer = LogWriter.open(store, "events", ordered=True, options=WriterOptions(bytes_held_max=5000))

@@ -119,6 +119,18 @@ def test_pins_are_destroyed_only_with_also_pinned(wal3: Command) -> None:
     assert held(wal3, "a") == [root(wal3, "a") / MANIFEST]
 
 
+def test_reading_a_destroyed_log_names_the_commands_that_create_it_again(wal3: Command) -> None:
+    appended(wal3, "a")
+    wal3.ok("destroy", "a", "--yes")
+
+    result = wal3("cat", "a")
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        ": initialize it again (`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs)\n"
+    )
+
+
 @pytest.mark.parametrize(("answer", "code"), [(b"a\n", 0), (b"y\n", 1)])
 def test_destroy_on_a_terminal_asks_for_the_log_s_name(wal3: Command, answer: bytes, code: int) -> None:
     appended(wal3, "a")

@@ -332,7 +332,7 @@ def test_doctor_fails_on_a_store_that_breaks_a_promise(wal3: Command, monkeypatc
             url=store.url, checks=(broken,), put_us=1, get_us=1, cas_us=1, clock_difference_us=0, advice=("run",)
         )
 
-    monkeypatch.setattr("wal3_core.cli.verifying.examine", examine_broken)
+    monkeypatch.setattr("wal3_core.cli.commands.doctor.examine", examine_broken)
 
     result = wal3("doctor")
 

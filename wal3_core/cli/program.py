@@ -6,24 +6,28 @@ from importlib.metadata import version
 
 import click
 
-from wal3_core.cli.appending import append, init
-from wal3_core.cli.collecting import gc
-from wal3_core.cli.copying import copy
-from wal3_core.cli.cursors import cursor
-from wal3_core.cli.destroying import destroy
+from wal3_core.cli.commands.append import append
+from wal3_core.cli.commands.cat import cat
+from wal3_core.cli.commands.copy import copy
+from wal3_core.cli.commands.cursor import cursor
+from wal3_core.cli.commands.destroy import destroy
+from wal3_core.cli.commands.doctor import doctor
+from wal3_core.cli.commands.gc import gc
+from wal3_core.cli.commands.ingest_git import ingest_git
+from wal3_core.cli.commands.init import init
+from wal3_core.cli.commands.inspect import inspect
+from wal3_core.cli.commands.ls import ls
+from wal3_core.cli.commands.migrate import migrate
+from wal3_core.cli.commands.pin import pin
+from wal3_core.cli.commands.policy import policy
+from wal3_core.cli.commands.scrub import scrub
+from wal3_core.cli.commands.seal import seal
+from wal3_core.cli.commands.snapshot import snapshot
+from wal3_core.cli.commands.store_id import store_id
+from wal3_core.cli.commands.tail import tail
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
-from wal3_core.cli.git import ingest_git
-from wal3_core.cli.identity import store_id
-from wal3_core.cli.inspecting import inspect
-from wal3_core.cli.listing import ls
 from wal3_core.cli.output import drop_output
-from wal3_core.cli.pinning import pin
-from wal3_core.cli.policies import policy
-from wal3_core.cli.reading import cat, tail
-from wal3_core.cli.sealing import migrate, seal
 from wal3_core.cli.session import Session
-from wal3_core.cli.snapshots import snapshot
-from wal3_core.cli.verifying import doctor, scrub
 from wal3_core.errors import LogError
 
 

@@ -270,6 +270,6 @@ def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidR
     more = " and more" if len(names) > _NAMED_MAX else ""
     state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
     return InvalidRequestError(
-        f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}: remove them, or say that"
-        f" they go, too{state}"
+        f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}:"
+        f" remove them, or say that they go, too{state}"
     )

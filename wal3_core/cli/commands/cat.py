@@ -1,17 +1,15 @@
-"""``wal3 cat`` and ``wal3 tail``."""
+"""``wal3 cat``."""
 
 from __future__ import annotations
 
 import sys
-from collections import deque
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.lines import json_of_record
-from wal3_core.cli.output import plain, progress, quiet_pipe
+from wal3_core.cli.output import progress, quiet_pipe
 from wal3_core.cli.session import Session, pass_session
 from wal3_core.log.read.pinned import pinned_records
 from wal3_core.log.read.reader import LogReader
@@ -22,13 +20,10 @@ from wal3_core.runtime import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wal3_core.log.read.following import Following
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
 
 _PROGRESS_EVERY = 1000
-# A compacted log has gaps, so the last N records may span more than N offsets.
-_REACH_GROWTH = 4
 
 
 class Time(click.ParamType[int]):
@@ -95,56 +90,3 @@ def _print(records: Iterable[Record], label: str, total: int | None) -> None:
             output.write(json_of_record(record))
             if done % _PROGRESS_EVERY == 0:
                 advance(done, total)
-
-
-@click.command()
-@click.argument("log")
-@click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
-@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or until the log is sealed.")
-@pass_session
-def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
-    """Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.
-
-    Waiting costs at most one small request every two seconds. It ends after the last record of a
-    sealed log, and names the log's successor.
-
-    \b
-    Examples:
-      wal3 tail orders
-      wal3 tail orders -n 100
-      wal3 tail orders --follow | jq .body
-    """  # noqa: D301 - \b keeps click from wrapping what follows
-    reader = LogReader.open(session.store(), log)
-    limit, records = _last(reader, wanted)
-    output = sys.stdout.buffer
-    with suppress(KeyboardInterrupt), quiet_pipe():
-        for record in records:
-            output.write(json_of_record(record))
-        output.flush()
-        if follow:
-            _follow(reader.following(limit), log)
-
-
-def _follow(following: Following, log: str) -> None:
-    output = sys.stdout.buffer
-    for record in following.records():
-        output.write(json_of_record(record))
-        output.flush()
-    seal = None if following.sealed is None else following.sealed.seal
-    if seal is not None:
-        successor = f"; it goes on in {seal.successor}: wal3 tail {seal.successor} --follow" if seal.successor else ""
-        click.echo(plain(f"log {log}: sealed: {seal.reason}{successor}"), err=True)
-
-
-def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:
-    """Return the offset after the log's present end, and its last records."""
-    manifest = reader.manifest()
-    first, limit = manifest.first.position.offset, manifest.next.position.offset
-    # Bounded by the log's length: a deque does not accept every integer as maxlen.
-    reach = wanted = min(wanted, limit - first)
-    while True:
-        start = max(first, limit - reach)
-        last = deque((record for record in reader.records(start) if record.offset < limit), maxlen=wanted)
-        if len(last) == wanted or start == first:
-            return limit, last
-        reach *= _REACH_GROWTH

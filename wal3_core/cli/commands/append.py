@@ -1,4 +1,4 @@
-"""``wal3 init`` and ``wal3 append``."""
+"""``wal3 append``."""
 
 from __future__ import annotations
 
@@ -38,24 +38,6 @@ if TYPE_CHECKING:
 
 _BATCH_LINES_MAX = 10_000
 _BATCHES_AHEAD = 64
-
-
-@click.command()
-@click.argument("log")
-@pass_session
-def init(session: Session, log: str) -> None:
-    """Create the empty log LOG.
-
-    A log's name has parts of letters, digits, _ and -, joined by /. Fails if LOG exists, and leaves it
-    unchanged.
-
-    \b
-    Examples:
-      wal3 init orders
-      wal3 init tenants/acme/orders
-    """  # noqa: D301 - \b keeps click from wrapping what follows
-    LogWriter.initialize(session.store(), log)
-    click.echo(f"created {log}")
 
 
 @click.command()

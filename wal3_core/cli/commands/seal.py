@@ -1,4 +1,4 @@
-"""``wal3 seal`` and ``wal3 migrate``."""
+"""``wal3 seal``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.errors import LogError, SealedError
-from wal3_core.log.maintain.sealer import migrate as migrate_log
 from wal3_core.log.maintain.sealer import seal as seal_log
-from wal3_core.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wal3_core.model.manifest_parts import Seal
-    from wal3_core.storage.object_store import ObjectStore
 
-_reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
+reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why, for those who find the log sealed.")
 
 
 @click.command()
 @click.argument("log")
-@_reason_option
+@reason_option
 @click.option("--successor", metavar="NAME", help="The log that will continue LOG; it must not exist yet.")
 @json_option
 @pass_session
@@ -41,35 +38,13 @@ def seal(session: Session, log: str, reason: str, successor: str | None, as_json
       wal3 seal orders --reason "replaced by orders-2026" --successor orders-2026
       wal3 seal trial --reason "no longer used"
     """  # noqa: D301 - \b keeps click from wrapping what follows
-    with _sealed_before():
+    with sealed_before():
         found = seal_log(session.store(), log, reason=reason, successor=successor)
-    _show(log, found, as_json=as_json)
-
-
-@click.command()
-@click.argument("log")
-@click.argument("successor")
-@_reason_option
-@json_option
-@pass_session
-def migrate(session: Session, log: str, successor: str, reason: str, as_json: bool) -> None:
-    """Seal LOG and begin the log SUCCESSOR where it ends.
-
-    Offsets continue in SUCCESSOR. A concurrent append either is in LOG or fails and names SUCCESSOR.
-    After an interruption, run the command again: it finishes the migration.
-
-    \b
-    Examples:
-      wal3 migrate orders orders-2026 --reason "a log a year"
-    """  # noqa: D301 - \b keeps click from wrapping what follows
-    store = session.store()
-    with _sealed_before(lambda: _way_on(store, log)):
-        found = migrate_log(store, log, successor, reason=reason)
-    _show(log, found, as_json=as_json)
+    show_seal(log, found, as_json=as_json)
 
 
 @contextmanager
-def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
+def sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
     """Report that a log is sealed already, without the advice for appends, and add ``way_on()``."""
     try:
         yield
@@ -80,15 +55,8 @@ def _sealed_before(way_on: Callable[[], str] = str) -> Iterator[None]:
         raise Failure(message) from error
 
 
-def _way_on(store: ObjectStore, log: str) -> str:
-    """Say how to continue a log that was sealed without a successor, or with another one."""
-    found = LogReader.open(store, log).manifest().seal
-    if found is not None and found.successor is not None:
-        return f" (`wal3 migrate {log} {found.successor} --reason …` begins that one)"
-    return f"; a seal is never lifted, and this one names no successor: `wal3 copy {log} TARGET` makes an unsealed copy"
-
-
-def _show(log: str, found: Seal, *, as_json: bool) -> None:
+def show_seal(log: str, found: Seal, *, as_json: bool) -> None:
+    """Print the seal of a log."""
     if as_json:
         print_json({"log": log, **found.to_json()})
         return

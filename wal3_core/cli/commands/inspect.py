@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.tree import Tree
 
-from wal3_core.cli.cursors import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
+from wal3_core.cli.commands.cursor import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
 from wal3_core.cli.output import console, count, plain, print_json, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.read.reader import LogReader
