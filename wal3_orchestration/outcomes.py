@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -19,20 +19,25 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as _Target,
 )
 
+from wal3_orchestration.failures import raise_together
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dagster import AssetCheckSpec, AssetExecutionContext, AssetKey, DagsterInstance, EventLogRecord
+
+    from wal3_core.fleet.outcomes import Refusal
 
 Value = bool | int | float | str | JsonMetadataValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step found or did for a log."""
+    """What a step found or did for a log, or why it failed there."""
 
     log: str
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +53,27 @@ class Verdict:
 def record(
     context: AssetExecutionContext, outcomes: Sequence[Outcome]
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Record the outcomes; if a log of the step has none, record log by log and let nothing downstream start."""
-    for outcome in outcomes:
+    """Record what did not fail; if a log of the step is missing, log by log, so that nothing downstream starts."""
+    done = [outcome for outcome in outcomes if outcome.refusal is None]
+    for outcome in done:
         yield _over_time(context.asset_key, outcome)
-    if len(outcomes) == len(context.partition_keys):
-        for outcome in outcomes:
+    if len(done) == len(context.partition_keys):
+        for outcome in done:
             context.add_asset_metadata(outcome.metadata, partition_key=outcome.log)
         yield MaterializeResult()
         return
-    for outcome in outcomes:
+    for outcome in done:
         yield AssetMaterialization(context.asset_key, partition=outcome.log, metadata=dict(outcome.metadata))
+
+
+def fail_for(outcomes: Sequence[Outcome]) -> None:
+    """Fail the step if any log failed; for good, unless a failure is transient."""
+    refused = {each.log: each.refusal for each in outcomes if each.refusal is not None}
+    raise_together(
+        {log: refusal.message for log, refusal in refused.items()},
+        len(outcomes),
+        transient=any(refusal.transient for refusal in refused.values()),
+    )
 
 
 def _over_time(key: AssetKey, outcome: Outcome) -> AssetObservation:

@@ -8,12 +8,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dagster import DynamicPartitionsDefinition, RunRequest, SkipReason
+from dagster import (
+    DefaultScheduleStatus,
+    DynamicPartitionsDefinition,
+    RunRequest,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+    schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dagster import DagsterInstance
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 LOGS_NAME = "log"
 LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
@@ -59,9 +67,22 @@ def run_request(
     return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
 
 
-def request_for_all(instance: DagsterInstance, *, tags: Mapping[str, str] | None = None) -> RunRequest | SkipReason:
-    """Ask for one run over every log."""
-    logs = instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1], tags=tags)
+def schedule_for_all_logs(
+    name: str, job: UnresolvedAssetJobDefinition, cron: str, description: str, *, tags: Mapping[str, str] | None = None
+) -> ScheduleDefinition:
+    """Make a schedule of one run over every log; it is off until someone turns it on."""
+
+    @schedule(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        description=description,
+        default_status=DefaultScheduleStatus.STOPPED,
+    )
+    def request(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+        logs = context.instance.get_dynamic_partitions(LOGS_NAME)
+        if not logs:
+            return SkipReason("no logs: the discovery sensor has found none yet")
+        return run_request(logs[0], logs[-1], tags=tags)
+
+    return request

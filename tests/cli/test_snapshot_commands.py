@@ -41,9 +41,9 @@ def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> No
         wal3.json("snapshot", "show", *arguments, "--json") for arguments in (["good"], ["bad"], ["bad", "--full"])
     )
 
-    assert (good["ripe"], good["fragments"], good["exact"]) == (False, 1, True)
-    assert (bad["ripe"], bad["fragments"], bad["exact"]) == (True, 60, False)
-    assert (exact["ripe"], exact["fragments"], exact["exact"]) == (True, 60, True)
+    assert (good["needs_compaction"], good["fragments"], good["exact"]) == (False, 1, True)
+    assert (bad["needs_compaction"], bad["fragments"], bad["exact"]) == (True, 60, False)
+    assert (exact["needs_compaction"], exact["fragments"], exact["exact"]) == (True, 60, True)
     assert [level["depth"] for level in exact["levels"]] == [1, 2, 3]  # type: ignore[attr-defined, index]
     assert exact["levels"][0]["largest"] == 2  # type: ignore[index]
     assert b"lopsided" in wal3.ok("snapshot", "show", "bad")
@@ -73,7 +73,7 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     again = wal3.ok("snapshot", "compact", "bad")
     planned = wal3.ok("snapshot", "compact", "bad", "--dry-run").decode()
 
-    assert (done["before"]["ripe"], done["after"]["ripe"]) == (True, False)  # type: ignore[index]
+    assert (done["before"]["needs_compaction"], done["after"]["needs_compaction"]) == (True, False)  # type: ignore[index]
     assert done["snapshots_written"] > 0  # type: ignore[operator]
     assert again == b"bad: nothing to pack\n"
     assert planned.endswith("nothing to pack\n")
@@ -108,5 +108,5 @@ def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process
     done = wal3_process("snapshot", "compact", "bad", "--json")
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["after"]["ripe"] is False
+    assert json.loads(done.stdout)["after"]["needs_compaction"] is False
     assert wal3_process("cat", "bad").stdout == records != b""

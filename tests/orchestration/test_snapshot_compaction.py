@@ -60,7 +60,7 @@ def test_lopsided_tree_is_requested_once_and_packed(
     assert (request.partition_key, request.run_key) == (known[0], again.run_key)
     (numbers,) = _recorded(result).values()
     assert result.success
-    assert numbers["ripe"] is False
+    assert numbers["needs_compaction"] is False
     assert numbers["steps"] != 0
     assert isinstance(numbers["snapshots"], int)
     assert isinstance(numbers["snapshots_before"], int)

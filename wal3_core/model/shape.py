@@ -62,7 +62,7 @@ class Shape:
     ``exact`` says whether the fragments were counted. Otherwise a compacted fragment below snapshots of
     snapshots counts as those it replaces, and snapshots that were not read count as full, so that the tree
     looks fuller than it is. ``root_fragments`` and ``root_snapshots`` count the manifest's own pointers.
-    ``needs_compaction`` (``ripe`` in JSON) says that repacking pays: the manifest holds more than a writer
+    ``needs_compaction`` says that repacking pays: the manifest holds more than a writer
     leaves there, a node is too full, or there are more than twice the nodes that are needed.
     """
 
@@ -95,7 +95,7 @@ class Shape:
             "root_fragments": self.root_fragments,
             "root_snapshots": self.root_snapshots,
             "levels": [level.to_json() for level in self.levels],
-            "ripe": self.needs_compaction,
+            "needs_compaction": self.needs_compaction,
         }
 
 

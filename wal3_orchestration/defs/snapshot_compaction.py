@@ -8,17 +8,12 @@ from dagster import (
     AssetMaterialization,
     AssetObservation,
     BackfillPolicy,
-    DefaultScheduleStatus,
     DefaultSensorStatus,
     MaterializeResult,
-    RunRequest,
-    ScheduleEvaluationContext,
     SensorEvaluationContext,
     SensorResult,
-    SkipReason,
     asset,
     define_asset_job,
-    schedule,
     sensor,
 )
 
@@ -28,12 +23,11 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, outcomes
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.log_state import LogState, read_states
-from wal3_orchestration.outcomes import Value, record
-from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, request_for_all, run_request
+from wal3_orchestration.outcomes import Outcome, Value, fail_for, record
+from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request, schedule_for_all_logs
 from wal3_orchestration.resources import StoreResource
 
 RUNS_PER_TICK_MAX = 16
@@ -52,17 +46,17 @@ def compacted_snapshots(
     """Repack a log's tree where it is lopsided; record its shape and what was written."""
     with retried_only_when_unavailable(context):
         opened = store.open_known(context.instance)
-        found = [_compact(opened, log) for log in context.partition_keys]
-        yield from record(context, outcomes(found))
-        fail_for(found)
+        outcomes = [_compact(opened, log) for log in context.partition_keys]
+        yield from record(context, outcomes)
+        fail_for(outcomes)
 
 
-def _compact(store: ObjectStore, log: str) -> Found:
+def _compact(store: ObjectStore, log: str) -> Outcome:
     try:
         done = SnapshotCompactor(store, log).compact()
     except LogError as error:
-        return Found(log=log, refusal=Refusal.of(error))
-    return Found(
+        return Outcome(log=log, refusal=Refusal.of(error))
+    return Outcome(
         log=log,
         metadata={
             **_numbers(done.after),
@@ -88,7 +82,7 @@ def _numbers(shape: Shape) -> dict[str, Value]:
         "depth": len(shape.levels),
         "fill": shape.levels[0].fill,
         "wasted": shape.num_wasted,
-        "ripe": shape.needs_compaction,
+        "needs_compaction": shape.needs_compaction,
     }
 
 
@@ -113,10 +107,12 @@ def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -
     )
 
 
-@schedule(job=snapshot_compaction_job, cron_schedule="0 6 * * 0", default_status=DefaultScheduleStatus.STOPPED)
-def weekly_snapshot_compaction(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Repack all logs in one run, also deep in trees, which the manifest does not show. Off until turned on."""
-    return request_for_all(context.instance)
+weekly_snapshot_compaction = schedule_for_all_logs(
+    "weekly_snapshot_compaction",
+    snapshot_compaction_job,
+    "0 6 * * 0",
+    "Repack all logs in one run, also deep in trees, which the manifest does not show. Off until turned on.",
+)
 
 
 def _run_key(state: LogState) -> str:

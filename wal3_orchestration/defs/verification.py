@@ -9,15 +9,10 @@ from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
     BackfillPolicy,
-    DefaultScheduleStatus,
     MaterializeResult,
     Output,
-    RunRequest,
-    ScheduleEvaluationContext,
-    SkipReason,
     asset,
     define_asset_job,
-    schedule,
 )
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as _Target,
@@ -29,7 +24,7 @@ from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.outcomes import latest_target
-from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
+from wal3_orchestration.partitions import GROUP, LOGS, schedule_for_all_logs
 from wal3_orchestration.resources import StoreResource, spark_session
 
 PROBLEMS_SHOWN_MAX = 100
@@ -115,7 +110,9 @@ verification_job = define_asset_job(
 )
 
 
-@schedule(job=verification_job, cron_schedule="0 3 * * *", default_status=DefaultScheduleStatus.STOPPED)
-def nightly_verification(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Verify every log, all in one run. Off until turned on: it reads the whole store."""
-    return request_for_all(context.instance)
+nightly_verification = schedule_for_all_logs(
+    "nightly_verification",
+    verification_job,
+    "0 3 * * *",
+    "Verify every log, all in one run. Off until turned on: it reads the whole store.",
+)

@@ -49,7 +49,7 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
     Examples:
       wal3 snapshot show orders
       wal3 snapshot show orders --full
-      wal3 snapshot show orders --json | jq .ripe
+      wal3 snapshot show orders --json | jq .needs_compaction
     """  # noqa: D301 - \b keeps click from wrapping what follows
     shape = SnapshotCompactor(session.store(), log).shape(exact=full)
     if as_json:

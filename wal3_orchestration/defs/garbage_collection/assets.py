@@ -19,16 +19,11 @@ from dagster import (
     AssetRecordsFilter,
     BackfillPolicy,
     DagsterInstance,
-    DefaultScheduleStatus,
     MaterializeResult,
     MetadataValue,
     Output,
-    RunRequest,
-    ScheduleEvaluationContext,
-    SkipReason,
     asset,
     define_asset_job,
-    schedule,
 )
 from dagster_pyspark import LazyPySparkResource
 
@@ -39,11 +34,11 @@ from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.orphans import marked_orphans
-from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, fail_for, outcomes, prune_log
+from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
-from wal3_orchestration.outcomes import Outcome, Value, Verdict, latest, record, record_checks, value_of
-from wal3_orchestration.partitions import COLLECT_TAG, GROUP, LOGS, request_for_all
+from wal3_orchestration.outcomes import Outcome, Value, Verdict, fail_for, latest, record, record_checks, value_of
+from wal3_orchestration.partitions import COLLECT_TAG, GROUP, LOGS, schedule_for_all_logs
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_session
 
 _PLAN_BYTES_MAX = 2**20
@@ -170,9 +165,9 @@ def pruned_manifest(
     """Finish what other runs left half done, then announce the plan and advance the manifest's `first`."""
     with retried_only_when_unavailable(context):
         opened, options = store.open_known(context.instance), collection.options()
-        found = [prune_log(opened, log, _plan(context, log), options) for log in context.partition_keys]
-        yield from record(context, outcomes(found))
-        fail_for(found)
+        outcomes = [prune_log(opened, log, _plan(context, log), options) for log in context.partition_keys]
+        yield from record(context, outcomes)
+        fail_for(outcomes)
 
 
 def _plan(context: AssetExecutionContext, log: str) -> Plan | None:
@@ -201,9 +196,9 @@ def deleted_garbage(
         due = [delete_log(opened, log, options, objects_max=collection.spark_objects_min) for log in logs]
         large = [each for each in due if each.on_spark]
         done = delete_logs(spark_session(spark), store.url, large, options) if large else {}
-        found = [done.get(each.log, each.found) for each in due]
-        yield from record(context, outcomes(found))
-        fail_for(found)
+        outcomes = [done.get(each.log, each.outcome) for each in due]
+        yield from record(context, outcomes)
+        fail_for(outcomes)
 
 
 garbage_plan_job = define_asset_job(
@@ -221,7 +216,10 @@ deletion_job = define_asset_job(
 )
 
 
-@schedule(job=garbage_plan_job, cron_schedule="0 4 * * *", default_status=DefaultScheduleStatus.STOPPED)
-def daily_collection(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Plan for every log in one run, and let the pruning sensor collect them. Off until turned on: it deletes."""
-    return request_for_all(context.instance, tags={COLLECT_TAG: "true"})
+daily_collection = schedule_for_all_logs(
+    "daily_collection",
+    garbage_plan_job,
+    "0 4 * * *",
+    "Plan for every log in one run, and let the pruning sensor collect them. Off until turned on: it deletes.",
+    tags={COLLECT_TAG: "true"},
+)

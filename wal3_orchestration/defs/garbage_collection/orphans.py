@@ -10,26 +10,21 @@ from dagster import (
     AssetObservation,
     BackfillPolicy,
     DagsterInstance,
-    DefaultScheduleStatus,
     MaterializeResult,
     Output,
-    RunRequest,
-    ScheduleEvaluationContext,
-    SkipReason,
     asset,
     define_asset_job,
-    schedule,
 )
 from dagster_pyspark import LazyPySparkResource
 
 from wal3_core.fleet.outcomes import LogOrphans
 from wal3_core.spark.collect import list_orphans
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
-from wal3_orchestration.defs.garbage_collection.work import Found, fail_for, mark_orphans, orphans_of, outcomes
+from wal3_orchestration.defs.garbage_collection.work import mark_orphans, orphans_of
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.outcomes import Verdict, latest, record, record_checks, value_of
-from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
+from wal3_orchestration.outcomes import Outcome, Verdict, fail_for, latest, record, record_checks, value_of
+from wal3_orchestration.partitions import GROUP, LOGS, schedule_for_all_logs
 from wal3_orchestration.resources import CollectionResource, StoreResource, spark_session
 
 FEW = AssetCheckSpec(
@@ -56,15 +51,16 @@ def marked_orphans(
     """Mark objects that nothing refers to and that are older than the interval; deleted_garbage deletes them."""
     with retried_only_when_unavailable(context):
         opened, options = store.open_known(context.instance), collection.options()
-        found = [
+        outcomes = [
             mark_orphans(opened, each, options) for each in _orphans(context.partition_keys, store, spark, collection)
         ]
-        before = {each.log: _counts(context.instance, each.log) for each in found}
-        yield from record(context, outcomes(found))
+        before = {each.log: _counts(context.instance, each.log) for each in outcomes}
+        yield from record(context, outcomes)
         yield from record_checks(
-            context.instance, [_verdict(each, before[each.log], collection) for each in found if each.refusal is None]
+            context.instance,
+            [_verdict(each, before[each.log], collection) for each in outcomes if each.refusal is None],
         )
-        fail_for(found)
+        fail_for(outcomes)
 
 
 def _orphans(
@@ -83,10 +79,10 @@ def _counts(instance: DagsterInstance, log: str) -> list[int]:
     return [count for count in counts if isinstance(count, int)]
 
 
-def _verdict(found: Found, before: Sequence[int], limits: CollectionResource) -> Verdict:
-    count = found.metadata["orphans"]
+def _verdict(outcome: Outcome, before: Sequence[int], limits: CollectionResource) -> Verdict:
+    count = outcome.metadata["orphans"]
     assert isinstance(count, int)
-    return Verdict(spec=FEW, log=found.log, problem=many_orphans([count, *before], limits))
+    return Verdict(spec=FEW, log=outcome.log, problem=many_orphans([count, *before], limits))
 
 
 orphans_job = define_asset_job(
@@ -94,7 +90,9 @@ orphans_job = define_asset_job(
 )
 
 
-@schedule(job=orphans_job, cron_schedule="0 5 * * 0", default_status=DefaultScheduleStatus.STOPPED)
-def weekly_orphans(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Look for orphans in every log, all in one run. Off until turned on: it lists the whole store."""
-    return request_for_all(context.instance)
+weekly_orphans = schedule_for_all_logs(
+    "weekly_orphans",
+    orphans_job,
+    "0 5 * * 0",
+    "Look for orphans in every log, all in one run. Off until turned on: it lists the whole store.",
+)

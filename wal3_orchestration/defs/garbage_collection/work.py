@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
@@ -14,11 +14,10 @@ from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import delete_objects
-from wal3_orchestration.failures import raise_together
 from wal3_orchestration.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
@@ -32,17 +31,8 @@ _PROBLEMS_SHOWN_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was done for a log, or why it failed."""
-
-    log: str
-    metadata: Mapping[str, Value] = field(default_factory=dict)
-    refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A log's garbage that is due: deleted already, with the result in ``found``, or left to Spark (``on_spark``).
+    """A log's garbage that is due: deleted already, with the result in ``outcome``, or left to Spark (``on_spark``).
 
     ``waiting`` is the garbage that is not due yet.
     """
@@ -50,31 +40,16 @@ class Due:
     log: str
     garbage: tuple[DueDocument, ...] = ()
     waiting: tuple[DeletionReport, ...] = ()
-    found: Found
+    outcome: Outcome
     on_spark: bool = False
 
 
-def outcomes(found: Sequence[Found]) -> list[Outcome]:
-    """Return the outcomes of the logs that did not fail."""
-    return [Outcome(log=each.log, metadata=each.metadata) for each in found if each.refusal is None]
-
-
-def fail_for(found: Sequence[Found]) -> None:
-    """Fail the step if any log failed; for good, unless a failure is transient."""
-    refused = {each.log: each.refusal for each in found if each.refusal is not None}
-    raise_together(
-        {log: refusal.message for log, refusal in refused.items()},
-        len(found),
-        transient=any(refusal.transient for refusal in refused.values()),
-    )
-
-
-def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> Found:
+def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> Outcome:
     """Finish what other runs began, then announce and prune the plan, unless that is done already."""
     try:
-        return Found(log=log, metadata=_prune(store, log, plan, options))
+        return Outcome(log=log, metadata=_prune(store, log, plan, options))
     except LogError as error:
-        return Found(log=log, refusal=Refusal.of(error))
+        return Outcome(log=log, refusal=Refusal.of(error))
 
 
 def _prune(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> dict[str, Value]:
@@ -150,16 +125,16 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
         waiting = tuple(each for each in looked if isinstance(each, DeletionReport))
         due = tuple(each for each in looked if not isinstance(each, DeletionReport))
         if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
-            return Due(log=log, garbage=due, waiting=waiting, found=Found(log=log), on_spark=True)
+            return Due(log=log, garbage=due, waiting=waiting, outcome=Outcome(log=log), on_spark=True)
         done = [LogDeletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
-        return Due(log=log, garbage=due, waiting=waiting, found=_deleted(log, due, waiting, done))
+        return Due(log=log, garbage=due, waiting=waiting, outcome=_deleted(log, due, waiting, done))
     except LogError as error:
-        return Due(log=log, found=Found(log=log, refusal=Refusal.of(error)))
+        return Due(log=log, outcome=Outcome(log=log, refusal=Refusal.of(error)))
 
 
 def delete_logs(
     spark: SparkSession, store_url: str, large: Sequence[Due], options: CollectorOptions
-) -> dict[str, Found]:
+) -> dict[str, Outcome]:
     """Delete the garbage of logs that have much of it, in one Spark job."""
     documents = [(due.log, each.path) for due in large for each in due.garbage]
     done = delete_objects(spark, store_url, documents, options)
@@ -171,14 +146,14 @@ def delete_logs(
 
 def _deleted(
     log: str, due: Sequence[DueDocument], waiting: Sequence[DeletionReport], done: Sequence[LogDeletion]
-) -> Found:
+) -> Outcome:
     refusal = next((each.refusal for each in done if each.refusal is not None), None)
     problems = [problem for each in done for problem in each.deleted.problems]
     if problems and refusal is None:
         refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
     finished = [each.garbage for each, what in zip(due, done, strict=True) if what.deleted.finished]
     waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
-    return Found(
+    return Outcome(
         log=log,
         refusal=refusal,
         metadata={
@@ -209,18 +184,18 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOr
     return LogOrphans(log=log, objects=tuple(objects))
 
 
-def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> Found:
+def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOptions) -> Outcome:
     """Mark a log's orphans for deletion: nothing refers to them from then on."""
     log, paths, path = orphans.log, [meta.path for meta in orphans.objects], ""
     if orphans.refusal is not None:
-        return Found(log=log, refusal=orphans.refusal)
+        return Outcome(log=log, refusal=orphans.refusal)
     if paths:
         try:
             marked = Collector(store, log, options=options).mark_orphans(
                 paths, f"{len(paths)} objects nothing refers to"
             )
         except LogError as error:
-            return Found(log=log, refusal=Refusal.of(error))
+            return Outcome(log=log, refusal=Refusal.of(error))
         path = marked.path if isinstance(marked, Marked) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
-    return Found(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})
+    return Outcome(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})
