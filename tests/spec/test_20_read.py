@@ -27,8 +27,8 @@ from wal3_core import (
     records_across,
     scrub,
 )
-from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.parquet import encoding
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
@@ -230,7 +230,7 @@ def merge_last_two(store: MemoryStore) -> None:
     base = manifests.load()
     old = base.manifest.fragments[-2:]
     table = pa.concat_tables([reader.fetch(pointer).table.drop_columns(["key"]) for pointer in old])
-    stored = bytes(parquet._write(table, {}))
+    stored = bytes(encoding._write(table, {}))
     merged = replace(
         old[1],
         path=fragment_path(old[1].seq_no, "c" * 16),
