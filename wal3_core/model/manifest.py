@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest_checks import EPOCHS_MAX, check_manifest
-from wal3_core.model.manifest_parts import Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
+from wal3_core.model.manifest_parts import EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
 from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
@@ -21,6 +21,7 @@ from wal3_core.model.snapshot import (
     Pointer,
     SnapshotPointer,
     check_format_version,
+    check_run,
     describe,
     sum_setsums,
 )
@@ -198,11 +199,8 @@ class Manifest:
     def counted(self) -> Manifest:
         """Return it with counts computed from its pointers; CorruptError when it breaks an invariant."""
         pointers = self.pointers
-        counted = replace(
-            self,
-            num_bytes=sum(pointer.num_bytes for pointer in pointers),
-            num_records=sum(pointer.num_records for pointer in pointers),
-        )
+        num_bytes, num_records = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
+        counted = replace(self, num_bytes=num_bytes, num_records=num_records)
         counted.check()
         return counted
 
@@ -216,7 +214,12 @@ class Manifest:
 
     def check(self) -> None:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
-        check_manifest(self)
+        pointers = self.pointers
+        check_run(pointers)
+        check_ends(pointers, self.first, self.next)
+        check_epochs(self.epochs, self.next)
+        check_balance(pointers, self.pruned, self.setsum)
+        check_counts(pointers, self.num_bytes, self.num_records)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""

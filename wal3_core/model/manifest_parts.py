@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # The seal's reason in a log that is being destroyed.
 BEING_DESTROYED = "being destroyed"
 
+# The outcome of an unanswered commit of an older term is unknown.
+EPOCHS_MAX = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Boundary:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.log.read.scan import begun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.read.reader import LogReader
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
@@ -42,6 +41,18 @@ class Waiting:
         return self._runtime.await_topic(topic, version, pause_s)
 
 
+class Source(Protocol):
+    """What is followed: a LogReader."""
+
+    def manifest(self) -> Manifest:
+        """Load the newest manifest."""
+        ...
+
+    def records(self, start: ReadStart, *, manifest: Manifest) -> Iterator[Record]:
+        """Read a manifest's records from ``start``."""
+        ...
+
+
 class Following:
     """One pass over a log that waits for more at the log's end.
 
@@ -51,14 +62,14 @@ class Following:
 
     def __init__(
         self,
-        reader: LogReader,
+        source: Source,
         runtime: Runtime,
         waiting: Waiting,
         *,
         topic: str,
         start: ReadStart,
     ) -> None:
-        self._reader = reader
+        self._source = source
         self._runtime = runtime
         self._topic = topic
         self._waiting = waiting
@@ -69,10 +80,10 @@ class Following:
         """Go through the records; each manifest is read to its end before its seal counts."""
         version: int | None = self._runtime.await_topic(self._topic, -1, 0.0)
         while version is not None:
-            manifest = self._reader.manifest()
+            manifest = self._source.manifest()
             # Even before there is any record: one appended and collected between two looks must not be skipped.
             self.start = begun(manifest, self.start)
-            for record in self._reader.records(self.start, manifest=manifest):
+            for record in self._source.records(self.start, manifest=manifest):
                 self.start = record.offset + 1
                 yield record
                 self._waiting.begin_again()
