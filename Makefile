@@ -85,7 +85,7 @@ fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
 	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
 
 kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
-	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
+	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o timeout=0
 	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py
 
 power: setup ## Power cuts at every step of the local store
