@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -17,15 +18,26 @@ from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from wal3_core.storage.object_store import ObjectStore
 
+TESTS = Path(__file__).parent
 # Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.
 settings.register_profile("wal3", deadline=None, print_blob=True)
 settings.load_profile("wal3")
 # For sessions of seconds: code that is never optimized is cheaper than the compiler's threads.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+# One Spark session serves all their tests: they run in one worker, beside the others.
+_ON_SPARK = {"orchestration", "spark"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together when they run in several workers."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in _ON_SPARK:
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
