@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -33,20 +33,18 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
-# In two halves at once, which take about as long: in one the tests mostly wait for servers, processes and Spark.
-SERVICES := tests/cli tests/hostile tests/orchestration tests/power tests/processes tests/spark
-.PHONY: test-library test-services
-test: java setup lint types ## Everything that must hold: linters, types, all tests
-	$(MAKE) --no-print-directory --jobs=2 test-library test-services
+# In parallel workers, each with an S3 server of its own.
+WORKERS ?= auto
+PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgroup
 
-test-library: setup
-	$(BIN)/pytest $(addprefix --ignore=,$(SERVICES))
+test: java setup lint types ## Everything that must hold: linters, types, tests (some ten minutes on two cores)
+	$(PYTEST) -m "not repeat"
 
-test-services: java setup
-	$(BIN)/pytest $(SERVICES)
+test-all: java setup lint types ## The same, and the whole specification on every kind of store
+	$(PYTEST)
 
-check: setup lint types ## The quick part: linters, types, all but the slow tests
-	$(BIN)/pytest -m "not slow and not spark"
+check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
+	$(PYTEST) -m "not slow and not spark and not repeat" -o timeout=30
 
 lint: setup
 	$(BIN)/ruff check .

@@ -34,10 +34,19 @@ _ON_SPARK = {"orchestration", "spark"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay together when they run in several workers."""
+    """Say which tests stay together when they run in several workers, and which repeat others."""
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in _ON_SPARK:
+        room = item.path.relative_to(TESTS).parts[0]
+        if room in _ON_SPARK:
             item.add_marker(pytest.mark.xdist_group("spark"))
+        # The protocol calls no store but by the port, whose own tests run on every store.
+        if room == "spec" and isinstance(item, pytest.Function) and _store_of(item) in {"local", "s3"}:
+            item.add_marker(pytest.mark.repeat)
+
+
+def _store_of(item: pytest.Function) -> object:
+    called = getattr(item, "callspec", None)
+    return None if called is None else called.params.get("store")
 
 
 @pytest.fixture(scope="session")

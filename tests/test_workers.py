@@ -37,6 +37,7 @@ def may_run(share: Share, running: Counter[Share]) -> bool:
     return below_log_cap and of_store < CAPS.store and running.total() < CAPS.whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_queued_tasks_run_within_the_caps_and_as_soon_as_they_allow(seed: int) -> None:
     chance = random.Random(seed)
@@ -147,6 +148,7 @@ def test_every_task_runs_once_and_queued_ones_when_the_runtime_is_closed() -> No
     assert counted == Counter(range(TASKS))
 
 
+@pytest.mark.slow
 def test_thousands_of_topics_without_waiters_are_forgotten() -> None:
     with ThreadRuntime() as runtime:
         for number in range(TOPICS):
@@ -157,6 +159,7 @@ def test_thousands_of_topics_without_waiters_are_forgotten() -> None:
         assert len(runtime._recent_topics) <= _TOPICS_KEPT_MAX
 
 
+@pytest.mark.slow
 def test_publication_while_a_topic_was_forgotten_is_not_missed() -> None:
     with ThreadRuntime() as runtime:
         seen = runtime.await_topic("log", -1, 0.0)
@@ -168,6 +171,7 @@ def test_publication_while_a_topic_was_forgotten_is_not_missed() -> None:
         assert runtime.await_topic("log", seen, 0.0) > seen
 
 
+@pytest.mark.slow
 def test_waiter_for_a_topic_is_woken_after_thousands_of_other_topics() -> None:
     woken: list[int] = []
     with ThreadRuntime() as runtime:

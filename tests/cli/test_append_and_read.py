@@ -173,6 +173,7 @@ def test_undetermined_append_is_resolved_by_reading_the_log(
     assert json.loads(result.stdout)["lines"] == len(found) == (fault == "applied-unknown")
 
 
+@pytest.mark.slow
 def test_undetermined_append_that_cannot_be_resolved_names_its_lines(wal3: Command, faulty: FaultyStore) -> None:
     faulty.before = lambda kind, path: _lose_sight(faulty, kind, path)
     faulty.fail("replace", "MANIFEST", "unknown", times=10_000)

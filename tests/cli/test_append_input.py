@@ -57,6 +57,7 @@ def wait_until(met: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_nonblocking_pipe_without_data_is_not_the_end_of_the_input(local_process: Process) -> None:
     """Regression: with a non-blocking stdin, the rest was lost and half a line became a record."""
     reading, writing = os.pipe()
@@ -74,6 +75,7 @@ def test_nonblocking_pipe_without_data_is_not_the_end_of_the_input(local_process
     assert bodies(local_process.url) == [b"one", b"two", b"half", b"three"]
 
 
+@pytest.mark.slow
 def test_refused_line_is_reported_before_another_line_arrives(local_process: Process) -> None:
     with local_process.start("append", "--raw", "events") as process:
         assert process.stdin is not None
@@ -110,6 +112,7 @@ def test_unreadable_input_is_reported_with_the_lines_in_the_log(wal3: Command) -
     assert bodies(wal3.url) == [b"one", b"two"]
 
 
+@pytest.mark.slow
 def test_closed_input_is_reported_in_one_line(local_url: str) -> None:
     command = ["sh", "-c", 'exec "$0" "$@" <&-', str(PROGRAM), "--store", local_url, "append", "--create", "events"]
 
@@ -131,6 +134,7 @@ def commits_held_up(url: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_second_signal_ends_at_once_and_names_the_lines_that_may_be_in_the_log(local_process: Process) -> None:
     """Regression: pending retries continued, and committed after the report was printed."""
     fragments = Path(urlsplit(local_process.url).path) / "events"
@@ -164,6 +168,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_line_waiting_for_room_at_a_second_signal_is_in_the_log_only_if_reported(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +222,7 @@ def test_second_signal_after_all_outcomes_are_known_does_not_change_the_report(m
     assert ended.message == "2 records appended (offsets 1 to 2); terminated; lines 1 to 2 are in the log"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_second_signal_ends_the_wait_for_an_undetermined_commit(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch

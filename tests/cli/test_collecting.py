@@ -278,6 +278,7 @@ def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> Non
     assert "at most 90% of its bytes, found 100.0%" in result.stderr
 
 
+@pytest.mark.slow
 def test_refused_log_does_not_stop_the_other_named_logs(wal3: Command) -> None:
     appended(wal3, "without", 20)
     appended(wal3, "with", 20)
@@ -302,6 +303,7 @@ def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -
     assert "move it away" in result.stderr
 
 
+@pytest.mark.slow
 def test_log_that_would_lose_nearly_everything_is_refused_until_allowed(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "21")
@@ -367,6 +369,7 @@ def test_invalid_request_is_refused(wal3: Command, arguments: tuple[str, ...], c
 # ---------------------------------------------------------------------- all logs
 
 
+@pytest.mark.slow
 def test_failing_log_does_not_stop_the_others_from_being_collected(wal3: Command) -> None:
     for log in ("a", "b", "d"):
         collectable(wal3, log)

@@ -131,6 +131,7 @@ def test_reading_a_destroyed_log_names_the_commands_that_create_it_again(wal3: C
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code"), [(b"a\n", 0), (b"y\n", 1)])
 def test_destroy_on_a_terminal_asks_for_the_log_s_name(wal3: Command, answer: bytes, code: int) -> None:
     appended(wal3, "a")

@@ -17,6 +17,7 @@ from wal3_core.model.record import Message, Record
 VALUES = st.one_of(st.none(), st.binary(max_size=20), st.text(max_size=20).map(str.encode))
 
 
+@pytest.mark.slow
 @given(key=VALUES, body=VALUES)
 def test_record_reads_back_from_its_line(key: bytes | None, body: bytes | None) -> None:
     if key is None and body is None:

@@ -54,6 +54,7 @@ def test_pins_are_listed_and_deleted(wal3: Command) -> None:
     assert wal3.ok("pin", "list", "a", "--json") == b""
 
 
+@pytest.mark.slow
 def test_deleting_a_pin_asks_first(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")

@@ -182,6 +182,7 @@ def test_repository_history_folds_to_its_tree(wal3: Command) -> None:
     assert {key: body for key, body in last.items() if body is not None} == tree
 
 
+@pytest.mark.slow
 def test_command_needs_no_spark() -> None:
     code = "import sys, wal3_core.cli; sys.exit(any(name.split('.')[0] == 'pyspark' for name in sys.modules))"
 

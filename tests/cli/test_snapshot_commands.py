@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import pytest
+
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions, WriterOptions
@@ -33,6 +35,7 @@ def stored(wal3: Command) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(urlsplit(wal3.url).path).rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
     wal3.ok("append", "--create", "--raw", "good", stdin="1\n2\n")
     lopsided(wal3, "bad")
@@ -50,6 +53,7 @@ def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> No
     assert b"good" in wal3.ok("snapshot", "show", "good")
 
 
+@pytest.mark.slow
 def test_dry_run_says_what_and_why_and_changes_nothing(wal3: Command) -> None:
     lopsided(wal3, "bad")
     before = stored(wal3)
@@ -64,6 +68,7 @@ def test_dry_run_says_what_and_why_and_changes_nothing(wal3: Command) -> None:
     assert stored(wal3) == before
 
 
+@pytest.mark.slow
 def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command) -> None:
     lopsided(wal3, "bad")
     records = wal3.ok("cat", "bad")
@@ -82,6 +87,7 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     wal3.ok("scrub", "bad")
 
 
+@pytest.mark.slow
 def test_manifest_that_no_writer_rolled_is_rolled_and_reported(wal3: Command) -> None:
     with LogWriter.open_or_initialize(open_store(wal3.url), "bad", options=UNROLLED) as writer:
         for _ in range(100):

@@ -216,6 +216,7 @@ def test_cursor_is_created_moved_shown_and_deleted(wal3: Command) -> None:
     assert wal3.ok("cursor", "list", "events", "--json") == b""
 
 
+@pytest.mark.slow
 def test_deleting_a_cursor_asks_first(wal3: Command) -> None:
     appended(wal3, "events", 1)
     wal3.ok("cursor", "set", "events", "reader", "first")
@@ -314,6 +315,7 @@ def test_scrub_requires_logs_or_all(wal3: Command, arguments: tuple[str, ...]) -
     assert wal3("scrub", *arguments).exit_code == 2
 
 
+@pytest.mark.slow
 def test_doctor_passes_the_store_it_is_given(wal3: Command, tmp_path: Path) -> None:
     other = tmp_path / "other"
 

@@ -12,6 +12,7 @@ from tests.mutations import Mutation, applied
 RUNS_MAX = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_lost_whatever_fails_at_any_call(scenario: Scenario) -> None:
     row = examine(scenario, schedules=1, runs_max=RUNS_MAX)

@@ -58,6 +58,7 @@ HAPPENED = {
 }
 
 
+@pytest.mark.slow
 def test_no_promise_is_broken_under_faults_crashes_and_contention() -> None:
     tally = run(range(SEEDS), processes=os.cpu_count() or 1, progress=lambda _: None)
 
@@ -70,6 +71,7 @@ def test_no_promise_is_broken_under_faults_crashes_and_contention() -> None:
     assert {"acked", "refused", "contended", "sealed", "unknown", "pending", "replaced"} <= set(tally.appends)
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_story_whatever_the_hash_seed() -> None:
     program = (
         "from tests.faults.story import Story\n"
@@ -113,6 +115,7 @@ def test_rare_defects_still_match_the_code() -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_failing_seed_shrinks_to_the_faults_that_matter() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "an unanswered upload is taken for done")
     with applied(mutant):
@@ -131,6 +134,7 @@ def test_a_failing_seed_shrinks_to_the_faults_that_matter() -> None:
     assert broken(Story(failed[0], plan=Script(kept))) is None
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_a_defect_and_prints_how_to_replay_it() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.faults.campaign", "--seeds", "20", "--mutant", "acknowledged before the CAS"],

@@ -60,6 +60,7 @@ def exploded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return probe(tmp_path_factory.mktemp("bombs"), BOMBS, LIMIT_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_is_refused_within_the_memory_bound(name: str, exploded: dict[str, Outcome]) -> None:
     outcome, grown_bytes = exploded[name]
@@ -87,6 +88,7 @@ def test_value_that_many_records_share_is_counted_for_each_of_them() -> None:
         parquet.decode(data, pointer, expanded_bytes_max=1000 * MIB)
 
 
+@pytest.mark.slow
 def test_the_largest_fragment_a_writer_makes_is_read_with_a_reader_s_defaults(memory_store: MemoryStore) -> None:
     options = WriterOptions()
     short = [(b"%d" % index, None) for index in range(options.batch_records_max)]

@@ -137,6 +137,7 @@ def test_any_json_is_an_error(name: str, value: object) -> None:
 CHANGES = st.sampled_from(["delete", "replace", "double", "reverse", "nudge", "wrap", "add"])
 
 
+@pytest.mark.slow
 @every_kind
 @settings(max_examples=150)
 @given(data=st.data())
@@ -233,6 +234,7 @@ def grown(store: MemoryStore) -> None:
 NOW = CollectorOptions(interval_s=0, fraction_max=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["garbage", "garbage_of_orphans"])
 @settings(max_examples=40)
 @given(data=st.data())

@@ -48,6 +48,7 @@ def swapped_blocks(data: bytes) -> Iterator[bytes]:
             yield data[:at] + data[at + size : at + 2 * size] + data[at : at + size] + data[at + 2 * size :]
 
 
+@pytest.mark.slow
 @every_document
 @pytest.mark.parametrize(
     "damage", [flips, truncations, extensions, changed_bytes, swapped_blocks], ids=lambda damage: damage.__name__

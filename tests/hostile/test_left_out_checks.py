@@ -241,6 +241,7 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutation", "attack"), LEFT_OUT, ids=[mutation.name for mutation, _ in LEFT_OUT])
 def test_attack_is_refused_and_succeeds_once_its_check_is_left_out(
     mutation: Mutation, attack: Callable[[], object]

@@ -46,6 +46,7 @@ def accepted(name: str, opened: bytes) -> Value | None:
     return found
 
 
+@pytest.mark.slow
 @every_document
 @settings(max_examples=150)
 @given(value=JSON)
@@ -96,6 +97,7 @@ def changed(document: JsonValue, place: tuple[str | int, ...], change: str, valu
             holder[last] = value  # type: ignore[index, assignment]
 
 
+@pytest.mark.slow
 @every_document
 @settings(max_examples=400)
 @given(data=st.data())

@@ -35,9 +35,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def optimized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests under -O. Pytest rewrites the asserts of tests and plugins, so they stay; the library's are dropped."""
     plugins = ("-p", "no:cacheprovider")
-    return run("-O", "-m", "pytest", "-q", *plugins, "-m", "not slow", "-k", "not s3 and not local", *arguments)
+    return run("-O", "-m", "pytest", "-q", *plugins, "-k", "not s3 and not local", *arguments)
 
 
+@pytest.mark.slow
 def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:
     """Otherwise the next test would prove nothing."""
     (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert not __debug__\n    assert False\n")
@@ -49,6 +50,7 @@ def test_failing_test_fails_under_optimization_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat
 def test_damage_is_an_error_and_the_specification_holds_without_the_library_s_asserts() -> None:
     """INV-9."""
     ended = optimized(*FILES)

@@ -22,6 +22,7 @@ CASES = int(os.environ.get("WAL3_FUZZ_CASES", "1500"))
 FIRST = int(os.environ.get("WAL3_FUZZ_FIRST", "0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 1])
 def test_attacked_fragments_decode_to_the_same_records_or_are_refused(part: int, tmp_path: Path) -> None:
     """INV-9, in a process of its own: a crash fails the test, which reports the case."""
@@ -51,6 +52,7 @@ def test_attacked_fragments_decode_to_the_same_records_or_are_refused(part: int,
         assert f"{attack} refused" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [KEYED[:12], PLAIN[:12]], ids=["keyed", "plain"])
 def test_every_flipped_bit_of_a_fragment_is_an_error_or_changes_nothing(messages: list[tuple[bytes, bytes]]) -> None:
     """INV-9."""

@@ -156,6 +156,7 @@ def test_written_snapshots_carry_the_manifest_s_fence() -> None:
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     nodes=st.lists(SIZES, max_size=3),

@@ -58,6 +58,7 @@ def fragment_of(messages: Messages) -> tuple[bytes, FragmentPointer]:
     return bytes(encoded.data), pointer
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 def test_records_decode_as_they_were_encoded(messages: Messages) -> None:
     data, pointer = fragment_of(messages)
@@ -69,6 +70,7 @@ def test_records_decode_as_they_were_encoded(messages: Messages) -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_a_flipped_bit_is_an_error_or_changes_nothing(data: st.DataObject) -> None:

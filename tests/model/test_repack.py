@@ -110,6 +110,7 @@ def check_neighbours(sizes: list[int], full: int, falls_by: int | None) -> None:
         assert min(before, after) >= half(full) or before + after > full or falls, sizes
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_any_tree_keeps_its_fragments_in_order_and_comes_out_shallow_full_and_small(grown: Grown) -> None:
@@ -127,6 +128,7 @@ def test_any_tree_keeps_its_fragments_in_order_and_comes_out_shallow_full_and_sm
     check_well_shaped(tree)
 
 
+@pytest.mark.slow
 @given(grown_trees(), st.integers(1, 200))
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_packing_a_packed_tree_does_nothing(grown: Grown, pointers_max: int) -> None:
@@ -138,6 +140,7 @@ def test_packing_a_packed_tree_does_nothing(grown: Grown, pointers_max: int) -> 
     assert (steps, grown.tree.manifest) == ([], packed)
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_packed_tree_needs_no_compaction_and_one_that_does_has_a_plan(grown: Grown) -> None:
@@ -151,6 +154,7 @@ def test_packed_tree_needs_no_compaction_and_one_that_does_has_a_plan(grown: Gro
     assert not measure_shape(grown.tree.manifest, grown.tree.options).needs_compaction
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_every_step_leaves_fewer_bad_nodes(grown: Grown) -> None:

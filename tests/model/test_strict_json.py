@@ -118,6 +118,7 @@ EXPANDING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_text", [0, 60], ids=lambda num_text: f"and {num_text} bytes of text")
 @pytest.mark.parametrize("name", EXPANDING)
 def test_memory_stays_below_twenty_times_the_bytes(name: str, num_text: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.model.conftest import HOUR_US, fragments_after
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -75,6 +77,7 @@ def test_newest_fragments_stay_in_the_manifest(empty: Manifest, entry: Epoch) ->
         assert len(tree.manifest.fragments) >= held
 
 
+@pytest.mark.slow
 def test_manifest_hardly_grows_with_the_log(empty: Manifest, entry: Epoch) -> None:
     """INV-8: up to 19 fragments, 7 snapshots of them, and 3 of those, each eight times as large as the next."""
     tree = Tree(empty, entry, SnapshotOptions())
@@ -126,6 +129,7 @@ def sized(depth: int, num_pointers: int) -> SnapshotPointer:
     )
 
 
+@pytest.mark.slow
 def test_root_of_a_hundred_million_fragments_is_as_small_as_of_ten_thousand(empty: Manifest) -> None:
     """INV-8: it once grew by a pointer for every 32,768 fragments, and was written with every commit."""
     options = SnapshotOptions()

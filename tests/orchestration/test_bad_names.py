@@ -74,6 +74,7 @@ def badness(
     return badness
 
 
+@pytest.mark.slow
 def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -86,6 +87,7 @@ def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
     assert all(BAD in message for message in unreadable.values())
 
 
+@pytest.mark.slow
 def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_its_check(
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:
@@ -98,6 +100,7 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
     assert planned.success == (KINDS[badness] is None)
 
 
+@pytest.mark.slow
 def test_good_log_stays_known_and_so_does_a_bad_name_that_needs_help(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance, tick: Tick
 ) -> None:
@@ -115,6 +118,7 @@ def test_good_log_stays_known_and_so_does_a_bad_name_that_needs_help(
         assert [request.partition_key_range for request in requests] == [BOTH.partition_key_range]
 
 
+@pytest.mark.slow
 def test_steps_over_both_serve_the_good_log_and_fail_for_the_bad_name(
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:

@@ -77,6 +77,7 @@ def test_definitions_stay_thin() -> None:
     assert len((ROOT / "wal3_orchestration" / "definitions.py").read_text().splitlines()) <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
 def test_workspace_file_loads() -> None:
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
@@ -87,6 +88,7 @@ def test_workspace_file_loads() -> None:
     assert "Validation successful for code location wal3" in outcome.stderr + outcome.stdout
 
 
+@pytest.mark.slow
 def test_loading_prints_no_warnings() -> None:
     command = [sys.executable, "-c", "import wal3_orchestration.definitions"]
 
@@ -95,6 +97,7 @@ def test_loading_prints_no_warnings() -> None:
     assert outcome.stderr == ""
 
 
+@pytest.mark.slow
 def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstance) -> None:
     concurrency = instance.get_concurrency_config()
 
@@ -109,6 +112,7 @@ def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstanc
     assert Path(instance.storage_directory()).parent == Path(instance.root_directory)
 
 
+@pytest.mark.slow
 def test_queue_runs_one_run_per_log_and_other_logs_beside_it(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (
@@ -121,6 +125,7 @@ def test_queue_runs_one_run_per_log_and_other_logs_beside_it(instance: DagsterIn
     assert not counter.is_blocked(other)
 
 
+@pytest.mark.slow
 def test_queue_runs_one_manually_launched_run_per_log(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (

@@ -113,6 +113,7 @@ def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp
     assert all(SnapshotCompactor(store, log).plan().empty for log in packed)
 
 
+@pytest.mark.slow
 def test_demo_in_use_is_not_deleted(tmp_path: Path) -> None:
     keep = tmp_path / "store" / "keep"
     keep.parent.mkdir()

@@ -38,6 +38,7 @@ def _folder(store: ObjectStore, log: str) -> Path:
     return Path(urlsplit(store.url).path) / log
 
 
+@pytest.mark.slow
 def test_logs_become_partitions_and_are_looked_at_in_one_run(
     tick: Tick, write: Write, instance: DagsterInstance
 ) -> None:
@@ -50,6 +51,7 @@ def test_logs_become_partitions_and_are_looked_at_in_one_run(
     assert _asked(result) == [("alpha", "beta/one")]
 
 
+@pytest.mark.slow
 def test_unchanged_fleet_requests_no_run_and_says_so(tick: Tick, write: Write) -> None:
     write("alpha")
 
@@ -60,6 +62,7 @@ def test_unchanged_fleet_requests_no_run_and_says_so(tick: Tick, write: Write) -
     assert result.skip_reason.skip_message == "1 logs, none changed"
 
 
+@pytest.mark.slow
 def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: Write) -> None:
     for log in ("alpha", "beta", "gamma"):
         write(log)
@@ -70,6 +73,7 @@ def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: 
     assert _asked(tick(before)) == [("beta", "beta")]
 
 
+@pytest.mark.slow
 def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     for log in ("alpha", "beta"):
         write(log)
@@ -80,6 +84,7 @@ def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fle
     assert _asked(tick(before)) == [("alpha", "alpha")]
 
 
+@pytest.mark.slow
 def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -94,6 +99,7 @@ def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
     assert _asked(result) == []
 
 
+@pytest.mark.slow
 def test_log_recreated_under_its_name_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     write("alpha")
     before = tick()
@@ -104,6 +110,7 @@ def test_log_recreated_under_its_name_is_looked_at_again(tick: Tick, write: Writ
     assert _asked(tick(before)) == [("alpha", "alpha")]
 
 
+@pytest.mark.slow
 def test_repeated_tick_requests_the_same_run(tick: Tick, write: Write) -> None:
     write("alpha")
 
@@ -118,6 +125,7 @@ def _keys(result: SensorResult) -> list[str | None]:
     return [request.run_key for request in result.run_requests or ()]
 
 
+@pytest.mark.slow
 def test_recurring_damage_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     """Dagster starts only one run per key: each change has its own key, also a recurring one."""
     write("alpha")
@@ -140,6 +148,7 @@ def test_recurring_damage_is_looked_at_again(tick: Tick, write: Write, fleet: Ob
     assert len({key for each in ticks for key in _keys(each)}) == 7
 
 
+@pytest.mark.slow
 def test_tick_repeated_after_a_change_requests_the_same_run(tick: Tick, write: Write) -> None:
     write("alpha")
     before = tick()
@@ -151,6 +160,7 @@ def test_tick_repeated_after_a_change_requests_the_same_run(tick: Tick, write: W
     assert _keys(first) == _keys(second)
 
 
+@pytest.mark.slow
 def test_cursor_of_another_form_is_ignored(tick: Tick, write: Write) -> None:
     write("alpha")
 
@@ -160,6 +170,7 @@ def test_cursor_of_another_form_is_ignored(tick: Tick, write: Write) -> None:
     assert _asked(tick(result)) == []
 
 
+@pytest.mark.slow
 def test_damaged_manifest_hides_no_other_log(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -199,6 +210,7 @@ def test_denied_log_hides_no_other_and_keeps_its_fingerprint(write: Write, fleet
     assert [state.fingerprint for state in once] == [state.fingerprint for state in again]
 
 
+@pytest.mark.slow
 def test_many_scattered_changes_request_few_runs(tick: Tick, write: Write) -> None:
     logs = [f"log-{number:02}" for number in range(12)]
     for log in logs:
@@ -211,6 +223,7 @@ def test_many_scattered_changes_request_few_runs(tick: Tick, write: Write) -> No
     assert len(_asked(tick(before))) == RUNS_PER_TICK_MAX
 
 
+@pytest.mark.slow
 def test_silent_store_fails_the_tick_and_keeps_the_partitions(
     tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_alarm_for_many_orphans_and_for_rising_orphans(
     assert (many_orphans(counts, CollectionResource()) is not None) is sounds
 
 
+@pytest.mark.slow
 def test_alarm_for_planned_garbage_that_is_never_pruned(
     known: list[str], fleet: ObjectStore, run: Run, write: Write
 ) -> None:
@@ -133,6 +134,7 @@ def test_alarm_for_planned_garbage_that_is_never_pruned(
     assert found == [set(), {"alpha"}, {"alpha"}, set()]
 
 
+@pytest.mark.slow
 def test_alarms_are_asset_checks_that_warn_and_stop_nothing(known: list[str], fleet: ObjectStore, run: Run) -> None:
     for log in known:
         CursorStore(fleet, log).init("reader", LogPosition(4, 0))

@@ -80,6 +80,7 @@ def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str]
     }
 
 
+@pytest.mark.slow
 def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -112,6 +113,7 @@ def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     assert scrub(fleet, "alpha").sound
 
 
+@pytest.mark.slow
 def test_numbers_of_each_log_plot_over_time_and_nothing_is_pickled(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -137,6 +139,7 @@ def test_numbers_of_each_log_plot_over_time_and_nothing_is_pickled(
     assert list(Path(instance.storage_directory()).glob("*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_interval")
 def test_what_was_pruned_waits_for_its_interval(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
@@ -159,6 +162,7 @@ def test_what_was_pruned_waits_for_its_interval(
     assert (pruned["garbage_documents"], more["garbage_documents"], more["cutoff_offset"]) == (1, 2, 13)
 
 
+@pytest.mark.slow
 def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -184,6 +188,7 @@ def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     assert check
 
 
+@pytest.mark.slow
 def test_log_without_cursors_is_reported_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
@@ -199,6 +204,7 @@ def test_log_without_cursors_is_reported_and_the_others_are_collected(
     assert recorded(result, "pruned_manifest")["beta/one"]["outcome"] == "nothing to prune"
 
 
+@pytest.mark.slow
 def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -216,6 +222,7 @@ def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (10, 0)
 
 
+@pytest.mark.slow
 def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -232,6 +239,7 @@ def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
     assert recorded(result, "pruned_manifest") == {}
 
 
+@pytest.mark.slow
 def test_damaged_log_fails_the_step_and_the_others_are_pruned_and_deleted(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
@@ -255,6 +263,7 @@ def test_damaged_log_fails_the_step_and_the_others_are_pruned_and_deleted(
     assert [fragments(fleet, log) for log in known] == [2, 1, 1]
 
 
+@pytest.mark.slow
 def test_cursor_that_moves_back_after_the_check_prevents_pruning(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -272,6 +281,7 @@ def test_cursor_that_moves_back_after_the_check_prevents_pruning(
     assert first_offset(fleet, "alpha") == 1
 
 
+@pytest.mark.slow
 def test_repeated_steps_change_nothing_more(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -291,6 +301,7 @@ def test_repeated_steps_change_nothing_more(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (7, 4)
 
 
+@pytest.mark.slow
 def test_announcement_of_another_process_is_carried_out(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -306,6 +317,7 @@ def test_announcement_of_another_process_is_carried_out(
     assert (manifest.first.position.offset, manifest.announced) == (7, None)
 
 
+@pytest.mark.slow
 def test_objects_that_a_pin_holds_are_counted_and_kept(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -322,6 +334,7 @@ def test_objects_that_a_pin_holds_are_counted_and_kept(
     assert fragments(fleet, "alpha") == 6
 
 
+@pytest.mark.slow
 def test_orphans_are_marked_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
     orphan = fragment_path(FragmentSeqNo(7), "00000000deadbeef")
     assert isinstance(life_store(fleet, "alpha").create(orphan, b"never committed"), Done)
@@ -364,6 +377,7 @@ def test_many_logs_go_through_the_same_steps_on_spark(
     assert all(scrub(fleet, log).sound for log in logs)
 
 
+@pytest.mark.slow
 def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
     known: list[str], instance: DagsterInstance
 ) -> None:
@@ -378,11 +392,13 @@ def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_col
     assert [COLLECT_TAG in request.tags for request in requests] == [True, False, False]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_schedules_skip_while_no_log_is_known(instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
         for schedule in (daily_collection, weekly_orphans, weekly_snapshot_compaction):
             assert isinstance(schedule(context), SkipReason)
 
 
+@pytest.mark.slow
 def test_run_of_one_log_carries_its_tag(known: list[str]) -> None:
     assert run_request(known[1], known[1], tags={"a": "b"}).tags[LOG_TAG] == known[1]

@@ -39,6 +39,7 @@ class Flaky:
             raise UnavailableError(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -81,6 +81,7 @@ def _prune(store: ObjectStore, log: str) -> str:
     return outcome.path
 
 
+@pytest.mark.slow
 def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
@@ -94,6 +95,7 @@ def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
     assert _asked(prune_tick(result)) == []
 
 
+@pytest.mark.slow
 def test_repeated_tick_requests_the_same_collections(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
@@ -106,6 +108,7 @@ def test_repeated_tick_requests_the_same_collections(
     assert _keys(first) == _keys(second)
 
 
+@pytest.mark.slow
 def test_plans_without_the_collect_tag_are_not_carried_out(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
@@ -120,6 +123,7 @@ def test_plans_without_the_collect_tag_are_not_carried_out(
     assert result.skip_reason.skip_message == "4 new plans, none to carry out"
 
 
+@pytest.mark.slow
 def test_refused_log_is_left_alone_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
@@ -132,6 +136,7 @@ def test_refused_log_is_left_alone_and_the_others_are_collected(
     assert _asked(prune_tick()) == ["alpha", "gamma"]
 
 
+@pytest.mark.slow
 def test_deletion_is_requested_when_the_interval_is_over_and_not_before(
     known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +155,7 @@ def test_deletion_is_requested_when_the_interval_is_over_and_not_before(
     assert _asked(result) == ["alpha", "gamma"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
 def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +176,7 @@ def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     assert _keys(later) != _keys(first)
 
 
+@pytest.mark.slow
 def test_remaining_garbage_is_requested_again_an_interval_later(
     known: list[str], fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +193,7 @@ def test_remaining_garbage_is_requested_again_an_interval_later(
     assert now.documents[0][2] < later.documents[0][2]
 
 
+@pytest.mark.slow
 def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
     known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +208,7 @@ def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
     assert _asked(delete_tick()) == ["gamma"]
 
 
+@pytest.mark.slow
 def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectStore) -> None:
     store = FaultyStore(fleet)
     store.fail("get", "alpha/", "denied", times=1_000_000)
@@ -209,6 +218,7 @@ def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectS
     assert list(unreadable) == ["alpha"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
 def test_damaged_garbage_document_is_requested_and_fails_its_run_by_name(
     fleet: ObjectStore, run: Run, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +235,7 @@ def test_damaged_garbage_document_is_requested_and_fails_its_run_by_name(
     assert result.retry_attempts_for_node("deleted_garbage") == 0
 
 
+@pytest.mark.slow
 def test_vanished_log_is_no_longer_requested(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick, instance: DagsterInstance
 ) -> None:

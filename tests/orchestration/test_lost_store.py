@@ -40,6 +40,7 @@ def _accept(instance: DagsterInstance, **said: str | int | None) -> bool:
     return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success
 
 
+@pytest.mark.slow
 def test_store_whose_folder_was_renamed_empties_nothing(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -60,6 +61,7 @@ def test_store_whose_folder_was_renamed_empties_nothing(
     assert _logs(instance) == ["alpha", "beta"]
 
 
+@pytest.mark.slow
 def test_wrong_url_of_an_existing_store_removes_no_partitions(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_failed_verification_stays_failed_while_the_store_is_gone(
     assert "looks after, found no identity" in str(again.failure_data_for_node("verification"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [11, 13, 24])
 def test_many_logs_gone_at_once_are_kept_until_accepted(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, gone: int
@@ -126,6 +129,7 @@ def test_many_logs_gone_at_once_are_kept_until_accepted(
     assert _logs(instance) == LOGS[gone:]
 
 
+@pytest.mark.slow
 def test_another_store_is_looked_after_once_it_is_accepted(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -143,6 +147,7 @@ def test_another_store_is_looked_after_once_it_is_accepted(
     assert _logs(instance) == ["alpha", "beta"]
 
 
+@pytest.mark.slow
 def test_store_unreachable_for_some_ticks_keeps_its_state(
     tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +169,7 @@ def test_store_unreachable_for_some_ticks_keeps_its_state(
     assert [request.partition_key for request in after.run_requests or ()] == ["beta"]
 
 
+@pytest.mark.slow
 def test_store_without_logs_is_not_remembered(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     tick()
     assert store_identity(fleet) is None

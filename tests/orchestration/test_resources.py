@@ -4,16 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import boto3
+import pytest
 from dagster_aws.s3 import S3Resource
 
 from wal3_core import LogWriter, list_logs
 from wal3_orchestration.resources import StoreResource, spark_resource
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,6 +21,7 @@ def test_store_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyP
     assert StoreResource.from_environment().url == "s3://bucket/prefix"
 
 
+@pytest.mark.slow
 def test_code_location_without_a_store_fails_to_load_and_names_the_variable() -> None:
     """Regression: it looked after an empty folder in its working directory."""
     environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}

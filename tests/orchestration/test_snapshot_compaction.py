@@ -48,6 +48,7 @@ def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, obje
     }
 
 
+@pytest.mark.slow
 def test_lopsided_tree_is_requested_once_and_packed(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -69,6 +70,7 @@ def test_lopsided_tree_is_requested_once_and_packed(
     assert scrub(fleet, known[0]).sound
 
 
+@pytest.mark.slow
 def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: Run) -> None:
     manifest = next((Path(urlsplit(fleet.url).path) / "gamma").glob("manifest/MANIFEST*"))
     manifest.write_bytes(manifest.read_bytes()[:-9])
@@ -80,6 +82,7 @@ def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: R
     assert "1 of 3 logs: gamma: " in str(result.failure_data_for_node("compacted_snapshots"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
 def test_fleet_without_lopsided_trees_is_reported(instance: DagsterInstance) -> None:
     skipped = _tick(instance).skip_reason

@@ -165,6 +165,7 @@ def test_long_list_of_problems_is_cut_but_counted() -> None:
     assert len(outcome.metadata["problems"].value) == PROBLEMS_SHOWN_MAX  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
         request = nightly_verification(context)
@@ -175,6 +176,7 @@ def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance
     assert (covered.start, covered.end) == (known[0], known[-1])
 
 
+@pytest.mark.slow
 def test_schedule_skips_while_no_log_is_known(instance: DagsterInstance, write: Write) -> None:
     write("not-yet-discovered")
 

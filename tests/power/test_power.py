@@ -41,6 +41,7 @@ def checker() -> Iterator[Checker]:
         yield Checker(Path(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [life, objects])
 def test_what_was_acknowledged_survives_and_nothing_is_torn(disk: Path, scenario: Callable[[Session], None]) -> None:
     session, checker = record(disk / "run", scenario), Checker(disk / "cuts")
@@ -50,12 +51,14 @@ def test_what_was_acknowledged_survives_and_nothing_is_torn(disk: Path, scenario
     assert checker.disks > 30
 
 
+@pytest.mark.slow
 def test_store_survives_when_its_folder_is_made_with_its_parents(disk: Path) -> None:
     session = record(disk / "run", life, store="deep/er/store")
 
     Checker(disk / "cuts").check(session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "overtaken"])
 @pytest.mark.parametrize("act", ACTS)
@@ -70,6 +73,7 @@ def test_state_that_others_build_on_an_unfinished_act_survives(
     assert checker.disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "under way"])
 @pytest.mark.parametrize("act", ["first append", "append and snapshot"])
 def test_records_read_from_an_unfinished_append_survive(
@@ -82,6 +86,7 @@ def test_records_read_from_an_unfinished_append_survive(
     assert checker.disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     checker = Checker(disk / "cuts")

@@ -36,6 +36,7 @@ def phase(journal: Journal, writer: LogWriter, name: str, *, count: int = 1) -> 
     return [journal.append(f"{name}/{index}", count, writer.append_many) for index in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "target", "outcome"),
     [
@@ -139,6 +140,7 @@ def set_mode(root: Path, mode: int) -> None:
         folder.chmod(mode)
 
 
+@pytest.mark.slow
 def test_read_only_directory_is_reported_and_the_writer_continues_when_it_is_writable(
     reachable_root: Path,
 ) -> None:
@@ -159,6 +161,7 @@ def test_read_only_directory_is_reported_and_the_writer_continues_when_it_is_wri
     check_promises(open_store(folder.as_uri()), LOG, attempts)
 
 
+@pytest.mark.slow
 def test_limit_on_file_size_is_reported_and_the_writer_continues_when_it_is_raised(reachable_root: Path) -> None:
     folder, journals = reachable_root / "store", reachable_root / "journals"
 
@@ -181,6 +184,7 @@ def in_small_file_system(folder: Path) -> list[str]:
     return [*unshare, "sh", "-c", 'mount -t tmpfs -o size=2m wal3 "$0" && exec "$@"', str(folder)]
 
 
+@pytest.mark.slow
 def test_full_and_read_only_disks_are_reported_and_the_writer_continues_when_there_is_space(
     tmp_path: Path, journals: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_read_recovers_from_one_failed_request_and_is_complete(
     assert proxy.fired == {fault: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", sorted(set(READ_FAULTS) - {Fault.DELAY}), ids=lambda fault: fault.name)
 def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
@@ -101,6 +102,7 @@ def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
     assert list(LogReader.open(store, LOG).records()) == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 def test_hanging_request_is_abandoned_after_a_while_and_nothing_is_lost(
@@ -118,6 +120,7 @@ def test_hanging_request_is_abandoned_after_a_while_and_nothing_is_lost(
     assert proxy.fired == {Fault.HANG: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name)
 def test_cursor_is_where_its_mover_was_promised_whatever_happens_to_the_put(
     proxied_url: str, proxy: FaultProxy, fault: Fault

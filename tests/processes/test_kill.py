@@ -170,6 +170,7 @@ def stopped_with_a_lock(root: Path, process: BaseProcess) -> Iterator[None]:
     pytest.fail(f"writer: expected to hold a lock at one of {STOPS_MAX} moments")
 
 
+@pytest.mark.slow
 def test_writer_killed_while_it_holds_a_lock_blocks_no_other_writer(local_url: str, journals: Path) -> None:
     root = Path(local_url.removeprefix("file://"))
     LogWriter.initialize(open_store(local_url), LOG)
@@ -192,6 +193,7 @@ def test_writer_killed_while_it_holds_a_lock_blocks_no_other_writer(local_url: s
     check_promises(open_store(local_url), LOG, attempts)
 
 
+@pytest.mark.slow
 def test_remains_of_killed_writers_are_deleted_a_day_later_and_disturb_no_writer(
     local_url: str, journals: Path
 ) -> None:

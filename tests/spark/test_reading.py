@@ -150,6 +150,7 @@ def test_log_that_became_shorter_is_an_error_and_never_a_short_list(
         offsets(reader, tasks)
 
 
+@pytest.mark.slow
 def test_tasks_pickle_small_however_many_fragments_they_read(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:

@@ -85,6 +85,7 @@ def test_largest_fragment_of_any_writer_is_within_the_default_limits_of_readers(
     assert num_bytes < 2**31
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=40)), st.binary(max_size=300)), min_size=1),
     st.sampled_from([1, 50, 1000]),
@@ -101,6 +102,7 @@ def test_fragment_never_expands_beyond_the_bound_for_its_bytes_and_records(
         assert expansion(data) <= expanded_bytes(num_bytes, len(bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 1024, RECORDS_MAX_HERE], ids=["one record", "a thousand", "as many as allowed"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 def test_largest_fragment_a_writer_makes_is_read_copied_and_read_through_a_pin(

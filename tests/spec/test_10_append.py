@@ -153,6 +153,7 @@ def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore
     assert bodies(memory_store) == [b"x"]
 
 
+@pytest.mark.slow
 def test_callers_wait_instead_of_filling_the_memory(memory_store: MemoryStore) -> None:
     held = []
     options = WriterOptions(bytes_held_max=10 * KIB, batch_bytes_max=1 * KIB)
@@ -303,6 +304,7 @@ def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemorySt
                 future.result(10)
 
 
+@pytest.mark.slow
 def test_slow_store_is_asked_for_fewer_and_larger_commits(memory_store: MemoryStore) -> None:
     def commit_sizes(cas_s: float) -> tuple[int, int]:
         """Append a record a millisecond for a second; count commits and fragments."""

@@ -119,6 +119,7 @@ def test_limit_of_zero_gives_nothing(filled: MemoryStore, limits: Limits) -> Non
     assert scrub(filled, "a", 5, limits).next_offset == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2**63 - 1, 2**63, 2**64])
 def test_limit_beyond_a_machine_integer_ends_nothing(filled: MemoryStore, most: int) -> None:
     """Regression: Arrow's count of rows overflowed."""
@@ -127,6 +128,7 @@ def test_limit_beyond_a_machine_integer_ends_nothing(filled: MemoryStore, most: 
         assert [record.body for record in records_across(filled, "a", None, limits)] == ALL
 
 
+@pytest.mark.slow
 def test_read_starts_and_ends_at_times(memory_store: MemoryStore) -> None:
     positions = fill(memory_store, pause_s=0.002)
     times = [position.timestamp_us for position in positions]
@@ -354,6 +356,7 @@ def test_unverified_read_gives_the_same_records(filled: MemoryStore) -> None:
     assert [record.body for record in reader.records()] == ALL
 
 
+@pytest.mark.slow
 def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     options = ReaderOptions(poll_s_min=30.0, poll_s_max=30.0)
@@ -380,6 +383,7 @@ def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore
     assert all(late - early < 5 for (_, late), early in zip(seen, appended, strict=True))
 
 
+@pytest.mark.slow
 def test_follower_polls_for_appends_of_other_processes_with_one_cheap_request(memory_store: MemoryStore) -> None:
     """The writer has a runtime of its own, so only the follower's polling wakes it."""
     LogWriter.initialize(memory_store, "a")

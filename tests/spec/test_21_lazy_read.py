@@ -84,6 +84,7 @@ READS: dict[str, Callable[[LogReader], Iterator[Record]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60, 1000])
 @pytest.mark.parametrize("read", READS)
 def test_first_record_of_a_log_takes_its_depth_and_two_round_trips_at_any_length(
@@ -168,6 +169,7 @@ def test_snapshots_are_loaded_concurrently_once_the_read_is_under_way(memory_sto
 # ---------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 def test_memory_of_a_read_does_not_grow_with_the_log(memory_store: MemoryStore) -> None:
     grower, peaks = (
         Grower(memory_store, tree=replace(TREE, snapshots_per_roll=4, snapshot_pointers_max=8), real=False),
@@ -205,6 +207,7 @@ def repack(store: MemoryStore) -> None:
         life_store(store, "a").delete(pointer.path)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [LAZY, EAGER], ids=["lazy", "eager"])
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 5, 50, 93])
 def test_read_continues_from_where_it_was_when_its_snapshots_are_replaced(
@@ -219,6 +222,7 @@ def test_read_continues_from_where_it_was_when_its_snapshots_are_replaced(
     assert found == list(range(1, SIZE + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", range(1, 40, 3))
 def test_read_survives_snapshots_that_are_replaced_at_any_of_its_requests(long_log: MemoryStore, look: int) -> None:
     requests, store = count(1), FaultyStore(long_log)
@@ -408,6 +412,7 @@ def test_failed_load_ahead_is_tried_again_when_its_turn_comes(long_log: MemorySt
 # ---------------------------------------------------------------------- a loaded manifest
 
 
+@pytest.mark.slow
 def test_read_of_a_loaded_manifest_is_that_of_its_moment_and_says_whether_it_is_current(
     long_log: MemoryStore,
 ) -> None:

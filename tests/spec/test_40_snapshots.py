@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.model.manifest import Manifest
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
+@pytest.mark.slow
 def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     averages = []
@@ -32,6 +35,7 @@ def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
     assert max(averages) < 2 * averages[0]
 
 
+@pytest.mark.slow
 def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshots(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(300):
@@ -46,6 +50,7 @@ def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshot
     assert store.requests["read"] <= 300 / TREE.fragments_per_snapshot + 5
 
 
+@pytest.mark.slow
 def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemoryStore) -> None:
     for _ in range(10):
         with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
@@ -58,6 +63,7 @@ def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemorySt
     assert len(reader.manifest().fragments) <= TREE.fragments_per_snapshot + TREE.fragments_kept
 
 
+@pytest.mark.slow
 def test_all_snapshots_that_are_due_are_rolled_at_once(memory_store: MemoryStore) -> None:
     """A commit may carry more fragments than a snapshot holds; one snapshot per commit would never catch up."""
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
@@ -86,6 +92,7 @@ def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
     assert generations == list(range(2, 32))
 
 
+@pytest.mark.slow
 def test_snapshot_that_is_ready_too_late_for_one_commit_is_used_by_the_next(memory_store: MemoryStore) -> None:
     """Regression: it was discarded and written again, forever where uploads took as long as commits."""
     store = FaultyStore(memory_store)

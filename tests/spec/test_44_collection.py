@@ -384,6 +384,7 @@ def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(
     assert kinds == "llsllss"
 
 
+@pytest.mark.slow
 def test_stored_objects_are_exactly_the_reachable_ones_after_every_round_of_moving_cursors(store: ObjectStore) -> None:
     """INV-16: compared before and after, through appends, rolls, and cursors that move at their own pace."""
     clock = ClockStore(store)

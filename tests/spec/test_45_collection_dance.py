@@ -340,6 +340,7 @@ def test_resuming_where_nothing_was_begun_does_nothing(store: ObjectStore) -> No
 # ---------------------------------------------------------------------- at every request
 
 
+@pytest.mark.slow
 def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
     template, requests = planted()
     assert requests > 60
@@ -399,15 +400,18 @@ def two_at_once(store: ObjectStore, first: Callable[[ClockStore], object]) -> li
     return failures
 
 
+@pytest.mark.slow
 def test_two_collectors_at_once_lose_nothing_and_leave_nothing(store: ObjectStore) -> None:
     two_at_once(store, lambda other: gather(other, LATER))
 
 
+@pytest.mark.slow
 def test_of_two_collectors_at_once_neither_fails(memory_store: MemoryStore) -> None:
     """The second finds nothing left to do; that is not an error."""
     assert two_at_once(memory_store, lambda other: gather(other, LATER)) == []
 
 
+@pytest.mark.slow
 def test_announced_collection_gets_done_although_another_collector_dies_anywhere(memory_store: MemoryStore) -> None:
     template, requests = planted()
 

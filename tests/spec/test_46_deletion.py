@@ -335,6 +335,7 @@ def test_pin_holds_its_own_objects_and_no_others(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- again
 
 
+@pytest.mark.slow
 def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
     plant(template, cursor=18)
@@ -358,6 +359,7 @@ def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: Ob
         assert documents(log) == []
 
 
+@pytest.mark.slow
 def test_two_deletions_at_once_finish_both(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
     plant(template, cursor=18)

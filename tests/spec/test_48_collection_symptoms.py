@@ -103,6 +103,7 @@ def test_collector_that_loses_the_cas_deletes_nothing(store: ObjectStore) -> Non
     assert offsets(store) == list(range(1, following))
 
 
+@pytest.mark.slow
 def test_garbage_document_of_a_crashed_run_does_not_stop_the_next(store: ObjectStore) -> None:
     """Whatever its content and however far the run came: later runs with other cutoffs finish and delete it."""
     template, requests = planted()
@@ -261,6 +262,7 @@ def repack(store: ObjectStore, options: SnapshotOptions) -> None:
 # ---------------------------------------------------------------------- copies
 
 
+@pytest.mark.slow
 def test_copy_that_races_appends_and_collections_has_no_holes(store: ObjectStore) -> None:
     """The source grows, is rolled, and loses its records, at every one of the copy's requests."""
     template = MemoryStore(shared_runtime())
@@ -342,6 +344,7 @@ def test_cursor_created_between_planning_and_verifying_makes_the_collection_plan
     assert offsets(store) == list(range(6, 21))
 
 
+@pytest.mark.slow
 def test_cursor_created_during_a_collection_never_points_at_deleted_records(store: ObjectStore) -> None:
     """INV-14."""
 
@@ -354,6 +357,7 @@ def test_cursor_created_during_a_collection_never_points_at_deleted_records(stor
     at_every_request(store, come)
 
 
+@pytest.mark.slow
 def test_cursor_moved_back_during_a_collection_never_points_at_deleted_records(store: ObjectStore) -> None:
     def come(log: ObjectStore) -> int | None:
         cursors = CursorStore(log, LOG, retry=QUICK)
@@ -370,6 +374,7 @@ def test_cursor_moved_back_during_a_collection_never_points_at_deleted_records(s
     at_every_request(store, come)
 
 
+@pytest.mark.slow
 def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectStore) -> None:
     template, requests = planted()
 
@@ -388,6 +393,7 @@ def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectSto
         assert offsets(log) == list(range(12, 21))
 
 
+@pytest.mark.slow
 def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promised_to_it(store: ObjectStore) -> None:
     """The reverse: a collection, up to each of its steps, at each request of the cursor's creation."""
     template = MemoryStore(shared_runtime())
@@ -414,6 +420,7 @@ def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promis
             assert held(log) == reachable(log)
 
 
+@pytest.mark.slow
 def test_append_acknowledged_during_a_collection_is_kept(store: ObjectStore) -> None:
     template, requests = planted()
 

@@ -58,6 +58,7 @@ def check_exact(store: ObjectStore, offset: int) -> None:
     assert left_behind(store) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tree", "size", "step"), [(TREE, 800, 171), (FLAT, 200, 41)], ids=["tree", "flat"])
 def test_storage_holds_exactly_the_objects_that_the_manifest_refers_to_after_every_round(
     memory_store: MemoryStore, tree: SnapshotOptions, size: int, step: int
@@ -87,6 +88,7 @@ def test_storage_holds_exactly_the_objects_that_the_manifest_refers_to_after_eve
     assert held == list(range(offset, size + 4 * step + 1))
 
 
+@pytest.mark.slow
 def test_log_collected_to_its_end_at_once_holds_nothing_and_accepts_appends(memory_store: MemoryStore) -> None:
     Grower(memory_store, tree=TREE).grow(600)
     advance(memory_store, 601)
@@ -99,6 +101,7 @@ def test_log_collected_to_its_end_at_once_holds_nothing_and_accepts_appends(memo
     check_exact(memory_store, 601)
 
 
+@pytest.mark.slow
 def test_orphans_beyond_the_limit_of_one_collection_are_deleted_by_the_next_ones(memory_store: MemoryStore) -> None:
     # Rolled into snapshots of fragments alone, which leaves no other orphans.
     Grower(memory_store, tree=replace(TREE, snapshots_per_roll=1000)).grow(250)
@@ -157,6 +160,7 @@ def test_log_that_is_appended_to_continuously_is_pruned_nevertheless(memory_stor
     assert manifest_of(memory_store).first.position.offset == 150
 
 
+@pytest.mark.slow
 def test_pointers_and_requests_to_open_stay_few_as_the_log_grows(memory_store: MemoryStore) -> None:
     """INV-8."""
     counting = CountingStore(memory_store)
@@ -176,6 +180,7 @@ def test_pointers_and_requests_to_open_stay_few_as_the_log_grows(memory_store: M
     assert max(sizes) < 600 * max(pointers)
 
 
+@pytest.mark.slow
 def test_full_scan_costs_one_request_per_fan_out_of_fragments(memory_store: MemoryStore) -> None:
     Grower(memory_store, tree=TREE, real=False).grow(2000)
     counting = CountingStore(memory_store)
@@ -193,6 +198,7 @@ def test_full_scan_costs_one_request_per_fan_out_of_fragments(memory_store: Memo
     assert counting.requests["read"] <= leaves + nodes + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 20, 1000, 9000])
 def test_tree_built_level_by_level_equals_the_tree_that_a_writer_grows(memory_store: MemoryStore, count: int) -> None:
     """The benchmarks build trees that would take days to grow."""

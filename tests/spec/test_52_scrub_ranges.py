@@ -192,6 +192,7 @@ def test_reports_that_do_not_adjoin_are_refused(filled: MemoryStore) -> None:
         ScrubReport.from_bytes(b'{"log":"a"}')
 
 
+@pytest.mark.slow
 def test_range_that_failed_without_an_answer_is_scrubbed_again(
     filled: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_empty_and_entirely_collected_logs_are_copied(store: ObjectStore, other:
     assert [record.offset for record in records(other, "gone")] == [4]
 
 
+@pytest.mark.slow
 def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: MemoryStore) -> None:
     held = grow(memory_store, "a")
     source = manifest_of(memory_store, "a")
@@ -360,6 +361,7 @@ def test_cursor_beyond_the_copied_records_is_set_to_their_end(memory_store: Memo
     assert scrub(memory_store, "b").sound
 
 
+@pytest.mark.slow
 def test_number_of_fragments_in_flight_is_bounded(memory_store: MemoryStore) -> None:
     """While the first one is delayed, few others are read."""
     fill(memory_store, "a", 60)

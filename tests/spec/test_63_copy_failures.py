@@ -54,6 +54,7 @@ def crash_at(store: FaultyStore, step: int, kinds: tuple[str, ...]) -> None:
     store.before = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_offset", [None, 4])
 def test_copy_that_was_cut_short_anywhere_is_no_log_and_is_finished_by_the_next(from_offset: int | None) -> None:
     origin = MemoryStore(shared_runtime())
@@ -226,6 +227,7 @@ def with_cursors(store: ObjectStore) -> None:
     CursorStore(store, "a").init("billing", LogPosition(5, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, 50))
 def test_slower_one_of_two_equal_copies_changes_nothing_of_the_finished_copy(
     memory_store: MemoryStore, step: int

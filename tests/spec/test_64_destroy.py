@@ -252,6 +252,7 @@ def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) ->
     assert len(list(LogReader.open(memory_store, "b").records())) == 3
 
 
+@pytest.mark.slow
 def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> None:
     steps = 0
     for step in range(200):

@@ -218,6 +218,7 @@ def test_follower_waits_for_a_successor_that_is_yet_to_be_initialized(store: Obj
     assert found == [b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 def test_follower_that_waits_for_a_successor_polls_seldom_and_ends_when_idle(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")

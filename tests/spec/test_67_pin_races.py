@@ -179,6 +179,7 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
     assert (pin.generation, pin.manifest.num_records) == (2, 1)
 
 
+@pytest.mark.slow
 def test_pin_stays_unfinished_when_the_log_keeps_changing(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

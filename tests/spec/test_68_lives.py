@@ -343,6 +343,7 @@ def test_deleter_that_slept_across_a_restore_deletes_nothing_of_the_restored_log
     assert scrub(store, "a").sound
 
 
+@pytest.mark.slow
 def test_packer_that_slept_across_a_restore_changes_nothing(store: ObjectStore) -> None:
     unrolled = replace(FEW, snapshots=replace(FEW.snapshots, fragments_kept=999), batch_records_max=1)
     with LogWriter.open_or_initialize(store, "a", options=unrolled) as writer:
@@ -405,6 +406,7 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
             destroy(store, "a")
 
 
+@pytest.mark.slow
 def test_writes_arriving_after_a_destroy_s_last_listing_do_no_harm_and_are_deleted_by_the_next(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

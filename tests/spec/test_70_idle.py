@@ -6,6 +6,8 @@ import _thread
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter
 from wal3_core.runtime import ThreadRuntime
@@ -26,6 +28,7 @@ def wait_until_ended(count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_idle_open_logs_make_no_requests_and_own_no_thread(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     before = _thread._count()

@@ -48,6 +48,7 @@ def append_s(writer: LogWriter) -> float:
     return statistics.median(took_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_store", [True, False], ids=["of the same store", "of another store"])
 def test_append_beside_eight_hanging_logs_takes_at_most_twice_as_long(*, same_store: bool) -> None:
     with ThreadRuntime() as runtime, contextlib.ExitStack() as stack:

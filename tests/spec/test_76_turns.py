@@ -41,6 +41,7 @@ MAINTENANCE: dict[str, Callable[[ObjectStore], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", MAINTENANCE)
 def test_maintenance_far_from_the_store_gets_its_turn_beside_a_writer_that_never_rests(
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch

@@ -207,6 +207,7 @@ def test_log_that_vanished_fails_appends_without_a_hang(faulty: FaultyStore) -> 
                 writer.append(b"x")
 
 
+@pytest.mark.slow
 def test_maintenance_commits_never_fail_an_append(faulty: FaultyStore) -> None:
     manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
     stop = threading.Event()
@@ -381,6 +382,7 @@ def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(fau
     assert bodies(faulty.inner) == [b"x"]
 
 
+@pytest.mark.slow
 def test_append_that_became_due_between_two_readings_of_the_clock_is_not_forgotten(memory_store: MemoryStore) -> None:
     class JumpyRuntime(ThreadRuntime):
         """Time passes between two readings: an append not due at the first may be due at the second."""

@@ -80,6 +80,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
     assert bodies(faulty.inner) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["unknown", "applied-unknown", "late"])
 def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: FaultyStore, fault: str) -> None:
     with ordered(faulty) as writer:

@@ -69,6 +69,7 @@ def took_s(action: Callable[[], object], error: type[Exception] | None = None) -
     return time.monotonic() - began_s
 
 
+@pytest.mark.slow
 def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore) -> None:
     """Regression: five attempts were over after a second and a half."""
     with LogWriter.open(faulty, "a") as writer:
@@ -80,6 +81,7 @@ def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore)
     assert bodies(faulty.inner) == [b"before", *(b"%d" % number for number in range(20))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(
     ("kind", "target"), [("create", "/log/"), ("head", "/log/"), ("replace", "MANIFEST"), ("get", "MANIFEST")]
@@ -101,6 +103,7 @@ def test_request_of_an_append_is_retried_for_the_append_s_timeout_and_not_the_st
     assert bodies(memory_store) == [b"x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, target: str) -> None:
     options = WriterOptions(retry=QUICK, delivery_timeout_s=0.4)
@@ -112,6 +115,7 @@ def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, 
     assert 0.4 <= waited_s < 5
 
 
+@pytest.mark.slow
 def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, delivery_timeout_s=1.0)
     with LogWriter.open(faulty, "a", options=options) as writer:
@@ -126,6 +130,7 @@ def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyS
     assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
 
 
+@pytest.mark.slow
 def test_append_that_keeps_losing_its_place_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
     """Regression: its time was not checked, and each round left an orphan."""
     uploads: list[str] = []
@@ -145,6 +150,7 @@ def test_append_that_keeps_losing_its_place_ends_once_its_time_is_over(faulty: F
     assert len(uploads) <= 6
 
 
+@pytest.mark.slow
 def test_appends_waiting_in_an_outage_are_bounded_and_visible(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, bytes_held_max=20 * KIB)
     with LogWriter.open(faulty, "a", options=options) as writer:
@@ -235,6 +241,7 @@ def test_wait_for_room_may_be_infinite(faulty: FaultyStore) -> None:
         assert writer.submit(b"second", timeout_s=float("inf")).result(30).offset == 2
 
 
+@pytest.mark.slow
 def test_reads_and_cursors_survive_an_outage(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a") as writer:
         writer.append_many([b"1", b"2"])
@@ -251,6 +258,7 @@ def test_reads_and_cursors_survive_an_outage(faulty: FaultyStore) -> None:
         assert took_s(look) >= 0.3
 
 
+@pytest.mark.slow
 def test_read_that_is_denied_fails_at_once_and_one_that_is_not_answered_in_time(faulty: FaultyStore) -> None:
     faulty.fail("get", "MANIFEST", "denied", times=1_000_000)
     assert took_s(lambda: LogReader.open(faulty, "a"), StoreDeniedError) < 5
@@ -279,6 +287,7 @@ def test_interrupted_listing_continues_where_it_was(memory_store: MemoryStore) -
     assert [meta.path for meta in store.list_objects("x/")] == [f"x/{number}" for number in range(5)]
 
 
+@pytest.mark.slow
 def test_store_s_url_sets_how_long_it_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")

@@ -176,6 +176,7 @@ def test_every_read_of_an_entry_has_a_bound(filled: MemoryStore, entry: str) -> 
     assert store.requests["get"] + store.requests["read"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_entry_whose_requests_each_go_unanswered_once_still_succeeds(filled: MemoryStore, entry: str) -> None:
     store, asked = FaultyStore(filled), set[tuple[str, str]]()
@@ -201,6 +202,7 @@ class BriefStore(FaultyStore):
         return "s3://bucket/brief?timeout_s=0.2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_entry_gives_up_on_a_silent_store_after_the_time_in_its_url(filled: MemoryStore, entry: str) -> None:
     """Regression: two nested retry loops took two minutes whatever the URL said."""

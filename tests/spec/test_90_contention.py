@@ -9,6 +9,8 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.programs import Program
 from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
 
@@ -106,6 +108,7 @@ def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None
     assert len(found) + refused == 120
 
 
+@pytest.mark.slow
 def test_many_writers_in_one_process_append_every_record_once(store: ObjectStore) -> None:
     LogWriter.initialize(store, "a")
 

@@ -88,6 +88,7 @@ def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_chil
     assert bodies(store) == [b"before"] * appended_before + [b"parent"]
 
 
+@pytest.mark.slow
 def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_url: str) -> None:
     """Regression: calls that only read the store worked in the child, or hung where the parent was using it."""
     store = open_store(local_url)
@@ -142,6 +143,7 @@ def test_log_opened_in_the_child_works(local_url: str) -> None:
     assert bodies(store) == [b"parent", b"child"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -195,6 +197,7 @@ def test_callback_that_appends_and_waits_blocks_no_other_caller(memory_store: Me
     assert len(answers) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers_max", [1, 2, 3, 4, 32])
 def test_callbacks_that_read_the_log_or_wait_for_another_block_no_other_caller(workers_max: int) -> None:
     """Regression: they occupied the workers that their reads waited for, and the log stopped forever."""

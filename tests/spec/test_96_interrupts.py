@@ -12,6 +12,7 @@ import pytest
 EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "every", "places"), [("append", 1, 40), ("held", 1, 150), ("flush", 1, 10), ("follow", EVERY, 400)]
 )
@@ -29,6 +30,7 @@ def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every
     assert int(ended.stdout) >= places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handled", ["stats", "submit", "append", "flush", "close"])
 def test_call_in_a_signal_handler_at_any_place_of_an_append_succeeds_or_is_refused_and_never_hangs(
     handled: str,

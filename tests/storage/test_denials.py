@@ -86,6 +86,7 @@ def refusing_endpoint() -> Iterator[str]:
         yield endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")  # for credentials
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("status", [401, 403])
@@ -96,6 +97,7 @@ def test_refused_access_is_a_denial(refusing_endpoint: str, asked: str, status: 
         ASKED[asked](store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")
 @pytest.mark.parametrize("asked", ASKED)
 def test_missing_bucket_is_a_denial(asked: str) -> None:
@@ -105,6 +107,7 @@ def test_missing_bucket_is_a_denial(asked: str) -> None:
         ASKED[asked](store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")
 @pytest.mark.parametrize("bucket", ["whole", "other"])
 def test_server_that_returns_another_range_is_named(bucket: str) -> None:

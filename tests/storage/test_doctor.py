@@ -113,6 +113,7 @@ def failed(store: ObjectStore) -> set[str]:
     return {check.name for check in examine(store).checks if not check.passed}
 
 
+@pytest.mark.slow
 def test_sound_store_passes_and_is_left_as_it_was(store: ObjectStore) -> None:
     store.create("mine", b"1")
 
@@ -210,6 +211,7 @@ def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_server_that_expects_unquoted_etags_is_recognised_and_passes_as_advised(bare_etag_url: str) -> None:
     report = examine(open_store(bare_etag_url))
 
@@ -219,6 +221,7 @@ def test_server_that_expects_unquoted_etags_is_recognised_and_passes_as_advised(
     assert examine(open_store(advised)).suitable
 
 
+@pytest.mark.slow
 def test_bare_etag_server_accepts_only_unquoted_etags(bare_etag_url: str) -> None:
     quoted, bare = open_store(bare_etag_url), open_store(f"{bare_etag_url}&etags=unquoted")
     etag = quoted.create("a", b"1")

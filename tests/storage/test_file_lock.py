@@ -43,6 +43,7 @@ def hold_all(connection: Connection, folder: str) -> None:
     connection.recv()
 
 
+@pytest.mark.slow
 def test_append_beside_a_stopped_process_fails_as_not_durable_and_names_the_process(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=0.2")
     with LogWriter.open_or_initialize(store, "a", options=QUICK) as writer:
@@ -74,6 +75,7 @@ def process_id(text: str) -> int:
     return int(text.split("held by process ")[1].split(maxsplit=1)[0])
 
 
+@pytest.mark.slow
 def test_lock_released_in_time_causes_no_error(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     made = store.create("object", b"1")

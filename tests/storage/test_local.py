@@ -134,6 +134,7 @@ def test_folder_without_an_object_is_not_listed(local_url: str) -> None:
     assert store.list_folders("") == ["a/"]
 
 
+@pytest.mark.slow
 def test_folder_never_vanishes_under_a_create(local_url: str) -> None:
     def create_and_delete(number: int) -> int:
         """Open a store of its own, as a process would; the threads share folders, but no objects."""
@@ -164,6 +165,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_durability, "_SEEN_MAX", 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str) -> None:
     store = LocalStore(Path(urlsplit(local_url).path))
@@ -177,6 +179,7 @@ def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str
     assert not store._durable._unsynced
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 def test_folders_that_were_removed_are_forgotten(local_url: str) -> None:
     store = LocalStore(Path(urlsplit(local_url).path))

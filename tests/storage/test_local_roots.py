@@ -39,6 +39,7 @@ def append_through(connection: Connection, url: str, log: str, tag: str) -> None
             connection.send(("refused", str(error)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["outer", "inner"])
 def test_log_reached_through_two_urls_loses_no_append_since_the_second_is_refused(tmp_path: Path, first: str) -> None:
     names = {"outer": (tmp_path.as_uri(), "teams/x"), "inner": ((tmp_path / "teams").as_uri(), "x")}
@@ -88,6 +89,7 @@ def may_write(store: ObjectStore, path: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_two_processes_that_make_stores_in_one_another_at_once_do_not_both_write(tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(RACES)]
     for folder in folders:

@@ -159,6 +159,7 @@ def test_folder_store_sees_only_its_folder(store: ObjectStore) -> None:
     assert head.path == "cursor/a.json"
 
 
+@pytest.mark.slow
 def test_counter_raised_by_cas_from_many_threads_loses_no_update(store: ObjectStore) -> None:
     etag_of(store.create("counter", b"0"))
 

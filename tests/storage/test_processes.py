@@ -95,6 +95,7 @@ def raise_counter(connection: Connection, url: str, name: str) -> None:
     connection.send((acked, unknown))
 
 
+@pytest.mark.slow
 def test_counter_raised_by_cas_from_many_processes_loses_no_update(store_url: str) -> None:
     store = open_store(store_url)
     assert isinstance(store.create("counter.json", b"{}"), Done)
@@ -129,6 +130,7 @@ def keep_writing(connection: Connection, url: str) -> None:
         connection.send(("step", number))
 
 
+@pytest.mark.slow
 def test_kill_at_a_random_moment_tears_and_loses_nothing(local_url: str) -> None:
     store = open_store(local_url)
     seed = random.randrange(2**32)
@@ -180,6 +182,7 @@ def write_until(connection: Connection, url: str, kill_at: int) -> None:
         connection.send(number)
 
 
+@pytest.mark.slow
 def test_kill_at_every_call_of_the_system_leaves_the_old_version_or_the_new(tmp_path: Path) -> None:
     point = exit_code = 0
     outcomes = set()
@@ -289,6 +292,7 @@ def in_small_file_system(root: Path) -> list[str]:
     return [*unshare, "sh", "-c", 'mount -t tmpfs -o size=512k wal3 "$0" && exec "$@"', str(root)]
 
 
+@pytest.mark.slow
 def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written(tmp_path: Path) -> None:
     prefix = in_small_file_system(tmp_path)
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False, timeout=600).returncode != 0:

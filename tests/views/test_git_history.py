@@ -233,6 +233,7 @@ def children() -> list[str]:
     return [pid for pid in listed.read_text().split() if b"git" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
 def test_missing_blob_is_named(repository: Repository) -> None:
     blob = repository.tree()[b"kept.txt"].decode()
     (repository.path / ".git/objects" / blob[:2] / blob[2:]).unlink()
@@ -241,6 +242,7 @@ def test_missing_blob_is_named(repository: Repository) -> None:
         list(replay(repository.path))
 
 
+@pytest.mark.slow
 def test_file_beyond_the_record_limit_is_named(memory_store: MemoryStore, repository: Repository) -> None:
     repository.write("large.bin", b"x" * 2000)
     repository.commit()
