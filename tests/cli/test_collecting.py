@@ -267,6 +267,7 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
 # ---------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "21")
@@ -291,6 +292,7 @@ def test_refused_log_does_not_stop_the_other_named_logs(wal3: Command) -> None:
     assert [record["offset"] for record in wal3.json("cat", "with")] == list(range(11, 21))
 
 
+@pytest.mark.slow
 def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "11")
@@ -414,6 +416,7 @@ def test_store_without_logs_has_nothing_to_collect(wal3: Command) -> None:
 # ---------------------------------------------------------------------- the program
 
 
+@pytest.mark.slow
 def test_gc_runs_as_a_program_on_every_store(wal3_process: Process) -> None:
     store = open_store(wal3_process.url)
     with LogWriter.open_or_initialize(store, "a") as writer:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.mark.slow
 def test_every_command_works_on_one_log(wal3_process: Process) -> None:
     lines = b"".join(b'{"key": "%d", "body": "b"}\n' % number for number in range(50))
 
@@ -37,6 +38,7 @@ def test_every_command_works_on_one_log(wal3_process: Process) -> None:
     assert wal3_process("cat", "events").stdout == printed
 
 
+@pytest.mark.slow
 def test_error_is_one_line_without_traceback(wal3_process: Process) -> None:
     missing = wal3_process("cat", "no-such-log")
 
@@ -44,6 +46,7 @@ def test_error_is_one_line_without_traceback(wal3_process: Process) -> None:
     assert re.fullmatch(rb"Error: log .*no-such-log: expected .*\n", missing.stderr)
 
 
+@pytest.mark.slow
 def test_unreachable_store_is_one_line_too(s3_bucket_url: str) -> None:
     del s3_bucket_url
     result = CliRunner().invoke(cli, ["--store", "s3://no-such-bucket", "init", "events"])
@@ -77,6 +80,7 @@ def test_help_of_every_command_shows_examples() -> None:
         assert f"  wal3 {' '.join(name)}" in text or f"| wal3 {' '.join(name)}" in text
 
 
+@pytest.mark.slow
 def test_reader_that_stops_early_is_not_an_error(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line that fills the pipe\n" * 20_000)
 
@@ -90,6 +94,7 @@ def test_reader_that_stops_early_is_not_an_error(wal3_process: Process) -> None:
     assert (process.returncode, complaint) == (0, b"")
 
 
+@pytest.mark.slow
 def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line\n" * 20_000)
 
@@ -103,6 +108,7 @@ def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None
     assert b"Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n")
 
@@ -119,6 +125,7 @@ def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     assert (process.returncode, rest, complaint) == (0, b"", b"")
 
 
+@pytest.mark.slow
 def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigterm(wal3_process: Process) -> None:
     """A shell ignores SIGINT for programs started with &: Ctrl-C is for the foreground program."""
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n")
@@ -135,6 +142,7 @@ def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigte
     assert process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "exit_code", "report"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
 )

@@ -107,6 +107,7 @@ def test_missing_log_is_a_one_line_error(wal3: Command) -> None:
         assert result.stderr.startswith("Error: log ")
 
 
+@pytest.mark.slow
 def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process) -> None:
     lopsided(wal3_process, "bad")
     records = wal3_process("cat", "bad").stdout

@@ -138,6 +138,7 @@ def test_logs_are_found_at_every_depth_and_below_a_prefix(store: ObjectStore) ->
     assert list(list_logs(store, "none")) == []
 
 
+@pytest.mark.slow
 def test_discovery_costs_requests_per_log_whatever_the_logs_hold(memory_store: MemoryStore) -> None:
     for name in ["a", "b", "c"]:
         with LogWriter.open_or_initialize(memory_store, name) as writer:

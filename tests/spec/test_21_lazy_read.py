@@ -364,6 +364,7 @@ def test_follower_that_waits_for_a_time_or_a_record_misses_none_of_a_successor(
         next(follow_across(store, "a", start, idle_s=30, options=options))
 
 
+@pytest.mark.slow
 def test_read_from_a_time_continues_where_everything_collected_is_older(long_log: MemoryStore) -> None:
     reader = LogReader.open(long_log, "a")
     in_hand = reader.manifest()

@@ -85,6 +85,7 @@ def check(store: ObjectStore, outcomes: list[Outcomes]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) -> None:
     store = open_store(store_url)
     LogWriter.initialize(store, "a")
@@ -96,6 +97,7 @@ def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) 
     assert all(not each["refused"] and not each["unknown"] for each in outcomes)
 
 
+@pytest.mark.slow
 def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None:
     store = open_store(store_url)
     LogWriter.initialize(store, "a")

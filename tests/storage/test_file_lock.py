@@ -110,6 +110,7 @@ def fork_and_die(connection: Connection, url: str) -> None:
     store.replace("object", b"never", found.etag)
 
 
+@pytest.mark.slow
 def test_lock_of_a_dead_process_is_not_held_by_its_forked_child(tmp_path: Path) -> None:
     """It was once held for as long as the child lived, and the message named the dead process."""
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=5")
@@ -203,6 +204,7 @@ def test_url_of_a_store_keeps_its_wait(tmp_path: Path) -> None:
     assert open_store(f"{tmp_path.as_uri()}?lock_wait_s=20").url == tmp_path.as_uri()
 
 
+@pytest.mark.slow
 def test_process_that_holds_a_lock_too_long_is_named(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=0.1")
     made = store.create("object", b"1")

@@ -126,6 +126,7 @@ def test_list_starts_after_a_path(store: ObjectStore) -> None:
         assert [meta.path for meta in store.list_objects("x/", start_after=name)] == names[index + 1 :]
 
 
+@pytest.mark.slow
 def test_list_goes_over_more_than_one_page(store: ObjectStore) -> None:
     names = [f"many/{index:05d}" for index in range(1100)]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:

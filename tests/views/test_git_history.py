@@ -217,6 +217,7 @@ def test_repository_without_commits_is_refused(tmp_path: Path) -> None:
         replay(Repository(tmp_path / "fresh").path)
 
 
+@pytest.mark.slow
 def test_abandoned_replay_leaves_no_process(repository: Repository) -> None:
     messages = replay(repository.path)
     next(messages)
