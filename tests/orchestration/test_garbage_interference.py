@@ -163,7 +163,8 @@ def _finish(run: Run, logs: Sequence[str]) -> None:
     """Do what schedules and sensors do later, including orphans: a dead run's upload is one."""
     request = run_request(logs[0], logs[-1])
     for job in ("collection_job", "snapshot_compaction_job", "deletion_job", "orphans_job", "deletion_job"):
-        assert run(job, request).success, job
+        result = run(job, request)
+        assert result.success, (job, [event.event_specific_data for event in result.all_events if event.is_failure])
 
 
 def _assert_collected(store: ObjectStore, log: str) -> None:
