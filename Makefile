@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -33,20 +33,18 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
-# In two halves at once, which take about as long: in one the tests mostly wait for servers, processes and Spark.
-SERVICES := tests/cli tests/hostile tests/orchestration tests/power tests/processes tests/spark
-.PHONY: test-library test-services
-test: java setup lint types ## Everything that must hold: linters, types, all tests
-	$(MAKE) --no-print-directory --jobs=2 test-library test-services
+# In parallel workers, each with an S3 server of its own.
+WORKERS ?= auto
+PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgroup
 
-test-library: setup
-	$(BIN)/pytest $(addprefix --ignore=,$(SERVICES))
+test: java setup lint types ## Everything that must hold: linters, types, tests (some ten minutes on two cores)
+	$(PYTEST) -m "not repeat"
 
-test-services: java setup
-	$(BIN)/pytest $(SERVICES)
+test-all: java setup lint types ## The same, and the whole specification on every kind of store
+	$(PYTEST)
 
-check: setup lint types ## The quick part: linters, types, all but the slow tests
-	$(BIN)/pytest -m "not slow and not spark"
+check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
+	$(PYTEST) -m "not slow and not spark and not repeat" -o timeout=30
 
 lint: setup
 	$(BIN)/ruff check .
@@ -67,7 +65,7 @@ sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
 	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
-	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/*,wal3_core/storage/*_store.py,wal3_core/storage/immutable.py,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
+	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/storage/documents/*,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
 	  -m tests.faults.campaign --processes 1 --first $(FIRST) --seeds $(SEEDS) > /dev/null
 	$(BIN)/coverage report --show-missing
 
@@ -85,7 +83,7 @@ fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
 	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
 
 kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
-	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
+	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o timeout=0
 	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py
 
 power: setup ## Power cuts at every step of the local store

@@ -1,6 +1,6 @@
 """The library's figures, each beside its peer or limit, measured in one run: ``make bench``.
 
-What is printed: append throughput beside the SHA3-256 limit of one core and raw Parquet encoding;
+It prints append throughput beside the SHA3-256 limit of one core and raw Parquet encoding;
 append latency; scan throughput; bytes of manifest and snapshots written per commit as a log grows.
 """
 
@@ -26,17 +26,17 @@ from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch
+from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ console = Console(width=140)
 
 
 def best(action: Callable[[], object]) -> float:
-    """Seconds of the quickest of a few rounds: the machine's noise only ever slows."""
+    """Seconds of the quickest of a few rounds: the machine's noise only slows."""
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -81,7 +81,7 @@ def raw_parquet(bodies: list[bytes]) -> float:
 
 
 def synced_write(folder: Path) -> float:
-    """Write and sync files of a fragment's size: what the directory itself can take."""
+    """Write and sync files of a fragment's size: the directory's own rate."""
     data = os.urandom(8 * 2**20)
 
     def write() -> None:
@@ -243,7 +243,7 @@ def main() -> None:
         disk = Path(stack.enter_context(TemporaryDirectory(dir=os.environ.get("WAL3_BENCH_DIR"))))
         folders = {"disk": disk}
         if MEMORY_FOLDER.is_dir():
-            # Without a disk in the way: what is left is the library's own cost.
+            # Without a disk only the library's own cost is left.
             folders["memory"] = Path(stack.enter_context(TemporaryDirectory(dir=MEMORY_FOLDER)))
         throughput(folders)
         endpoint = stack.enter_context(s3_server())

@@ -1,9 +1,9 @@
 """Collection of a large log, round after round, beside plain deletes of as many files: ``make bench-collection``.
 
-The log lies in a directory and has real fragments of one record. In each round as many are appended
-as the cursor moves on; a writer goes on appending while they are collected. What is then on storage
-is compared with what the manifest leads to, found without the library; the exit status is 1 when the
-two differ. Deletes are not throttled here, and the interval is a tenth of a second.
+The log lies in a directory and has real fragments of one record. Each round appends as many as the cursor
+advances; a writer keeps appending while they are collected. Then the objects on storage are compared with
+those that the manifest leads to, found without the library; the exit status is 1 when they differ.
+Deletes are not throttled, and the interval is a tenth of a second.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from rich.table import Table
 from tests.large_logs import Grower, reachable, stored
 from tests.stores import life_store
 from wal3_core import CursorStore, LogWriter, WriterOptions, open_store
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, MANIFEST
 from wal3_core.model.position import FIRST_OFFSET, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPTIONS = CollectorOptions(interval_s=0.1, fraction_max=1, deletes_per_s=1e9)
-# A writer that comes to roll nothing.
+# A writer that never rolls.
 NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
-PHASES = ("plan", "verify", "announce", "prune", "delete", "orphans", "condemn")
+PHASES = ("plan", "verify", "announce", "prune", "delete", "orphans", "mark")
 APPEND_PAUSE_S = 0.01
 MEMORY_FOLDER = Path("/dev/shm")
 console = Console(width=180)
@@ -58,7 +59,7 @@ class Collecting:
     store: ObjectStore
 
     def __post_init__(self) -> None:
-        """Begin to count."""
+        """Set the counters to zero."""
         self.seconds: Counter[str] = Counter()
         self.num_deleted = 0
         self.num_dropped = 0
@@ -73,25 +74,25 @@ class Collecting:
         return result
 
     def prune(self) -> None:
-        """Take what lies below the cursor."""
+        """Collect below the cursor."""
         plan = self._timed("plan", self._collector.plan)
         self._timed("verify", lambda: self._collector.verify(plan))
         path = self._timed("announce", lambda: self._collector.announce(plan))
         outcome = self._timed("prune", lambda: self._collector.prune(path))
-        assert isinstance(outcome, Pruned), outcome
+        assert isinstance(outcome, Marked), outcome
         self.num_dropped += plan.num_fragments
         self._delete(outcome)
 
     def sweep(self) -> bool:
-        """Take what nothing refers to; False when there was none."""
+        """Collect orphans; False when there are none."""
         orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
         if orphans:
-            condemned = self._timed("condemn", lambda: self._collector.condemn(orphans, "benchmark"))
-            assert isinstance(condemned, Pruned)
-            self._delete(condemned)
+            marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
+            assert isinstance(marked, Marked)
+            self._delete(marked)
         return bool(orphans)
 
-    def _delete(self, pruned: Pruned) -> None:
+    def _delete(self, pruned: Marked) -> None:
         document = life_store(self.store, "a").head(pruned.path)
         assert document is not None
         self.document_bytes = max(self.document_bytes, document.size)
@@ -102,7 +103,7 @@ class Collecting:
         self.num_deleted += deleted.num_deleted
 
     def cells(self) -> list[str]:
-        """Show the seconds, and how many objects a second were deleted."""
+        """Return the seconds, the objects deleted, and their rate."""
         rate = self.num_deleted / self.seconds["delete"] if self.seconds["delete"] else 0
         return [*(f"{self.seconds[phase]:,.2f}" for phase in PHASES), f"{self.num_deleted:,}", f"{rate:,.0f}"]
 
@@ -118,7 +119,7 @@ def advance(store: ObjectStore, offset: int) -> None:
 
 @contextmanager
 def appending(store: ObjectStore) -> Iterator[list[LogPosition]]:
-    """Append one record after the other while the block runs; each has its fragment."""
+    """Append records while the block runs, each in a fragment of its own."""
     done, over = [], threading.Event()
 
     def append() -> None:
@@ -136,13 +137,13 @@ def appending(store: ObjectStore) -> Iterator[list[LogPosition]]:
 
 
 def collect_round(store: ObjectStore, offset: int) -> tuple[list[str], bool]:
-    """Collect up to an offset; give the table's cells, and whether exactly what is referred to is left."""
+    """Collect up to an offset; return the table's cells, and whether exactly the referenced objects are left."""
     advance(store, offset)
     before, collecting = len(stored(store)), Collecting(store)
     with appending(store) as appended:
         collecting.prune()
         collecting.sweep()
-    # What the writer uploaded and could not use when the fence moved, once that is old enough.
+    # Uploads that the writer could not use when the fence moved, once they are old enough.
     time.sleep(2 * OPTIONS.interval_s)
     while collecting.sweep():
         pass
@@ -155,7 +156,7 @@ def collect_round(store: ObjectStore, offset: int) -> tuple[list[str], bool]:
 
 
 def rounds(store: ObjectStore, count: int, step: int, num_rounds: int) -> bool:
-    table = Table(title=f"A log of {count:,} fragments, {step:,} of which go and come in each round; then all at once")
+    table = Table(title=f"A log of {count:,} fragments; each round collects and appends {step:,}; then all at once")
     for name in ("round", "appended\nbeside", "objects\nbefore", "after", "referred to", "", "on storage"):
         table.add_column(name, justify="right")
     for name in (*(f"{phase}\ns" for phase in PHASES), "deleted", "deletes\na second"):
@@ -176,7 +177,7 @@ def rounds(store: ObjectStore, count: int, step: int, num_rounds: int) -> bool:
 
 
 def plain(folder: Path, count: int, num_bytes: int) -> None:
-    """Delete as many files as the collection does, without a log and without the library."""
+    """Delete as many files as a round, without a log."""
     store = open_store((folder / "plain").as_uri())
     ways: dict[str, Callable[[str], object]] = {
         "os.unlink": lambda path: os.unlink(folder / "plain" / path),  # noqa: PTH108 - the limit, without Path's own
@@ -196,8 +197,8 @@ def plain(folder: Path, count: int, num_bytes: int) -> None:
 
 
 def bare(count: int) -> None:
-    """Collect a log whose fragments all stand in the manifest, as many as one takes."""
-    table = Table(title="Fragments that all stand in the manifest, in memory; their files are made up")
+    """Collect a log whose fragments are all in the manifest, as many as one holds."""
+    table = Table(title="All fragments in the manifest, in memory; their files do not exist")
     for name in (
         "fragments",
         "manifest",
@@ -222,17 +223,17 @@ def bare(count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fragments", type=int, default=200_000, help="fragments of the log (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, but the last (default: %(default)s)")
-    parser.add_argument("--step", type=int, default=20_000, help="fragments of a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds before the last (default: %(default)s)")
+    parser.add_argument("--step", type=int, default=20_000, help="fragments per round (default: %(default)s)")
     parser.add_argument("--bare", type=int, default=99_000, help="fragments in the manifest (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where the store lies (default: a directory in memory)")
-    told = parser.parse_args()
-    folder = told.folder or (MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None)
+    given = parser.parse_args()
+    folder = given.folder or (MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None)
     with TemporaryDirectory(dir=folder) as name:
         store = open_store((Path(name) / "store").as_uri())
-        equal = rounds(store, told.fragments, told.step, told.rounds)
-        plain(Path(name), told.step, 1000)
-    bare(told.bare)
+        equal = rounds(store, given.fragments, given.step, given.rounds)
+        plain(Path(name), given.step, 1000)
+    bare(given.bare)
     console.print(f"Load of the machine: {os.getloadavg()}, of {os.cpu_count()} cores")
     console.print(f"At most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:,.0f} MiB of memory")
     sys.exit(0 if equal else 1)

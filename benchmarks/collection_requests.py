@@ -1,4 +1,4 @@
-"""Requests of collections: beside documents that wait for their interval, and beside many busy consumers.
+"""Requests of collections, with documents that wait for their interval, and with many busy consumers.
 
 Each request to the store takes ``--request-s`` seconds, as it does over a network; counts do not depend on it.
 """
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.errors import LogError
-from wal3_core.log.collection import collect
+from wal3_core.log.collect.collection import collect
 from wal3_core.options import CollectorOptions
 
 _KINDS = frozenset({"read", "get", "create", "replace", "head", "list_objects", "delete"})
@@ -22,7 +22,7 @@ CONSUMERS, RECORDS, PLANS = 200, 2000, 10
 
 
 class Slow:
-    """A store whose requests are counted and take a while."""
+    """A store that counts and delays its requests."""
 
     def __init__(self, inner: object, request_s: float) -> None:
         self._inner = inner
@@ -43,7 +43,7 @@ class Slow:
 
 
 def waiting(request_s: float) -> None:
-    """Collect a fragment at a time; count what a collection costs while more and more waits."""
+    """Collect a few fragments at a time; count a collection's requests as more documents wait."""
     inner = open_store("memory:waiting")
     slow, writer, cursors = Slow(inner, request_s), LogWriter.open_or_initialize(inner, "a"), CursorStore(inner, "a")
     witness = cursors.init("c", LogPosition(1, 0))
@@ -63,7 +63,7 @@ def waiting(request_s: float) -> None:
 
 
 def consumers(request_s: float) -> None:
-    """Collect beside consumers that save as fast as they can."""
+    """Collect while consumers save as fast as they can."""
     inner = open_store("memory:consumers")
     slow, stop = Slow(inner, request_s), threading.Event()
     with LogWriter.open_or_initialize(inner, "a") as writer:

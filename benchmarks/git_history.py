@@ -1,7 +1,7 @@
 """A large git history through the log and back: ``make history``.
 
-Makes a repository of 100,000 file changes (a seed fixes it), replays it into a log by the command
-line, prints it again with ``wal3 cat``, folds the lines by key, and compares the outcome with
+Makes a repository of 100,000 file changes from a fixed seed, ingests it into a log by the command
+line, prints it with ``wal3 cat``, folds the lines by key, and compares the result with
 ``git ls-tree -r HEAD``. Exit status 1 when they differ.
 """
 
@@ -56,7 +56,7 @@ def tree_of(folder: Path) -> dict[str, str]:
 
 
 def fold(url: str) -> tuple[dict[str, str], int]:
-    """Keep each key's last body, as git names it; a tombstone removes the key."""
+    """Keep the blob id of each key's last body; a tombstone removes the key."""
     folded: dict[str, str] = {}
     count = 0
     with subprocess.Popen([WAL3, "--store", url, "cat", "history"], stdout=subprocess.PIPE) as printer:

@@ -1,8 +1,8 @@
 """Append latency with and without maintenance of the same log by another process, side by side.
 
-What is printed for each store: the appends' p50, p99 and maximum while nobody, and while another
-process changes the manifest (snapshot rolls, fences, generations), how many changes it installed in
-the meantime, and how many appends failed, which must be none.
+For each store it prints the appends' p50, p99 and maximum, alone and while another process changes the
+manifest (snapshot rolls, fences, generations), how many changes that process installed, and how many
+appends failed, which must be none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from wal3_core import AppendError, LogReader, LogWriter, open_store
 
 CALLERS = 8
 SECONDS = 8.0
-# Changes aimed at per second; 0 is none. A real collection fences once an interval, not twice a second.
+# Changes aimed at per second; 0 is none. A real collection moves the fence once an interval, not twice a second.
 RATES = (0, 10, 100)
 FENCE_PAUSE_S = 0.5
 console = Console(width=140)
 
 
 def append_for(url: str, log: str, seconds: float) -> tuple[list[float], int]:
-    """Append from several callers; give each append's seconds, and how many failed."""
+    """Append from several callers; return each append's seconds, and how many failed."""
     body = os.urandom(100)
     until_s = time.monotonic() + seconds
     with LogWriter.open(open_store(url), log) as writer:
@@ -50,12 +50,12 @@ def append_for(url: str, log: str, seconds: float) -> tuple[list[float], int]:
             return times, failed
 
         with ThreadPoolExecutor(CALLERS) as pool:
-            told = list(pool.map(call, range(CALLERS)))
-    return [each for times, _ in told for each in times], sum(failed for _, failed in told)
+            results = list(pool.map(call, range(CALLERS)))
+    return [each for times, _ in results for each in times], sum(failed for _, failed in results)
 
 
 def measure(url: str, rate: int) -> list[str]:
-    """Append to a new log for a while, beside so many changes a second; give the table's cells."""
+    """Append to a new log beside ``rate`` changes a second; return the table's cells."""
     log = f"maintenance-{uuid.uuid4().hex}"
     LogWriter.initialize(open_store(url), log)
     installed: object = {}

@@ -1,8 +1,8 @@
-"""What it takes to begin and to go through a read, by the length of the log: requests, round trips, memory.
+"""The requests, round trips and memory of a read's start and of a full walk, by the length of the log.
 
-Run it as ``make bench-reading``. The log's tree is made by the library's own steps; fragments are real at
-its beginning, where records are read, and pointers alone further on, where only the tree is. A round
-trip is a second of virtual time, which every request lasts.
+Run it as ``make bench-reading``. The library's own steps build the log's tree. Fragments are real at its
+beginning, where records are read; further on there are only their pointers. Every request takes a second of
+virtual time, which counts as one round trip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.rounds import round_trips
 from tests.stores import CountingStore
 from wal3_core import LogReader, ReaderOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def first_record(store: MemoryStore) -> tuple[int, int, float]:
-    """Count requests until the first record, round trips of virtual time until it, and what is held then, in MB."""
+    """Count requests and round trips of virtual time up to the first record, and the memory held then, in MB."""
     counting = CountingStore(store)
     tracemalloc.start()
     records = LogReader(counting, "a", options=ReaderOptions(), runtime=shared_runtime()).records()
@@ -40,7 +40,7 @@ def first_record(store: MemoryStore) -> tuple[int, int, float]:
 
 
 def full_walk(store: MemoryStore) -> tuple[int, float]:
-    """Count the requests of a walk along the whole tree, and its peak of memory in MB."""
+    """Count the requests of a walk through the whole tree, and its peak memory in MB."""
     counting = CountingStore(store)
     reader = LogReader(counting, "a", options=ReaderOptions(), runtime=shared_runtime())
     tracemalloc.start()

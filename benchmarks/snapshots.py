@@ -1,11 +1,10 @@
-"""What the manifest's tree costs, beside a flat manifest, and what packing it anew saves: ``make bench-snapshots``.
+"""The cost of the manifest's tree, beside a flat manifest, and what repacking saves: ``make bench-snapshots``.
 
-The manifests and snapshots are what the library's own steps make of so many fragments, written by its
-own code: pointers are applied to the manifest sixteen at a time, rolled, uploaded and swapped in. The
-fragments below them are made up, one record each; only those that are appended while measuring are
-written. Logs that would take hours to grow are built level by level by tests/built_logs.py, into the
-shape that a writer leaves. Requests and bytes are exact; seconds are of a store in memory, so they are
-the library's own.
+The library's own code makes the manifests and snapshots: pointers are applied to the manifest sixteen at a
+time, rolled, uploaded and swapped in. The fragments below them do not exist and count one record each; only
+those that are appended while measuring are written. Logs that would take hours to grow are built level by
+level by tests/built_logs.py, into the shape that a writer leaves. Requests and bytes are exact; seconds are
+of a store in memory, so they are the library's own.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from tests.built_logs import Builder
 from tests.large_logs import Grower
 from tests.stores import CountingStore, life_store
 from wal3_core import LogReader, LogWriter
-from wal3_core.log.scan import select
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.read.scan import select
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import POINTERS_MAX, UNLIMITED, ReaderOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 OPTIONS = SnapshotOptions()
-# A writer whose snapshots hold four fragments, and one that comes to roll none.
+# A writer whose snapshots hold four fragments, and one that never rolls.
 SMALL_LEAVES = SnapshotOptions(fragments_per_snapshot=4, snapshots_per_roll=128)
 NO_LEAVES = SnapshotOptions(fragments_per_snapshot=POINTERS_MAX, fragments_kept=POINTERS_MAX)
 COMMITS = 512
@@ -47,7 +46,7 @@ console = Console(width=190)
 
 
 class WeighingStore(CountingStore):
-    """Counts the bytes that are read besides."""
+    """Also counts the bytes that are read."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -69,23 +68,23 @@ class WeighingStore(CountingStore):
 
 
 def well_shaped(store: ObjectStore, count: int) -> None:
-    """Build what a writer leaves."""
+    """Build a tree as a writer leaves it."""
     Grower(store, tree=OPTIONS, real=False).grow(count, per_change=count)
 
 
 def lopsided(store: ObjectStore, count: int) -> None:
-    """Build what is left by a writer with other options, or when one fragment takes the place of eight."""
+    """Build a tree of small snapshots, as other options or compacted fragments leave it."""
     Grower(store, tree=SMALL_LEAVES, real=False).grow(count, per_change=count)
 
 
 def unrolled(store: ObjectStore, count: int) -> None:
-    """Build what a writer leaves that never came to roll."""
+    """Build a manifest as a writer leaves it that never rolled."""
     Grower(store, tree=NO_LEAVES, real=False).grow(count, per_step=count, per_change=count)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a log's tree costs its readers; a scan's requests come besides one a fragment."""
+    """The cost of a log's tree for readers; a scan needs one more request for each fragment."""
 
     manifest_bytes: int
     open_requests: int
@@ -107,7 +106,7 @@ def measure(inner: ObjectStore) -> Cost:
 
 
 def append(inner: ObjectStore) -> Counter[str]:
-    """Bytes of manifest and snapshots that a real writer writes with many commits of one fragment."""
+    """Bytes of manifest and snapshots that a real writer writes in many commits of one fragment."""
     store = CountingStore(inner)
     with LogWriter.open(store, "a") as writer:
         for _ in range(COMMITS):
@@ -116,7 +115,7 @@ def append(inner: ObjectStore) -> Counter[str]:
 
 
 def append_shortly(inner: ObjectStore) -> tuple[Counter[str], Counter[str]]:
-    """Bytes, and requests, of as many writers that append once each."""
+    """Bytes and requests of as many writers that append once each."""
     store = CountingStore(inner)
     for _ in range(COMMITS):
         with LogWriter.open(store, "a") as writer:
@@ -194,7 +193,7 @@ def _row(inner: ObjectStore, *, scanned: bool) -> tuple[str, ...]:
 
 
 def compaction(cases: Sequence[tuple[str, Callable[[ObjectStore, int], None], int]]) -> None:
-    table = Table(title="Packing a tree anew: before, after, and what it costs")
+    table = Table(title="Repacking a tree: before, after, and its cost")
     for name in (
         "tree",
         "fragments",
@@ -243,7 +242,7 @@ def new_store() -> MemoryStore:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--grown", type=int, default=100_000, help="fragments of the largest log that is grown (default: %(default)s)"
+        "--grown", type=int, default=100_000, help="fragments of the largest log grown (default: %(default)s)"
     )
     parser.add_argument(
         "--most",
@@ -252,19 +251,19 @@ def main() -> None:
         help="fragments of the largest log built (default: %(default)s)",
     )
     parser.add_argument(
-        "--packed", type=int, default=100_000, help="fragments of the largest log packed anew (default: %(default)s)"
+        "--packed", type=int, default=100_000, help="fragments of the largest log repacked (default: %(default)s)"
     )
-    told = parser.parse_args()
-    sizes = [10**digits for digits in range(2, 9) if 10**digits <= told.most]
+    given = parser.parse_args()
+    sizes = [10**digits for digits in range(2, 9) if 10**digits <= given.most]
     if sizes:
-        growth([size for size in sizes if size <= told.grown], [size for size in sizes if size > told.grown])
+        growth([size for size in sizes if size <= given.grown], [size for size in sizes if size > given.grown])
     compaction(
         [
-            ("well shaped", well_shaped, told.packed),
-            ("leaves of 4", lopsided, told.packed // 10),
-            ("leaves of 4", lopsided, told.packed),
+            ("well shaped", well_shaped, given.packed),
+            ("leaves of 4", lopsided, given.packed // 10),
+            ("leaves of 4", lopsided, given.packed),
             ("never rolled", unrolled, 500),
-            ("never rolled", unrolled, told.packed // 2),
+            ("never rolled", unrolled, given.packed // 2),
         ]
     )
     console.print(f"Load of the machine: {os.getloadavg()}, of {os.cpu_count()} cores")

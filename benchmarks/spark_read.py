@@ -1,4 +1,4 @@
-"""Read one log of many records in Spark: verified, not verified, by one column, and its files by Spark itself.
+"""Read one log in Spark: verified, not verified, one column only, and its Parquet files by Spark itself.
 
 python benchmarks/spark_read.py [records] [bytes] [fragments]
 """
@@ -68,7 +68,8 @@ def main() -> None:
             records,
             lambda: consume(columns=wanted, verify="false", partitions="9999"),
         )
-        parquet = f"{url}/{LOG}/log"
+        log_id = reader.manifest().log_id
+        parquet = f"{url}/{LOG}/Life={log_id}/log"
         timed(
             "spark.read.parquet",
             records,

@@ -11,12 +11,12 @@ import pytest
 
 from tests.stores import LOG_ID, FaultyStore, damage
 from wal3_core import LogWriter, StoreDeniedError
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def spoil(store: ObjectStore, badness: Badness) -> None:
 
 
 def deny(store: ObjectStore, folder: str) -> None:
-    """Make a folder of a directory store one that no process may look into, whoever runs it: another store's."""
+    """Make a folder of a directory store unreadable to every process, also to root: it becomes another store's."""
     (Path(urlsplit(store.url).path) / folder / ".wal3" / "locks").mkdir(parents=True)
 
 

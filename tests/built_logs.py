@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.large_logs import STEP_US, made_up
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Place
+from wal3_core.model.manifest_parts import Boundary, Epoch
 from wal3_core.model.paths import snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import Setsum
@@ -16,9 +16,9 @@ from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer, sum_set
 from wal3_core.model.tree import plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
@@ -55,7 +55,7 @@ class Builder:
         manifest = replace(
             base.manifest,
             setsum=sum_setsums(pointers),
-            next=Place(FragmentSeqNo(last.last_seq_no + 1), last.limit),
+            next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=(self._entry,),
             snapshots=tuple(each for each in pointers if isinstance(each, SnapshotPointer)),
             fragments=tuple(each for each in pointers if isinstance(each, FragmentPointer)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -12,20 +13,40 @@ from hypothesis import settings
 
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from wal3_core.storage.object_store import ObjectStore
 
+TESTS = Path(__file__).parent
 # Shared machines are slow at times: only what is asserted may fail a test, and a failure prints how to replay it.
 settings.register_profile("wal3", deadline=None, print_blob=True)
 settings.load_profile("wal3")
 # For sessions of seconds: code that is never optimized is cheaper than the compiler's threads.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+# One Spark session serves all their tests: they run in one worker, beside the others.
+_ON_SPARK = {"orchestration", "spark"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together when they run in several workers, and which repeat others."""
+    for item in items:
+        room = item.path.relative_to(TESTS).parts[0]
+        if room in _ON_SPARK:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        # The protocol calls no store but by the port, whose own tests run on every store.
+        if room == "spec" and isinstance(item, pytest.Function) and _store_of(item) in {"local", "s3"}:
+            item.add_marker(pytest.mark.repeat)
+
+
+def _store_of(item: pytest.Function) -> object:
+    called = getattr(item, "callspec", None)
+    return None if called is None else called.params.get("store")
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.stores import life_store
 from wal3_core import LogWriter
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Place
+from wal3_core.model.manifest_parts import Boundary, Epoch
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import MANIFEST, fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -21,10 +21,10 @@ from wal3_core.model.setsum import Setsum
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.immutable import write_immutable
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,11 +76,11 @@ class Grower:
             manifest = manifest.apply_snapshot(self._snapshots.write(snapshot, RetryOptions()), roll.replaced)
         return manifest
 
-    def _pointers(self, entry: Epoch, place: Place) -> Iterator[FragmentPointer]:
+    def _pointers(self, entry: Epoch, place: Boundary) -> Iterator[FragmentPointer]:
         while True:
             start = LogPosition(place.position.offset, place.position.timestamp_us + STEP_US)
             yield self._written(entry, place.seq_no, start) if self._real else made_up(entry, place.seq_no, start)
-            place = Place(FragmentSeqNo(place.seq_no + 1), LogPosition(start.offset + 1, start.timestamp_us))
+            place = Boundary(FragmentSeqNo(place.seq_no + 1), LogPosition(start.offset + 1, start.timestamp_us))
 
     def _written(self, entry: Epoch, seq_no: FragmentSeqNo, start: LogPosition) -> FragmentPointer:
         body = b"%d" % start.offset
@@ -109,7 +109,7 @@ def _pointer(
 
 
 def reachable(store: ObjectStore, log: str = "a") -> set[str]:
-    """Name the fragments and snapshots that the manifest leads to, found with nothing but JSON."""
+    """Name the fragments and snapshots that the manifest leads to, found with a JSON parser alone."""
     found: set[str] = set()
     manifest = _document(store, f"{log}/{MANIFEST}")
     waiting = [*manifest["snapshots"], *manifest["fragments"]]

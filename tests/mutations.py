@@ -1,15 +1,18 @@
 """Defects put into the library on purpose, to see that a test finds them.
 
-A mutation that no longer applies is an error, so a checker can not go blind as the code moves on.
+A mutation that no longer applies is an error, so a checker cannot go blind as the code changes.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import contextlib
+import dis
 import importlib
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from types import FunctionType
@@ -34,14 +37,14 @@ class Mutation:
 
 
 class StaleMutationError(Exception):
-    """The mutation does not fit the code any more: write it anew for what stands there now."""
+    """The mutation does not fit the code any more: rewrite it for the present code."""
 
 
 @contextlib.contextmanager
 def applied(mutation: Mutation) -> Iterator[None]:
     """Let the library run with the defect until the block ends.
 
-    The function keeps its identity and changes its code, so whoever imported it by name has the defect too.
+    The function keeps its identity and changes its code, so every module that imported it by name has the defect too.
     """
     function = _function(mutation)
     mutant = _mutant(mutation, function)
@@ -89,7 +92,7 @@ def _mutant(mutation: Mutation, function: FunctionType) -> FunctionType:
     if ast.dump(original) == ast.dump(changed):
         raise _stale(mutation, "a change of what runs, found none")
     if [ast.dump(each) for each in original.decorator_list] != [ast.dump(each) for each in changed.decorator_list]:
-        raise _stale(mutation, "decorators to stay as they are: a replaced body can not change them")
+        raise _stale(mutation, "decorators to stay as they are: a replaced body cannot change them")
     changed.decorator_list = []
     ast.increment_lineno(changed, function.__code__.co_firstlineno - 1)
     code = compile(
@@ -103,7 +106,36 @@ def _mutant(mutation: Mutation, function: FunctionType) -> FunctionType:
     exec(code, function.__globals__, names)
     mutant = names[function.__name__]
     assert isinstance(mutant, FunctionType)
+    missing = [*_undefined_names(mutant), *_undefined_attributes(mutation, changed)]
+    if missing:
+        raise _stale(
+            mutation, f"names that exist, found {', '.join(missing)}: it would be found by an error of its own"
+        )
     return mutant
+
+
+def _undefined_names(mutant: FunctionType) -> list[str]:
+    read = {step.argval for step in dis.get_instructions(mutant) if step.opname == "LOAD_GLOBAL"}
+    return sorted(read - mutant.__globals__.keys() - vars(builtins).keys())
+
+
+def _undefined_attributes(mutation: Mutation, changed: ast.FunctionDef) -> list[str]:
+    """Name the attributes of ``self`` that its class never defines."""
+    module, _, names = mutation.target.partition(":")
+    if "." not in names:
+        return []
+    defining = vars(importlib.import_module(module))[names.split(".")[0]]
+    sources = "".join(inspect.getsource(each) for each in defining.__mro__ if each.__module__.startswith("wal3_core"))
+    read = {node.attr for node in ast.walk(changed) if isinstance(node, ast.Attribute) and _is_self(node.value)}
+    return sorted(
+        f"self.{name}"
+        for name in read
+        if not hasattr(defining, name) and not re.search(rf"\bself\.{name}\b[^=\n]*=[^=]", sources)
+    )
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _definition(source: str) -> ast.FunctionDef:

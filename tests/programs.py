@@ -1,6 +1,6 @@
 """Programs that tests start: with the signals of a program in the foreground, and none without an end.
 
-Whoever runs the tests may ignore SIGINT (a shell does for what it starts in the background, and so do
+The parent of the tests may ignore SIGINT (a shell does for what it starts in the background, and so do
 CI systems and nohup with SIGHUP), and what is ignored stays so in children.
 """
 
@@ -38,7 +38,7 @@ def in_background(command: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 class Program(subprocess.Popen[Any]):
-    """A program that is killed when it has run for ``deadline_s`` seconds: whoever reads what it prints comes back."""
+    """A program that is killed when it has run for ``deadline_s`` seconds: so a reader of its output always returns."""
 
     def __init__(
         self,

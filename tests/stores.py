@@ -1,4 +1,4 @@
-"""Stores that stand between a log and a real store: one counts requests, one makes them fail as told."""
+"""Wrappers of a real store: they count requests, make them fail, or check their bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from wal3_core.errors import StoreDeniedError, UnavailableError
 from wal3_core.model.paths import LogId, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -28,17 +28,17 @@ from wal3_core.storage.object_store import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Of a log that a test makes up.
+# The life of a made-up log.
 LOG_ID = LogId("1d" * 16)
 
 
 def life_store(store: ObjectStore, log: str) -> ObjectStore:
-    """Return what the log that has the name now holds beside its manifest; asked for when it is first used."""
+    """Return the store of the current life of a log; which life that is, is found at first use."""
     return ManifestStore(log_store(store, log), shared_runtime()).objects
 
 
 def life_path(store: ObjectStore, log: str, path: str) -> str:
-    """Return where, in the whole store, what the log's life has at a path lies."""
+    """Return the path in the whole store of an object in the current life of a log."""
     return f"{log}/{life_folder(ManifestStore(log_store(store, log), shared_runtime()).log_id())}{path}"
 
 
@@ -96,7 +96,8 @@ class CountingStore:
         self._inner.delete(path)
 
 
-# What a mutation may meet: applied but unanswered; neither; applied later; conflict; no access; no answer at all.
+# Faults of a PUT: applied without an answer; neither applied nor answered; applied later; conflict; no access;
+# unavailable.
 Fault = Literal["applied-unknown", "unknown", "late", "conflict", "denied", "unavailable"]
 
 
@@ -109,7 +110,7 @@ class _Plan:
 
 @dataclass
 class FaultyStore:
-    """Lets every request through but those a test has asked to fail."""
+    """Passes every request on, except those that a test has asked to fail."""
 
     inner: ObjectStore
     plans: list[_Plan] = field(default_factory=list)
@@ -129,7 +130,7 @@ class FaultyStore:
         self.plans.clear()
 
     def arrive(self) -> list[object]:
-        """Apply what was held back, as a network might, minutes later."""
+        """Apply the late requests, as a network may do minutes later."""
         held, self.late = self.late, []
         return [apply() for apply in held]
 
@@ -211,7 +212,7 @@ class FaultyStore:
 
 @dataclass
 class IgnoringStore(FaultyStore):
-    """A store that accepts PUTs whatever their condition, as some S3 look-alikes do."""
+    """A store that ignores the conditions of PUTs, as some S3-compatible servers do."""
 
     ignored: frozenset[str] = frozenset({"create", "replace"})
 
@@ -228,7 +229,7 @@ class IgnoringStore(FaultyStore):
 
 
 def damage(store: ObjectStore, path: str, at: int = -1) -> None:
-    """Flip one bit of a stored object; the last byte is one that every format of ours depends on."""
+    """Flip one bit of a stored object, by default in the last byte, which every format depends on."""
     data = store.read(path)
     assert data is not None
     store.delete(path)
@@ -239,7 +240,7 @@ def damage(store: ObjectStore, path: str, at: int = -1) -> None:
 
 
 class BoundedStore(CountingStore):
-    """Insists that every read says how much it takes at most; ``asked_max`` is the most that one asked for."""
+    """Requires a bound on every read; ``asked_max`` is the largest bound so far."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -262,7 +263,7 @@ class BoundedStore(CountingStore):
 
 @dataclass
 class OvertakenStore(FaultyStore):
-    """Does not answer the first PUT of a document that it was done, and has ``overtake`` go on from that."""
+    """Applies the first PUT of a document without answering it, and calls ``overtake`` before it returns."""
 
     path: str = ""
     overtake: Callable[[], object] = lambda: None
@@ -275,7 +276,7 @@ class OvertakenStore(FaultyStore):
         return self._silent(path, data, self.inner.replace(path, data, etag))
 
     def _silent(self, path: str, data: bytes, outcome: PutOutcome) -> PutOutcome:
-        # A vacancy is no log yet: nobody goes on from that.
+        # A vacancy is no log yet, so it cannot be overtaken.
         if self.overtaken or path != self.path or b'"vacant"' in data or not isinstance(outcome, Done):
             return outcome
         self.overtaken = True

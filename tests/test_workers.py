@@ -1,4 +1,4 @@
-"""Workers are shared fairly: no store and no log that hangs takes them from the others."""
+"""Workers are shared fairly: a store or log that hangs does not take them from the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core.runtime import _TOPICS_KEPT_MAX, WORKERS_MAX, ThreadRuntime
+from wal3_core.runtime.threads import _TOPICS_KEPT_MAX, WORKERS_MAX, ThreadRuntime
 from wal3_core.workers import COMMON, Caps, Share, TaskQueue
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def nothing() -> None:
 
 
 def may_run(share: Share, running: Counter[Share]) -> bool:
-    """Say once more, in words as plain as can be, whether a log's next task may run."""
+    """Return whether a log's next task may run: a second, simple statement of the rules."""
     of_store = sum(count for each, count in running.items() if each.store == share.store)
     if running.total() >= CAPS.threads_max:
         return False
@@ -37,8 +37,9 @@ def may_run(share: Share, running: Counter[Share]) -> bool:
     return below_log_cap and of_store < CAPS.store and running.total() < CAPS.whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_queued_runs_within_the_caps_and_as_soon_as_they_allow(seed: int) -> None:
+def test_queued_tasks_run_within_the_caps_and_as_soon_as_they_allow(seed: int) -> None:
     chance = random.Random(seed)
     shares = [Share(f"store{chance.randrange(4)}", chance.choice(["", "a", "b", "c"])) for _ in range(40)]
     shares += [Share("store0", f"log{number}") for number in range(40)]
@@ -68,7 +69,7 @@ def test_whatever_is_queued_runs_within_the_caps_and_as_soon_as_they_allow(seed:
             waiting -= Counter([taken[0]])
             running[taken[0]] += 1
 
-    # Nothing is remembered of those that have nothing to do.
+    # Logs and stores without tasks are forgotten.
     assert (len(queue), queue.running) == (0, 0)
 
 
@@ -87,7 +88,7 @@ def test_stores_and_their_logs_take_turns() -> None:
 
 
 class Hanging:
-    """Tasks that hang until they are let go."""
+    """Tasks that hang until the gate opens."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -112,9 +113,9 @@ class Hanging:
         ([COMMON] * 200, Caps.of(WORKERS_MAX).store, Share("well", "x")),
         ([Share(f"dead{n % 3}", "a") for n in range(400)], WORKERS_MAX, Share("dead0", "b")),
     ],
-    ids=["one log", "eight logs", "very many logs", "a store", "nobody's tasks", "three stores"],
+    ids=["one log", "eight logs", "very many logs", "a store", "tasks of no log", "three stores"],
 )
-def test_task_runs_at_once_whoever_else_hangs(hanging: list[Share], begun: int, healthy: Share) -> None:
+def test_task_runs_at_once_whichever_other_tasks_hang(hanging: list[Share], begun: int, healthy: Share) -> None:
     tasks, done = Hanging(), threading.Event()
     with ThreadRuntime() as runtime:
         try:
@@ -130,7 +131,7 @@ def test_task_runs_at_once_whoever_else_hangs(hanging: list[Share], begun: int, 
         tasks.await_begun(len(hanging) - begun)
 
 
-def test_every_task_of_every_log_runs_once_and_the_rest_when_the_runtime_is_closed() -> None:
+def test_every_task_runs_once_and_queued_ones_when_the_runtime_is_closed() -> None:
     chance, counted, lock = random.Random(0), Counter[int](), threading.Lock()
 
     def counting(number: int) -> Callable[[], None]:
@@ -147,7 +148,8 @@ def test_every_task_of_every_log_runs_once_and_the_rest_when_the_runtime_is_clos
     assert counted == Counter(range(TASKS))
 
 
-def test_thousands_of_topics_that_nobody_awaits_any_more_are_forgotten() -> None:
+@pytest.mark.slow
+def test_thousands_of_topics_without_waiters_are_forgotten() -> None:
     with ThreadRuntime() as runtime:
         for number in range(TOPICS):
             runtime.await_topic(f"log{number}", -1, 0.0)
@@ -157,7 +159,8 @@ def test_thousands_of_topics_that_nobody_awaits_any_more_are_forgotten() -> None
         assert len(runtime._recent_topics) <= _TOPICS_KEPT_MAX
 
 
-def test_news_that_came_while_a_topic_was_forgotten_are_not_missed() -> None:
+@pytest.mark.slow
+def test_publication_while_a_topic_was_forgotten_is_not_missed() -> None:
     with ThreadRuntime() as runtime:
         seen = runtime.await_topic("log", -1, 0.0)
         for number in range(TOPICS):
@@ -168,7 +171,8 @@ def test_news_that_came_while_a_topic_was_forgotten_are_not_missed() -> None:
         assert runtime.await_topic("log", seen, 0.0) > seen
 
 
-def test_whoever_waits_for_a_topic_is_woken_however_many_others_come_by() -> None:
+@pytest.mark.slow
+def test_waiter_for_a_topic_is_woken_after_thousands_of_other_topics() -> None:
     woken: list[int] = []
     with ThreadRuntime() as runtime:
         seen = runtime.await_topic("log", -1, 0.0)

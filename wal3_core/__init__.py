@@ -26,46 +26,46 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.bootstrap import Bootstrapped, Origin, bootstrap
-from wal3_core.log.collection import Collection, collect
-from wal3_core.log.collector import Collector
-from wal3_core.log.copier import Copied, LogAt, copy
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.destroyer import DestroyPlan, destroy, plan_destroy
-from wal3_core.log.halt import Resumed
-from wal3_core.log.pinned import open_pinned, pinned_records
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import ScrubReport, scrub
-from wal3_core.log.sealer import initialize_successor, migrate, seal
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.stats import WriterStats
-from wal3_core.log.succession import follow_across, records_across
-from wal3_core.log.writer import LogWriter
-from wal3_core.model.manifest import Seal
+from wal3_core.log.collect.collection import CollectionReport, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.copier import CopyReport, LogAt, copy
+from wal3_core.log.maintain.destroyer import DestroyPlan, destroy, plan_destroy
+from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.read.pinned import open_pinned, pinned_records
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import ScrubReport, scrub
+from wal3_core.log.read.succession import follow_across, records_across
+from wal3_core.log.write.bootstrap import BootstrapReport, Origin, bootstrap
+from wal3_core.log.write.halt import ResumeReport
+from wal3_core.log.write.stats import WriterStats
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.pin import Pin
 from wal3_core.model.policy import Policy
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Message, Record
 from wal3_core.model.setsum import Setsum
 from wal3_core.options import CollectorOptions, Limits, ReaderOptions, SnapshotCompactorOptions, WriterOptions
-from wal3_core.storage.cursor_store import CursorStore, Witness
+from wal3_core.storage.documents.cursor_store import CursorStore, Witness
+from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.pin_store import PinStore
-from wal3_core.storage.policy_store import PolicyStore
 
 __all__ = [
     "AppendError",
     "AppendReplacedError",
     "AtTime",
-    "Bootstrapped",
+    "BootstrapReport",
     "ClosedError",
-    "Collection",
     "CollectionRefusedError",
+    "CollectionReport",
     "Collector",
     "CollectorOptions",
     "ConditionNotMetError",
     "ContentionError",
-    "Copied",
+    "CopyReport",
     "CorruptError",
     "CursorConflictError",
     "CursorStore",
@@ -94,7 +94,7 @@ __all__ = [
     "PolicyStore",
     "ReaderOptions",
     "Record",
-    "Resumed",
+    "ResumeReport",
     "ScrubReport",
     "Seal",
     "SealedError",

@@ -1,8 +1,7 @@
-"""What callers hand in: checked and made plain before anything is done with it.
+"""Checks of callers' arguments, and their conversion to plain Python types.
 
-A value of a wrong type is the caller's mistake and gets InvalidRequestError, which names the argument: it is
-refused where it comes in, never found later in what was stored. Whatever stands for an integer, numpy's and
-Arrow's included, becomes a plain one.
+A value of a wrong type raises InvalidRequestError, which names the argument, before it can reach storage.
+Integer types of numpy and Arrow become plain integers.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from wal3_core.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # Takes a value and the name of its argument; returns it plain, or raises InvalidRequestError.
+    # Takes a value and the name of its argument; returns a plain value, or raises InvalidRequestError.
     Check = Callable[[object, str], object]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Ten years; what is longer, or has no end, is as good as that, and no clock or lock takes much more.
+# Ten years; longer and infinite times are cut to this, since clocks and locks take little more.
 SECONDS_MAX = 10 * 365 * 24 * 60 * 60
 _SHOWN_MAX = 80
 
 
 def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function's arguments checked by name when it is called, a generator's too; defaults are not."""
+    """Check a function's arguments by name when it is called, also for a generator; defaults are not checked."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         names = tuple(inspect.signature(function).parameters)
@@ -47,7 +46,7 @@ def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 for value, (check, name) in zip(args, by_place, strict=False)
             ]
             named = {name: checks[name](value, name) if name in checks else value for name, value in kwargs.items()}
-            # More than there are names for are Python's to refuse.
+            # Surplus arguments are left for Python to refuse.
             return function(*plain, *args[len(plain) :], **named)  # type: ignore[arg-type]
 
         return call
@@ -56,21 +55,21 @@ def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def wrong(name: str, expected: str, value: object) -> InvalidRequestError:
-    """Say that an argument is not what is expected."""
+    """Make the error for an argument that is not as expected."""
     try:
         shown = f" {ascii(value)[:_SHOWN_MAX]}" if isinstance(value, str | int | float) else ""
     except ValueError:
-        # An integer of more digits than Python writes out.
+        # An integer of more digits than Python formats.
         shown = ""
     return InvalidRequestError(f"{name}: expected {expected}, found {type(value).__name__}{shown}")
 
 
 def text(value: object, name: str) -> str:
-    """Take a string that can be encoded, as a plain one: half of a surrogate pair is no text."""
+    """Take a string that can be encoded, as a plain ``str``; half of a surrogate pair is refused."""
     if not isinstance(value, str):
         raise wrong(name, "text", value)
     if type(value) is not str:
-        # What stands in the place of one, a member of an Enum, is formatted as something else than what was checked.
+        # A subclass, such as a member of a str Enum, may format as something else than its value.
         value = str.__str__(value)
     if not value.isascii():
         try:
@@ -83,25 +82,25 @@ def text(value: object, name: str) -> str:
 
 
 def integer(value: object, name: str) -> int:
-    """Take whatever stands for an integer; a truth value does not."""
+    """Take an integer of any type, except bool."""
     if type(value) is int:
         return value
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         try:
             return operator.index(value)
         except TypeError:
-            # An array of many has the method, too.
+            # An array of several elements has the method, too.
             pass
     raise wrong(name, "an integer", value)
 
 
 def number(value: object, name: str) -> float:
-    """Take a real number: an integer stays one."""
+    """Take a real number; an integer stays an integer."""
     if isinstance(value, int | numbers.Real) and not isinstance(value, bool):
         try:
             plain = float(value)
         except OverflowError:
-            # An integer or a fraction that is larger than anything that is of use.
+            # An integer or a fraction too large for a float.
             pass
         else:
             return value if type(value) is int else plain
@@ -109,7 +108,7 @@ def number(value: object, name: str) -> float:
 
 
 def seconds(value: object, name: str) -> float:
-    """Take a number of seconds that can be compared with others; at most ``SECONDS_MAX``, which infinity comes to."""
+    """Take a number of seconds; NaN is refused, and anything above ``SECONDS_MAX``, also infinity, becomes that."""
     plain = number(value, name)
     if isinstance(plain, float) and math.isnan(plain):
         raise wrong(name, "a number of seconds", value)
@@ -117,14 +116,14 @@ def seconds(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """Take a true or a false."""
+    """Take a bool."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise wrong(name, "true or false", value)
 
 
 def record_bytes(value: object, name: str) -> bytes:
-    """Take bytes; a buffer that its owner may change is copied, so that what is appended stays what it was."""
+    """Take bytes; a buffer that its owner may change is copied."""
     if type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -133,21 +132,21 @@ def record_bytes(value: object, name: str) -> bytes:
 
 
 def function(value: object, name: str) -> object:
-    """Take what can be called."""
+    """Take a callable."""
     if callable(value):
         return value
     raise wrong(name, "a function", value)
 
 
 def several(value: object, name: str) -> object:
-    """Take what can be gone through, and is not one text; what it gives is not looked at yet."""
+    """Take an iterable that is no text, bytes or class; its elements are not checked."""
     if hasattr(value, "__iter__") and not isinstance(value, str | bytes | bytearray | type):
         return value
-    raise wrong(name, "several", value)
+    raise wrong(name, "an iterable", value)
 
 
 def instance_of(*kinds: type) -> Check:
-    """Take an instance of one of some classes."""
+    """Take an instance of one of the classes."""
 
     def check(value: object, name: str) -> object:
         if isinstance(value, kinds):
@@ -158,7 +157,7 @@ def instance_of(*kinds: type) -> Check:
 
 
 def with_methods(expected: str, *methods: str) -> Check:
-    """Take whatever has some methods: ``expected`` says in words what that is."""
+    """Take an object with the given methods; ``expected`` is its description in the error."""
 
     def check(value: object, name: str) -> object:
         if not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in methods):
@@ -169,7 +168,7 @@ def with_methods(expected: str, *methods: str) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Take None, too."""
+    """Take None as well."""
 
     def checked_unless_none(value: object, name: str) -> object:
         return None if value is None else check(value, name)
@@ -178,6 +177,6 @@ def optional(check: Check) -> Check:
 
 
 def make_plain(value: object, **checks: Check) -> None:
-    """Check fields of a frozen dataclass that was just made, and put what they come to in their place."""
+    """Check fields of a frozen dataclass that was just made, and replace them by their plain values."""
     for name, check in checks.items():
         object.__setattr__(value, name, check(getattr(value, name), name))

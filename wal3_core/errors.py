@@ -1,32 +1,32 @@
-"""Everything that can go wrong, as one hierarchy; a class exists where a caller would act differently.
+"""The error hierarchy; a class exists where a caller would act differently.
 
     LogError
     ├── InvalidRequestError          the caller's input; nothing was changed
     │   ├── LogNotFoundError         no log of that name
-    │   ├── LogExistsError           a log of that name is there already
+    │   ├── LogExistsError           a log of that name exists already
     │   └── ClosedError              the writer was closed, or the log opened before a fork
-    ├── AppendError                  says what became of the records
+    ├── AppendError                  an append was not acknowledged
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
-    │   │   ├── ContentionError      ... because another writer took the log over
-    │   │   ├── ConditionNotMetError ... because the log's next offset is another: ``next_offset``
-    │   │   ├── OverloadedError      ... because there was no room to wait in: slow down
-    │   │   ├── HaltedError          ... because one before them failed, and the writer is ordered: resume it
+    │   │   ├── ContentionError      ... because another writer took over the log
+    │   │   ├── ConditionNotMetError ... because the log's next offset differs: ``next_offset``
+    │   │   ├── OverloadedError      ... because too many bytes are waiting: slow down
+    │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
-    │   │   └── AppendReplacedError  ... because the name leads to another log now: open that one
+    │   │   └── AppendReplacedError  ... because the name now leads to another log: open that one
     │   └── UnknownDurabilityError   they may be in the log: read before appending again
-    ├── LogReplacedError             the name leads to another log than the one that was opened: open it again
-    ├── CursorConflictError          somebody else moved the cursor: load it and decide again
+    ├── LogReplacedError             the name leads to another log than the one opened: open it again
+    ├── CursorConflictError          the cursor was moved meanwhile: load it and decide again
     ├── GarbageCollectedError        the position lies below the log's first one
-    ├── CollectionRefusedError       collecting would not be safe, or takes too much: somebody must look
-    │   └── OutdatedPlanError        the log has changed since it was planned: plan again
+    ├── CollectionRefusedError       collecting would not be safe, or deletes too much: an operator must look
+    │   └── OutdatedPlanError        the log has changed since the plan was made: plan again
     ├── CorruptError                 stored bytes are not what was written
-    │   └── MissingError             ... because the object is gone: a fresh manifest tells why
+    │   └── MissingError             ... because the object is gone: a fresh manifest shows why
     └── UnavailableError             the store does not answer: try again later
         ├── StoreDeniedError         it refuses (no access, no bucket, no space): change that first
-        └── UnsuitableStoreError     it can not keep a log's promises
+        └── UnsuitableStoreError     it cannot keep a log's promises
 
 The third outcome of an append, durable, is not an error: the append returns its position, also
-when it had to be found out from the manifest.
+when that had to be read from the manifest.
 """
 
 
@@ -35,7 +35,7 @@ class LogError(Exception):
 
 
 class InvalidRequestError(LogError):
-    """The request can not be served as it stands; nothing was changed."""
+    """The request cannot be served as it stands; nothing was changed."""
 
 
 class LogNotFoundError(InvalidRequestError):
@@ -47,23 +47,23 @@ class LogExistsError(InvalidRequestError):
 
 
 class ClosedError(InvalidRequestError):
-    """The writer was closed, or what is used was opened before this process was forked; open another."""
+    """The writer was closed, or the object was opened before this process was forked; open another."""
 
 
 class AppendError(LogError):
-    """An append was not acknowledged; the subclass says what became of its records."""
+    """An append was not acknowledged; the subclass says whether its records are in the log."""
 
 
 class NotDurableError(AppendError):
-    """The records are not in the log and never will be; appending them again can not double them."""
+    """The records are not in the log and never will be; appending them again cannot duplicate them."""
 
 
 class ContentionError(NotDurableError):
-    """Another writer took the log over before the records were committed."""
+    """Another writer took over the log before the records were committed."""
 
 
 class ConditionNotMetError(NotDurableError):
-    """The records would not have landed at the offset asked for; ``next_offset`` is where the log ended instead."""
+    """The records would not have been placed at the requested offset; ``next_offset`` is where the log ended."""
 
     def __init__(self, message: str, *, next_offset: int = 0) -> None:
         super().__init__(message)
@@ -71,11 +71,11 @@ class ConditionNotMetError(NotDurableError):
 
 
 class OverloadedError(NotDurableError):
-    """Too many bytes wait to become durable; the append was not begun."""
+    """Too many bytes wait to become durable; the append was not started."""
 
 
 class HaltedError(NotDurableError):
-    """An earlier append of this ordered writer failed, which the message names; resume the writer to go on."""
+    """An earlier append of this ordered writer failed; the message names it. Resume the writer to continue."""
 
 
 class SealedError(NotDurableError):
@@ -83,11 +83,11 @@ class SealedError(NotDurableError):
 
 
 class LogReplacedError(LogError):
-    """The name leads to another log than the one that was opened: that one was destroyed, or restored, meanwhile."""
+    """The name leads to another log than the one opened, which was destroyed, or restored, meanwhile."""
 
 
 class AppendReplacedError(NotDurableError, LogReplacedError):
-    """The log that the writer opened is gone, and its name leads to another one: open a writer of that."""
+    """The log that the writer opened is gone, and its name leads to another one: open a writer of that log."""
 
 
 class UnknownDurabilityError(AppendError):
@@ -95,7 +95,7 @@ class UnknownDurabilityError(AppendError):
 
 
 class CursorConflictError(LogError):
-    """The cursor is not what the witness says; load it again."""
+    """The cursor no longer has the witness's version; load it again."""
 
 
 class GarbageCollectedError(LogError):
@@ -103,11 +103,11 @@ class GarbageCollectedError(LogError):
 
 
 class CollectionRefusedError(LogError):
-    """Garbage is not collected: that would not be safe, or takes more than is allowed; nothing was changed."""
+    """Garbage is not collected: it would not be safe, or would delete more than is allowed; nothing was changed."""
 
 
 class OutdatedPlanError(CollectionRefusedError):
-    """What was planned is not what there is by now: cursors have come, or somebody else has collected."""
+    """The plan no longer fits the log: cursors were created, or another collector has collected."""
 
 
 class CorruptError(LogError):
@@ -115,9 +115,9 @@ class CorruptError(LogError):
 
 
 class MissingError(CorruptError):
-    """An object is gone that something refers to; ``path`` names it."""
+    """An object that something refers to is gone; ``path`` names it."""
 
-    # With a default, as every argument but the message: an error is pickled and copied by its message and attributes.
+    # Every argument but the message has a default: errors are pickled and copied by their message and attributes.
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
@@ -128,7 +128,7 @@ class UnavailableError(LogError):
 
 
 class StoreDeniedError(UnavailableError):
-    """The object store refuses, and will until somebody changes access, bucket or space; nothing was changed."""
+    """The object store refuses, and will until access, bucket or space is changed; nothing was changed."""
 
 
 class UnsuitableStoreError(UnavailableError):

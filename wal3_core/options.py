@@ -19,24 +19,24 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
-# One set of limits for those who write, read, copy and pin. A fragment holds at most so many bytes of
-# keys and bodies, and so many records; so it expands to no more than what readers allow by default.
+# Shared by writers, readers, copies and pins. A fragment holds at most so many bytes of keys and bodies,
+# and so many records; so it expands to no more than readers allow by default.
 FRAGMENT_BYTES_MAX = 512 * MIB
 FRAGMENT_RECORDS_MAX = 2**22
 FRAGMENT_EXPANDED_BYTES_MAX = GIB
-# What a record expands to beside its bytes: positions, lengths, levels, and the decoder's own memory for it.
+# What a record expands to on top of its bytes: positions, lengths, levels, and the decoder's own memory for it.
 _RECORD_EXPANDED_BYTES = 96
 _COUNT_MAX = 2**31 - 1
 _BYTES_MAX = 2**63 - 1
-# How far a log's time may lie beyond the store's clock: more than honest clocks and slow uploads differ, and more than
-# the second that stores tell times by; and little beside any retention.
+# How far a log's time may lie ahead of the store's clock: more than correct clocks and slow uploads differ, and more
+# than the second to which stores give times; but little compared with any retention.
 CLOCK_AHEAD_S_MAX = 60.0
-# How long a store that does not answer is asked again, where neither options nor the store's URL say.
-# How often maintenance tries a change of the manifest that others are quicker with. A writer that is never idle gives
+# How often maintenance retries a change of the manifest that lost to another CAS. A writer that is never idle gives
 # way every ten seconds, so this is longer than several of its turns.
 REBASES_MAX = 4096
+# How long requests to a store that does not answer are retried, unless the options or the URL say otherwise.
 TIMEOUT_S = 120.0
-# What one document can list and still be read back.
+# How many pointers one document can list and still be read back.
 POINTERS_MAX = 100_000
 # How many cursors, or pins, are loaded ahead of the caller.
 CURSORS_AHEAD = 16
@@ -44,7 +44,7 @@ PINS_AHEAD = 16
 
 
 def expanded_bytes(num_bytes: int, num_records: int) -> int:
-    """Bound what a fragment with so many bytes of keys and bodies in so many records expands to, in bytes."""
+    """Bound the expanded size, in bytes, of a fragment with so many bytes of keys and bodies in so many records."""
     return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
 
 
@@ -54,21 +54,21 @@ def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> No
         value = getattr(options, name)
         if value is None:
             continue
-        # So written that NaN is refused, too.
+        # This form also refuses NaN.
         if not least <= value <= most:
             message = f"option {name}: expected a number from {least} to {most}, found {value}"
             raise InvalidRequestError(message)
 
 
 def _check_of(option: Field[object]) -> Check:
-    """Tell what an option's value is checked to be, by how it is declared."""
+    """Return the check for an option's declared type."""
     checks: Mapping[object, Check] = {
         "int": integer,
         "float": number,
         "float | None": optional(number),
         "bool": flag,
     }
-    # What is no amount is made of options itself.
+    # Any other type is a class of options.
     return checks.get(option.type) or instance_of(globals()[str(option.type)])
 
 
@@ -76,9 +76,9 @@ def _check_of(option: Field[object]) -> Check:
 class RetryOptions:
     """How long a request is tried again while the store does not answer.
 
-    The last try begins ``timeout_s`` seconds after the first; None stands for what the store's URL says
-    (``?timeout_s=``), and for 120 where it says nothing. The pauses between are spread, and double from
-    ``pause_s_min`` to ``pause_s_max``. ``attempts_max`` ends it earlier, by the number of tries.
+    The last try begins ``timeout_s`` seconds after the first; None means the value in the store's URL
+    (``?timeout_s=``), or 120 if it has none. The pauses between tries are spread at random, and double from
+    ``pause_s_min`` to ``pause_s_max``. ``attempts_max`` limits the number of tries.
     """
 
     timeout_s: float | None = None
@@ -87,7 +87,7 @@ class RetryOptions:
     attempts_max: int = 100_000
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         pause_s = (0, _SECONDS_MAX)
         _check_ranges(
             self,
@@ -102,16 +102,16 @@ class RetryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotOptions:
-    """The shape of the manifest's tree; benchmarks/ measures what a commit then writes.
+    """The shape of the manifest's tree of snapshots; benchmarks/ measures how much a commit writes.
 
     A snapshot of depth 1 holds ``fragments_per_snapshot`` fragments; ``fragments_kept`` of the newest
-    stay in the manifest; ``snapshots_per_roll`` snapshots of a depth at a time go into one of the next,
-    which holds ``snapshot_pointers_max`` at most, and is left alone once it holds that many times what
-    comes to join it. A snapshot ends with a garbage collection interval (``gc_interval_s``) where it
-    can. What is due is rolled ``rolls_ahead_max`` snapshots at a time, ``uploads_max`` of them uploaded at
+    stay in the manifest. ``snapshots_per_roll`` snapshots of a depth at a time go into one of the next,
+    which holds ``snapshot_pointers_max`` at most, and is left alone once it holds that many times as much
+    as would join it. A snapshot ends with a garbage collection interval (``gc_interval_s``) where it
+    can. Due pointers are rolled ``rolls_ahead_max`` snapshots at a time, with ``uploads_max`` uploads at
     a time, so that the manifest stays small however many fragments a commit carries. A writer that
-    finds what others left to be rolled does it with its first commit, which waits ``wait_s_max``
-    seconds for that at most.
+    finds pointers due from earlier writers rolls them with its first commit, which waits at most
+    ``wait_s_max`` seconds for that.
     """
 
     fragments_per_snapshot: int = 16
@@ -125,13 +125,13 @@ class SnapshotOptions:
     loaded_max: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         _check_ranges(
             self,
             {
                 "fragments_per_snapshot": (1, POINTERS_MAX),
                 "fragments_kept": (0, _COUNT_MAX),
-                # Nodes of one pointer would never come to fewer.
+                # Nodes of one pointer would never reduce the number of pointers.
                 "snapshots_per_roll": (2, POINTERS_MAX),
                 "snapshot_pointers_max": (2, POINTERS_MAX),
                 "gc_interval_s": (1, _SECONDS_MAX),
@@ -152,13 +152,12 @@ class WriterOptions:
     take longer); at once when the log is idle. Up to ``uploads_max`` fragments upload at a time,
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
-    ``reseals_max`` times; a commit is put onto what maintenance made of the manifest up to
+    ``reseals_max`` times; a commit is rebased onto a manifest that maintenance changed up to
     ``rebases_max`` times. While the store does not answer, an append is tried for
-    ``delivery_timeout_s`` seconds; None stands for what the store's URL says (``?timeout_s=``), and for
-    120 where it says nothing. ``retry`` says how long the pauses between are, and ends it earlier where it
-    has a ``timeout_s``, or so many tries, of its own. A writer's clock moves
-    the log's time at most ``clock_ahead_s_max`` seconds beyond the store's. None of them allows a fragment
-    that a reader's defaults refuse.
+    ``delivery_timeout_s`` seconds; None means the value in the store's URL (``?timeout_s=``), or 120 if
+    it has none. ``retry`` sets the pauses between tries, and can end them earlier by its own ``timeout_s``
+    or ``attempts_max``. A writer's clock moves the log's time at most ``clock_ahead_s_max`` seconds ahead of
+    the store's. No setting allows a fragment that a reader's defaults refuse.
     """
 
     record_bytes_max: int = 16 * MIB
@@ -178,7 +177,7 @@ class WriterOptions:
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         _check_ranges(
             self,
             {
@@ -204,13 +203,13 @@ class ReaderOptions:
     """Limits of one log's reader.
 
     ``prefetch_fragments`` are fetched ahead of the caller, and up to ``prefetch_snapshots`` of the
-    tree loaded (none before the first fragment is found); a fragment that expands beyond
+    tree loaded (none before the first fragment is found). A fragment that expands beyond
     ``fragment_expanded_bytes_max`` is refused, and whatever its bytes are takes at most three times
-    that and 64 MiB of memory; a follower asks for news after ``poll_s_min`` seconds,
-    and ever more slowly, up to ``poll_s_max``, while there is none. ``verify`` checks setsums and
-    positions; turn it off only where something else does. ``reloads_max`` bounds how often a read
-    starts over because maintenance replaced what it was about to fetch. ``retry`` says how long each
-    request is tried again while the store does not answer.
+    that and 64 MiB of memory. A follower polls after ``poll_s_min`` seconds, and ever more slowly, up
+    to ``poll_s_max``, while there is nothing new. ``verify`` checks setsums and positions; turn it off
+    only where something else checks them. ``reloads_max`` bounds how often a read starts over because
+    maintenance replaced an object it was about to fetch. ``retry`` says how long each request is tried
+    again while the store does not answer.
     """
 
     verify: bool = True
@@ -224,7 +223,7 @@ class ReaderOptions:
     retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         _check_ranges(
             self,
             {
@@ -241,12 +240,12 @@ class ReaderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where a read ends, each limit exclusive of what lies beyond it; None means no limit.
+    """Where a read ends; None means no limit.
 
     ``offset`` and ``timestamp_us`` end it before the first record at or after them; ``records``,
     ``num_bytes`` (of stored fragments) and ``fragments`` after so many, always by whole fragments
-    except for ``records``: so ``num_bytes`` ends it behind the fragment that reaches it. 0 of any of
-    these three is nothing.
+    except for ``records``: so ``num_bytes`` ends it after the fragment that reaches it. With 0 for any of
+    these three nothing is read.
     """
 
     offset: int | None = None
@@ -256,19 +255,19 @@ class Limits:
     fragments: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no amount."""
+        """Refuse values out of range."""
         names = ("offset", "timestamp_us", "records", "num_bytes", "fragments")
         make_plain(self, **dict.fromkeys(names, optional(integer)))
         for name in names:
             value = getattr(self, name)
-            # 2**64 itself is the exclusive limit of everything.
+            # 2**64 itself is the exclusive limit of all offsets.
             if value is not None and not 0 <= value <= 2**64:
                 message = f"limit {name}: expected a number from 0 to 2**64, found {value}"
                 raise InvalidRequestError(message)
 
     @checked(num_bytes=integer)
     def without(self, num_bytes: int) -> Limits:
-        """Return what is left after one fragment of so many bytes; at least one more fragment."""
+        """Return the limits left after one fragment of so many bytes; they allow at least one more fragment."""
         return replace(
             self,
             num_bytes=None if self.num_bytes is None else max(1, self.num_bytes - num_bytes),
@@ -283,13 +282,13 @@ UNLIMITED = Limits()
 class CollectorOptions:
     """How one log's garbage is collected.
 
-    What was pruned is deleted ``interval_s`` seconds later, so that readers of an older manifest
-    have ended. A plan that would take more than ``fraction_max`` of the log's bytes is refused.
-    ``without_cursors`` allows a log that has no cursor to be collected up to an offset that is
-    given; without it, and without a policy that says so, such a log is refused. At most
-    ``orphans_max`` orphans are condemned at a time; with 0 they are not looked for. Deletes are sent
-    ``deletes_ahead`` at a time, ``deletes_per_s`` a second. A plan that a cursor came in between of is
-    made again up to ``rounds_max`` times; a change of the manifest is tried ``rebases_max`` times.
+    Pruned objects are deleted ``interval_s`` seconds later, so that readers of an older manifest
+    have ended. A plan that would delete more than ``fraction_max`` of the log's bytes is refused.
+    ``without_cursors`` allows a log without cursors to be collected up to a given offset; without it,
+    and without a policy that allows it, such a log is refused. At most ``orphans_max`` orphans are
+    marked at a time; with 0 they are not looked for. Deletes are sent ``deletes_ahead`` at a time,
+    ``deletes_per_s`` a second. A plan that a new cursor made outdated is made again up to ``rounds_max``
+    times; a change of the manifest is tried ``rebases_max`` times.
     """
 
     interval_s: float = 24 * 60 * 60
@@ -304,14 +303,14 @@ class CollectorOptions:
     retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         _check_ranges(
             self,
             {
                 "interval_s": (0, _SECONDS_MAX),
                 "fraction_max": (0, 1),
                 "orphans_max": (0, POINTERS_MAX),
-                # Slower than one in a quarter of an hour is a mistake, and 0 would never end.
+                # Slower than one delete in a quarter of an hour is a mistake, and 0 would never end.
                 "deletes_per_s": (0.001, _COUNT_MAX),
                 "deletes_ahead": (1, _COUNT_MAX),
                 "rounds_max": (1, _COUNT_MAX),
@@ -323,12 +322,12 @@ class CollectorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotCompactorOptions:
-    """How one log's tree of snapshots is packed anew.
+    """How one log's tree of snapshots is compacted.
 
-    ``snapshots`` is the shape that its writers keep. One change of the manifest packs about
-    ``pointers_per_step_max`` pointers at most. ``requests_ahead`` snapshots are loaded or uploaded at
-    a time. A change of the manifest is tried ``rebases_max`` times, and planned anew ``plans_max``
-    times in a row when what it was to replace changes each time.
+    ``snapshots`` is the shape that its writers keep. One change of the manifest packs at most about
+    ``pointers_per_step_max`` pointers. ``requests_ahead`` snapshots are loaded or uploaded at a time. A
+    change of the manifest is tried ``rebases_max`` times, and planned again ``plans_max`` times in a row
+    when the pointers it was to replace change each time.
     """
 
     snapshots: SnapshotOptions = field(default_factory=SnapshotOptions)
@@ -339,7 +338,7 @@ class SnapshotCompactorOptions:
     retry: RetryOptions = field(default_factory=RetryOptions)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse values out of range."""
         _check_ranges(
             self,
             {

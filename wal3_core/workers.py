@@ -1,13 +1,13 @@
 """The threads of a process that run the library's tasks, shared fairly by store and by log.
 
-A store that hangs keeps the workers that wait for it. So that it never keeps all of them, no store
-and no log gets more than its cap, and a log that has no worker gets one beyond the caps; logs with
+A store that hangs blocks the workers that wait for it. So that it never blocks all of them, no store
+and no log gets more than its cap, and a log that has no worker gets one beyond the caps. Logs with
 tasks take turns, and so do stores.
 
-One thread more than there are tasks under way stands by. It takes the next task and has another
-thread stand by before it begins: so threads are counted by workers alone. Whoever spawns may be
-interrupted anywhere (see runtime.py): it queues a task by a single call, and leaves at worst a task
-that the next one to spawn wakes somebody for, or a thread more.
+Beside the threads that run tasks, one stands by. It takes the next task, and starts another thread
+to stand by before it runs the task: so only workers count threads. A caller of ``spawn`` may be
+interrupted anywhere (see runtime/): it queues a task by a single call, and leaves at worst a task
+for which the next ``spawn`` wakes a worker, or one thread too many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Whose work a task is: that of a store (its URL), and there of a log, or of none in particular."""
+    """Whose work a task is: that of a store (its URL), and in it of one log, or of none in particular."""
 
     store: str = ""
     log: str = ""
@@ -42,8 +42,8 @@ COMMON = Share()
 class Caps:
     """How many tasks run at once: in all, of one store, of one log.
 
-    A log of which none runs gets a worker beyond that, up to ``threads_max`` in all, of one store
-    ``store_threads_max``.
+    A log of which no task runs gets a worker beyond that, up to ``threads_max`` in all and
+    ``store_threads_max`` for one store.
     """
 
     whole: int
@@ -54,7 +54,7 @@ class Caps:
 
     @classmethod
     def of(cls, workers_max: int) -> Caps:
-        """Share out ``workers_max`` workers; four times as many threads at the most."""
+        """Share out ``workers_max`` workers; at most four times as many threads."""
         return cls(
             whole=workers_max,
             store=max(1, workers_max * 3 // 4),
@@ -65,7 +65,7 @@ class Caps:
 
 
 class _Log:
-    """A log's tasks, and how many of them run; it is there as long as there are any."""
+    """A log's tasks, and how many of them run; it exists as long as there are any."""
 
     __slots__ = ("running", "share", "tasks")
 
@@ -76,7 +76,7 @@ class _Log:
 
 
 class _Store:
-    """A store's logs with tasks that may run: those of which none does (idle), and others. Each takes its turn."""
+    """A store's logs with tasks that may run: those with none running (idle), and others. Each takes its turn."""
 
     __slots__ = ("busy", "idle", "logs", "running")
 
@@ -88,7 +88,7 @@ class _Store:
 
 
 class TaskQueue:
-    """Tasks by store and log; says which comes next. To be used under a lock."""
+    """Tasks by store and log; decides which runs next. To be used under a lock."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps
@@ -96,7 +96,7 @@ class TaskQueue:
         self.running = 0
 
     def __len__(self) -> int:
-        """Count the logs that it knows of."""
+        """Count the logs with tasks."""
         return sum(len(store.logs) for store in self._stores.values())
 
     def add(self, share: Share, task: Task) -> None:
@@ -112,11 +112,11 @@ class TaskQueue:
         return self._next() is not None
 
     def take(self) -> tuple[Share, Task] | None:
-        """Give the task that is to run now; ``finish`` must follow it."""
+        """Take the task to run now; None if none may. ``finish`` must follow it."""
         log = self._next()
         if log is None:
             return None
-        # Behind the others.
+        # The store goes behind the others.
         store = self._stores[log.share.store] = self._stores.pop(log.share.store)
         task = log.tasks.popleft()
         self._count(store, log, 1)
@@ -154,13 +154,13 @@ class TaskQueue:
                 del store.logs[name]
         elif not log.running:
             store.idle[name] = log
-        # What is no log's counts for its store alone.
+        # Tasks of no log count for their store alone.
         elif not name or log.running < self._caps.log:
             store.busy[name] = log
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
-    """A lock that knows whose it is: a signal's handler, or a ``__del__``, may come while its own thread holds it."""
+    """A lock that knows its owner: a signal handler, or a ``__del__``, may run while its own thread holds it."""
 
     def owned(self) -> bool:
         """Whether this thread holds it."""
@@ -168,16 +168,16 @@ class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final to the type check
 
 
 def attempt(task: Task) -> None:
-    """Run a task, which tells its own callers of its errors: what is left is for a person to see."""
+    """Run a task, which reports its errors to its own callers; any other error is printed."""
     try:
         task()
-    except BaseException:  # noqa: BLE001 - whatever it is, others have tasks behind it
+    except BaseException:  # noqa: BLE001 - the worker must go on to the tasks of others
         with contextlib.suppress(BaseException):
             sys.excepthook(*sys.exc_info())
 
 
 class Workers:
-    """Threads that run tasks, begun as they are needed."""
+    """Threads that run tasks, started as they are needed."""
 
     def __init__(self, count_max: int, run: Callable[[Task], None]) -> None:
         self._caps = Caps.of(count_max)
@@ -191,7 +191,7 @@ class Workers:
         self._closing = False
 
     def spawn(self, task: Task, share: Share) -> bool:
-        """Queue a task; False when nobody would run it: after the end, or where no thread can be had."""
+        """Queue a task; False when no worker would run it: after ``close``, or when no thread can be started."""
         with self.lock:
             if self._closing:
                 return False
@@ -200,13 +200,13 @@ class Workers:
             if not self._begun:
                 return False
             self._inbox.append((share, task))
-        # As many as there are workers wake them all, and each looks for tasks until there is none.
+        # One wake for each worker is enough: each looks for tasks until there is none.
         if self._wakes.qsize() < self._caps.threads_max:
             self._wakes.put(None)
         return True
 
     def close(self) -> None:
-        """Run what is queued, and end the threads."""
+        """Run the queued tasks, and end the threads."""
         with self.lock:
             if self._closing:
                 return
@@ -216,7 +216,7 @@ class Workers:
             self._ended.get()
 
     def _begin(self) -> None:
-        # Where no thread can be had, those that are there do the work.
+        # When no thread can be started, the existing ones do the work.
         with contextlib.suppress(RuntimeError):
             # threading.Thread.start waits under a Condition, where an interrupt would leave the thread stuck.
             _thread.start_new_thread(self._work, ())
@@ -226,16 +226,16 @@ class Workers:
         last = False
         while not last:
             self._wakes.get()
-            # Before looking for tasks: none is queued any more once this is set.
+            # Read before looking for tasks: none is queued any more once this is set.
             last = self._closing
             while (taken := self._take()) is not None:
                 share, task = taken
                 attempt(partial(self._run, task))
-                # What it holds may be large.
+                # Their closures may hold much memory.
                 del task, taken
                 with self.lock:
                     self._queue.finish(share)
-        # One tells the other.
+        # Each worker that ends wakes the next.
         self._wakes.put(None)
         self._ended.put(None)
 

@@ -4,6 +4,6 @@ import warnings
 
 from dagster import BetaWarning, PreviewWarning
 
-# Used knowingly, with Dagster pinned: one run over many logs, and a check's result for each of them.
+# Used deliberately, with Dagster pinned: one run over many logs, and a check result for each log.
 warnings.filterwarnings("ignore", message=".*backfill_policy", category=BetaWarning)
 warnings.filterwarnings("ignore", message=".*partitions_def on an AssetCheckSpec", category=PreviewWarning)

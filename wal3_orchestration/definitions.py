@@ -2,24 +2,24 @@
 
 from dagster import Definitions, definitions, in_process_executor
 
-from wal3_orchestration.defs import garbage_collection as garbage
 from wal3_orchestration.defs import snapshot_compaction as snapshots
 from wal3_orchestration.defs.acceptance import accept_store_job
 from wal3_orchestration.defs.discovery import discovery
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
+from wal3_orchestration.defs.garbage_collection import assets as garbage
+from wal3_orchestration.defs.garbage_collection.orphans import marked_orphans, orphans_job, weekly_orphans
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.defs.manifests import manifest, manifest_job
-from wal3_orchestration.defs.orphans import condemned_orphans, orphans_job, weekly_orphans
 from wal3_orchestration.defs.verification import nightly_verification, verification, verification_job
 from wal3_orchestration.resources import resources
 
 
 @definitions
 def defs() -> Definitions:
-    """Return all that there is, for the store that the environment names when this is called."""
+    """Return all definitions, for the store that the environment names at the time of the call."""
     return Definitions(
         assets=[
             *(manifest, verification, snapshots.compacted_snapshots),
-            *(garbage.garbage_plan, garbage.pruned_manifest, condemned_orphans, garbage.deleted_garbage),
+            *(garbage.garbage_plan, garbage.pruned_manifest, marked_orphans, garbage.deleted_garbage),
         ],
         jobs=[
             *(manifest_job, verification_job, orphans_job, snapshots.snapshot_compaction_job),
@@ -33,6 +33,6 @@ def defs() -> Definitions:
             snapshots.weekly_snapshot_compaction,
         ],
         resources=resources(),
-        # One process and one Spark session a run; nothing is handed between steps but their order.
+        # One process and one Spark session per run; steps pass no data to each other.
         executor=in_process_executor,
     )

@@ -1,7 +1,7 @@
-"""Which failures are worth another try: a store that does not answer, Spark that fails, and nothing else.
+"""Which failures are retried: a store that does not answer, and failures of Spark. No others are.
 
-The steps ask for it themselves. A retry policy on an asset would also try a step again that was
-cancelled: the run would go on, and in the end report success.
+The steps request the retry themselves. A retry policy on an asset would also retry a cancelled step: the
+run would continue, and in the end report success.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitte
 
 @contextmanager
 def retried_only_when_unavailable(context: AssetExecutionContext, policy: RetryPolicy = RETRIES) -> Iterator[None]:
-    """Have the step tried again when the store does not answer or Spark fails; on any other error it fails for good.
+    """Retry the step when the store does not answer or Spark fails; any other error fails it for good.
 
-    Damage does not heal by being read again, nor is access granted by asking again.
+    Reading again does not repair damage, and asking again does not grant access.
     """
     try:
         yield
@@ -40,13 +40,13 @@ def retried_only_when_unavailable(context: AssetExecutionContext, policy: RetryP
 
 
 def raise_together(messages: Mapping[str, str], total: int, *, transient: bool) -> None:
-    """Fail the step for the logs that have a message; for good, unless another try may do."""
+    """Fail the step if any log has a message; for good, unless the failure is transient."""
     if not messages:
         return
-    told = f"{len(messages)} of {total} logs: " + "; ".join(f"{log}: {text}" for log, text in messages.items())
+    text = f"{len(messages)} of {total} logs: " + "; ".join(f"{log}: {message}" for log, message in messages.items())
     if transient:
-        raise UnavailableError(told)
-    raise Failure(told, allow_retries=False)
+        raise UnavailableError(text)
+    raise Failure(text, allow_retries=False)
 
 
 def _final(error: LogError) -> Failure:

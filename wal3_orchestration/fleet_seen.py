@@ -1,4 +1,4 @@
-"""What discovery saw of the fleet, as its cursor, and how a run for a change of that is named."""
+"""What discovery saw of the fleet, kept as the sensor's cursor, and the keys of runs for its changes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class FleetSeen:
 
     @classmethod
     def from_cursor(cls, cursor: str | None) -> Self:
-        """Read what the last tick wrote; nothing was seen where it is not of this form, so all logs are looked at."""
+        """Read what the last tick wrote; an unknown form counts as nothing seen, so all logs are looked at."""
         found = json.loads(cursor or "{}")
         token, logs = found.get("token"), found.get("logs")
         return cls(token=token, logs=logs) if isinstance(token, str) and isinstance(logs, dict) else cls()
 
     def to_cursor(self) -> str:
-        """Show as the sensor's cursor."""
+        """Format as the sensor's cursor."""
         return json.dumps({"token": self.token, "logs": self.logs})
 
     def then(self, found: Mapping[str, str]) -> FleetSeen:
-        """Return what is seen when the logs are as they were ``found``."""
+        """Return the next value after the fingerprints ``found``; itself if none changed."""
         return self if found == self.logs else FleetSeen(token=shared_runtime().token(), logs=found)
 
     def run_key(self, covered: Sequence[str], found: Mapping[str, str]) -> str:
-        """Name a run by the change it is for: from what was seen, that very time, to what was found.
+        """Name a run by its change: from what was seen, under this token, to what was found.
 
-        A tick that is repeated asks for the same run. The same change at another time asks for another
-        one, for Dagster starts none twice by one key: a log may be lost, restored, and lost again.
+        A repeated tick requests the same run. The same change at another time requests another run, since
+        Dagster starts only one run per key, and a log may be lost, restored, and lost again.
         """
         changes = [(log, self.logs.get(log), found[log]) for log in covered]
         return hashlib.sha256(json.dumps([self.token, changes]).encode()).hexdigest()

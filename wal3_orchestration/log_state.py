@@ -1,4 +1,4 @@
-"""What can be seen of a log from its manifest and its cursors: a few requests, whatever the log holds."""
+"""The state of a log, read from its manifest and cursors: a few requests, whatever the log's size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _LOOKS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """A log as it was seen once."""
+    """A log's state at one look."""
 
     log: str
     manifest: Manifest
@@ -33,20 +33,20 @@ class LogState:
 
     @property
     def data_version(self) -> str:
-        """Name what the log held: no two versions of a manifest share it."""
+        """Identify what the log held: no two versions of a manifest share it."""
         return f"{self.manifest.log_id}-{self.manifest.generation}-{self.manifest.setsum.hexdigest()}"
 
     @property
     def fingerprint(self) -> str:
-        """Name what was seen, the cursors included."""
+        """Identify the state, including the cursors."""
         moved = ",".join(f"{name}@{cursor.generation}" for name, cursor in sorted(self.cursors.items()))
         return f"{self.data_version} {moved}"
 
     def numbers(self) -> dict[str, int]:
-        """Show as numbers that plot.
+        """Return the numbers that Dagster plots.
 
-        ``fragments`` counts the fragment numbers the log holds, also those in snapshots;
-        ``lag/<cursor>`` the records at and after a cursor.
+        ``fragments`` counts the fragment numbers that the log holds, including those in snapshots;
+        ``lag/<cursor>`` counts the records at and after a cursor.
         """
         manifest = self.manifest
         limit = manifest.next.position.offset
@@ -61,7 +61,7 @@ class LogState:
         }
 
     def metadata(self) -> dict[str, int | str | bool]:
-        """Show the numbers, and what identifies the log's state."""
+        """Return the numbers, the setsum, and whether the log is sealed."""
         return {
             **self.numbers(),
             "setsum": self.manifest.setsum.hexdigest(),
@@ -71,7 +71,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableLog:
-    """A log whose manifest or one of whose cursors is damaged, or that the store denies."""
+    """A log with a damaged manifest or cursor, or one that the store denies access to."""
 
     log: str
     message: str
@@ -79,12 +79,12 @@ class UnreadableLog:
 
     @property
     def fingerprint(self) -> str:
-        """Name the damage. A store may number its denials: they are all the same."""
+        """Identify the damage. All denials count as one: a store may put a number into each."""
         return "denied" if self.denied else self.message
 
 
 def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
-    """See a log as it is now; None when there is none. UnavailableError when the store does not answer."""
+    """Read a log's present state; None when there is no log. UnavailableError when the store does not answer."""
     found = ask(partial(_look, store), log)
     if not isinstance(found, LogError):
         return found
@@ -104,7 +104,7 @@ def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     return LogState(log=log, manifest=manifest, cursors=cursors)
 
 
-def look_at_all(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
-    """See many logs, several at a time, in order; those that are gone are left out."""
+def read_states(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
+    """Read the states of many logs, several at a time, in order; logs that are gone are left out."""
     with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look") as threads:
         return [state for state in threads.map(partial(look, store), logs) if state is not None]

@@ -8,17 +8,25 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dagster import DynamicPartitionsDefinition, RunRequest, SkipReason
+from dagster import (
+    DefaultScheduleStatus,
+    DynamicPartitionsDefinition,
+    RunRequest,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+    schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dagster import DagsterInstance
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 LOGS_NAME = "log"
 LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 
-# dagster.yaml lets one run at a time have any one value of this tag.
+# dagster.yaml allows one run at a time for each value of this tag.
 LOG_TAG = "wal3/log"
 # The pruning sensor collects what runs with this tag have planned.
 COLLECT_TAG = "wal3/collect"
@@ -30,10 +38,10 @@ _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_r
 
 
 def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> list[tuple[str, str]]:
-    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key), the fewest keys between them.
+    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key) of as few keys as possible.
 
-    ``keys`` are all partitions in their order. What is not wanted but lies between two wanted ones
-    may be covered along: looking at a log costs a request or two, a run costs seconds.
+    ``keys`` are all partitions in their order. A range may include unwanted partitions between wanted
+    ones: looking at a log costs a request or two, a run costs seconds.
     """
     places = [place for place, key in enumerate(keys) if key in wanted]
     if not places:
@@ -46,7 +54,7 @@ def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> lis
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:
-    """Return the tags that make a run one of the partitions from ``first`` to ``last``, both included."""
+    """Return the tags of a run over the partitions from ``first`` to ``last``, both included."""
     return dict(zip(_RANGE_TAGS, (first, last), strict=True))
 
 
@@ -59,9 +67,22 @@ def run_request(
     return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
 
 
-def request_for_all(instance: DagsterInstance, *, tags: Mapping[str, str] | None = None) -> RunRequest | SkipReason:
-    """Ask for one run over every log."""
-    logs = instance.get_dynamic_partitions(LOGS_NAME)
-    if not logs:
-        return SkipReason("no logs: the discovery sensor has found none yet")
-    return run_request(logs[0], logs[-1], tags=tags)
+def schedule_for_all_logs(
+    name: str, job: UnresolvedAssetJobDefinition, cron: str, description: str, *, tags: Mapping[str, str] | None = None
+) -> ScheduleDefinition:
+    """Make a schedule of one run over every log; it is off until someone turns it on."""
+
+    @schedule(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        description=description,
+        default_status=DefaultScheduleStatus.STOPPED,
+    )
+    def request(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+        logs = context.instance.get_dynamic_partitions(LOGS_NAME)
+        if not logs:
+            return SkipReason("no logs: the discovery sensor has found none yet")
+        return run_request(logs[0], logs[-1], tags=tags)
+
+    return request

@@ -1,9 +1,9 @@
 """The store and Spark, configured by the environment: the same code on a laptop and on a cluster.
 
 WAL3_STORE         URL of the store; the code location does not load without it
-WAL3_SPARK_MASTER  where Spark runs: local[2] unless told, spark://…, yarn, k8s://…
+WAL3_SPARK_MASTER  where Spark runs: local[2] by default, spark://…, yarn, k8s://…
 WAL3_SPARK_CONF    further Spark settings as a JSON object: {"spark.executor.memory": "4g"}
-WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a day unless told
+WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a day by default
 """
 
 import json
@@ -32,12 +32,12 @@ INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
 
 
 class StoreResource(ConfigurableResource["StoreResource"]):
-    """The object store the logs live in: ``store`` is its URL; what WAL3_STORE says when it is empty.
+    """The object store that holds the logs: ``store`` is its URL; when it is empty, WAL3_STORE is used.
 
-    Discovery takes the loss of more than ``logs_lost_max`` known logs at once, when they are more than
-    ``logs_lost_fraction_max`` of them, and that of all of them, for a fault of the store. Spark's
-    processes open it by its URL and their own environment: credentials set on the S3 resource alone
-    do not reach them.
+    Discovery treats it as a fault of the store when all known logs are gone at once, or more than
+    ``logs_lost_max`` of them that are also more than ``logs_lost_fraction_max`` of all. Spark's processes
+    open the store by its URL and their own environment: credentials set only on the S3 resource do not
+    reach them.
     """
 
     store: str = ""
@@ -47,12 +47,12 @@ class StoreResource(ConfigurableResource["StoreResource"]):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Describe the store that the environment names, with AWS' usual variables and profiles for an S3 one."""
+        """Describe the store that the environment names, with AWS' usual variables and profiles for S3."""
         return cls(s3=S3Resource())
 
     @property
     def url(self) -> str:
-        """The store's URL, as any process can open it: an endpoint set on the S3 resource is in it."""
+        """The store's URL for any process: includes an endpoint set on the S3 resource."""
         url = self.require_url()
         parts = split_store_url(url)
         endpoint = self.s3.endpoint_url if parts.scheme == "s3" else None
@@ -62,7 +62,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
         return parts._replace(query=f"{query}endpoint={quote(endpoint, safe='')}").geturl()
 
     def require_url(self) -> str:
-        """Return the URL as it was given; InvalidRequestError when neither ``store`` nor WAL3_STORE names one."""
+        """Return the configured URL; InvalidRequestError when neither ``store`` nor WAL3_STORE names one."""
         url = self.store or os.environ.get(STORE_VARIABLE)
         if not url:
             message = f"{STORE_VARIABLE}: expected the store's URL, found none: set it for the code location"
@@ -75,7 +75,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
         return open_store(url, session=self._session() if split_store_url(url).scheme == "s3" else None)
 
     def open_known(self, instance: DagsterInstance) -> ObjectStore:
-        """Open the store; Failure when it is not the one that the instance looks after."""
+        """Open the store; Failure when it is not the store that the instance looks after."""
         store = self.open()
         require_known(instance, store)
         return store
@@ -99,24 +99,26 @@ def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkRe
 
 
 def spark_session(spark: LazyPySparkResource) -> SparkSession:
-    """Start the session, or return the one that runs."""
+    """Start the session, or return the running one."""
     use_this_python()
     session: SparkSession = spark.spark_session
     return session
 
 
 class CollectionResource(ConfigurableResource["CollectionResource"]):
-    """How garbage is collected, and what is out of the ordinary.
+    """How garbage is collected, and when to warn.
 
-    ``interval_s`` lies between pruning and deleting: WAL3_GC_INTERVAL_S when it is 0, a day when that is
-    not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused. The
-    alarms: a plan takes more than ``fraction_alarm`` of a log; a garbage document is older than
-    ``intervals_max`` intervals, an announced collection older than ``announced_s_max`` seconds, what a
-    plan ``planned_s_max`` seconds ago found to collect is still there; a cursor
-    with at least ``lag_min`` records to go stood still for ``cursor_idle_s_max`` seconds while the log grew;
-    at least ``orphans_max`` orphans were found, or twice in a row more than the time before, beyond
-    ``orphans_min``. Work on fewer than ``spark_logs_min`` logs, or ``spark_objects_min`` objects, is done
-    without Spark, which takes seconds to start.
+    ``interval_s`` is the time between pruning and deleting: WAL3_GC_INTERVAL_S when it is 0, a day when
+    that is not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused.
+
+    Checks warn when a plan takes more than ``fraction_alarm`` of a log; when a garbage document is older
+    than ``intervals_max`` intervals or an announced collection older than ``announced_s_max`` seconds; when
+    garbage that a plan found ``planned_s_max`` seconds ago is not pruned; when a cursor that lags at least
+    ``lag_min`` records does not move for ``cursor_idle_s_max`` seconds while the log grows; and when at least
+    ``orphans_max`` orphans are found, or at least ``orphans_min`` and more than the last time twice in a row.
+
+    Work on fewer than ``spark_logs_min`` logs, or ``spark_objects_min`` objects, is done without Spark,
+    which takes seconds to start.
     """
 
     interval_s: float = 0.0
@@ -143,8 +145,8 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
 
 
 def resources() -> dict[str, StoreResource | LazyPySparkResource | CollectionResource]:
-    """Describe all that the workflows use, as the environment says."""
+    """Configure everything the workflows use from the environment."""
     store = StoreResource.from_environment()
-    # Here and now: a code location without a store must not load as if it had one without logs.
+    # Checked at load: a code location without a store must not look like one whose store is empty.
     store.require_url()
     return {"store": store, "spark": spark_resource(), "collection": CollectionResource()}

@@ -1,8 +1,8 @@
-"""Whether the store is the one that this Dagster instance looks after.
+"""Checks that the store is the one that this Dagster instance looks after.
 
-The partitions are the instance's own, so it is the instance that remembers which store they are of.
-A store that is another one, or has lost many logs at once, is most likely a wrong address or a volume
-that is not mounted: then nothing is changed until an operator says so (defs/acceptance.py).
+The partitions belong to the instance, so the instance remembers which store they describe. A different
+store, or the loss of many logs at once, most likely means a wrong URL or a volume that is not mounted:
+nothing is changed until an operator accepts it (defs/acceptance.py).
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ def remembered(instance: DagsterInstance) -> str | None:
 
 
 def remember(instance: DagsterInstance, store_id: str) -> None:
-    """Write down which store the instance looks after."""
+    """Record which store the instance looks after."""
     instance.daemon_cursor_storage.set_cursor_values({_KEY: store_id})
 
 
 def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
-    """Refuse a store that is not the one that the instance remembers, and one that has no identity any more."""
+    """Refuse a store whose identity is not the one that the instance remembers, or that has lost its identity."""
     expected = remembered(instance)
     if expected is None:
         return
-    # The first question that a tick asks: one of a silent store fails before Dagster gives up on it, after a minute.
+    # The first request of a tick: if the store is silent, fail before Dagster ends the tick, after a minute.
     found = store_identity(store, retry=RetryOptions(timeout_s=min(_PATIENCE_S, timeout_s_of(store.url))))
     if found == expected:
         return
-    told = (
-        "no identity: look whether WAL3_STORE is right and the store is mounted; one that lost nothing but its"
-        " identity gets a new one by wal3 store-id --create"
+    problem = (
+        "no identity: check that WAL3_STORE is right and the store is mounted; if only the identity is lost,"
+        " create a new one with wal3 store-id --create"
         if found is None
-        else f"store {found}: look whether WAL3_STORE is right"
+        else f"store {found}: check that WAL3_STORE is right"
     )
     message = (
-        f"store {store.url}: expected store {expected}, which this instance looks after, found {told}. Nothing was"
-        f" changed. If it is meant, launch {ACCEPT_JOB} with what wal3 store-id prints (docs/operations.md)"
+        f"store {store.url}: expected store {expected}, which this instance looks after, found {problem}. Nothing was"
+        f" changed. If this store is meant, launch {ACCEPT_JOB} with what wal3 store-id prints (docs/operations.md)"
     )
     raise Failure(message, allow_retries=False)
 
@@ -63,7 +63,7 @@ def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
 def require_few_lost(
     store: ObjectStore, known: Sequence[str], vanished: Sequence[str], *, lost_max: int, fraction_max: float
 ) -> None:
-    """Refuse the loss of all known logs, or of more than ``lost_max`` that are more than that part of them."""
+    """Refuse the loss of all known logs, or of more than ``lost_max`` that exceed ``fraction_max`` of them."""
     many = len(vanished) > lost_max and len(vanished) > fraction_max * len(known)
     if not vanished or not (many or len(vanished) == len(known)):
         return

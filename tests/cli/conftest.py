@@ -1,4 +1,4 @@
-"""The command, run in this process and as one of its own."""
+"""The command, run in this process and in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Command:
         return CliRunner().invoke(cli, ["--store", self.url, *arguments], input=stdin, catch_exceptions=False)
 
     def ok(self, *arguments: str, stdin: bytes | str | None = None) -> bytes:
-        """Run a command that succeeds; returns what it printed."""
+        """Run a command that succeeds; return its output."""
         result = self(*arguments, stdin=stdin)
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout_bytes
 
     def json(self, *arguments: str, stdin: bytes | str | None = None) -> list[dict[str, object]]:
-        """Run a command that succeeds; returns the objects it printed."""
+        """Run a command that succeeds; return the objects it printed."""
         return [json.loads(line) for line in self.ok(*arguments, stdin=stdin).splitlines()]
 
 
@@ -72,7 +72,7 @@ class Process:
 
 
 def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
-    """Run the program on a terminal and answer it once; returns its exit code and what it showed."""
+    """Run the program on a terminal and answer it once; return its exit code and output."""
     ours, theirs = pty.openpty()
     with Program(
         [PROGRAM, "--store", url, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
@@ -80,7 +80,7 @@ def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
         os.close(theirs)
         os.write(ours, answer)
         shown = b""
-        # Reading a terminal that nobody holds any more is an error.
+        # Reading a terminal that no process holds open is an error.
         try:
             while chunk := os.read(ours, 4096):
                 shown += chunk

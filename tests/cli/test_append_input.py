@@ -1,4 +1,4 @@
-"""Input as it comes to ``wal3 append``: slowly, not at all, broken off, or with signals in between."""
+"""Input of ``wal3 append``: slow, absent, broken off, or with signals in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store, seal
-from wal3_core.cli.appending import Appending
+from wal3_core.cli.commands.append import Appending
 from wal3_core.cli.lines import message_of_raw
 from wal3_core.cli.stopping import StopSignals
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from .conftest import Command
 
 DEADLINE_S = 60
-# Far below what a lock is waited for, and an unanswered store asked again.
+# Far below the time limits of locks and of retries.
 AT_ONCE_S = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.fixture
 def local_process(local_url: str) -> Process:
-    """The installed program on a directory that has an empty log."""
+    """The installed program on a directory with an empty log."""
     LogWriter.initialize(open_store(local_url), "events")
     return Process(local_url)
 
@@ -57,8 +57,9 @@ def wait_until(met: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_pipe_that_has_nothing_yet_is_not_the_end_of_the_input(local_process: Process) -> None:
-    """Where whoever started it had set its end not to wait, the rest was lost, and half a line a record."""
+@pytest.mark.slow
+def test_nonblocking_pipe_without_data_is_not_the_end_of_the_input(local_process: Process) -> None:
+    """Regression: with a non-blocking stdin, the rest was lost and half a line became a record."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with local_process.start("append", "--raw", "events", stdin=reading) as process:
@@ -74,7 +75,8 @@ def test_pipe_that_has_nothing_yet_is_not_the_end_of_the_input(local_process: Pr
     assert bodies(local_process.url) == [b"one", b"two", b"half", b"three"]
 
 
-def test_line_that_was_refused_is_told_though_no_other_line_comes(local_process: Process) -> None:
+@pytest.mark.slow
+def test_refused_line_is_reported_before_another_line_arrives(local_process: Process) -> None:
     with local_process.start("append", "--raw", "events") as process:
         assert process.stdin is not None
         assert process.stderr is not None
@@ -86,11 +88,11 @@ def test_line_that_was_refused_is_told_though_no_other_line_comes(local_process:
         process.stdin.flush()
 
         assert process.wait(DEADLINE_S) == 1
-        assert b"line 1 is in the log; line 2 is not, nor is any line behind it: " in process.stderr.read()
+        assert b"line 1 is in the log; line 2 is not, nor is any line after it: " in process.stderr.read()
 
 
 class Broken(io.BytesIO):
-    """Input that can not be read any more where it would end."""
+    """Input that fails with an I/O error at its end."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -99,7 +101,7 @@ class Broken(io.BytesIO):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_input_that_can_not_be_read_is_told_with_what_is_in(wal3: Command) -> None:
+def test_unreadable_input_is_reported_with_the_lines_in_the_log(wal3: Command) -> None:
     result = wal3("append", "--create", "--raw", "events", stdin=Broken(b"one\ntwo\nthr"))
 
     assert result.exit_code == 1
@@ -110,7 +112,8 @@ def test_input_that_can_not_be_read_is_told_with_what_is_in(wal3: Command) -> No
     assert bodies(wal3.url) == [b"one", b"two"]
 
 
-def test_input_that_is_closed_is_told_in_a_line(local_url: str) -> None:
+@pytest.mark.slow
+def test_closed_input_is_reported_in_one_line(local_url: str) -> None:
     command = ["sh", "-c", 'exec "$0" "$@" <&-', str(PROGRAM), "--store", local_url, "append", "--create", "events"]
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
@@ -122,7 +125,7 @@ def test_input_that_is_closed_is_told_in_a_line(local_url: str) -> None:
 
 @contextlib.contextmanager
 def commits_held_up(url: str) -> Iterator[None]:
-    """Hold the locks that replacing a document takes, as a process that was stopped does."""
+    """Hold the locks that replacing a document takes, as a stopped process does."""
     locks = Path(urlsplit(url).path) / ".wal3" / "locks"
     with contextlib.ExitStack() as held:
         for path in locks.iterdir():
@@ -131,8 +134,9 @@ def commits_held_up(url: str) -> Iterator[None]:
         yield
 
 
-def test_second_signal_ends_at_once_and_tells_which_lines_may_be_in(local_process: Process) -> None:
-    """It went on with the tries of what was under way, and committed when the report was printed."""
+@pytest.mark.slow
+def test_second_signal_ends_at_once_and_names_the_lines_that_may_be_in_the_log(local_process: Process) -> None:
+    """Regression: pending retries continued, and committed after the report was printed."""
     fragments = Path(urlsplit(local_process.url).path) / "events"
     with local_process.start("append", "--raw", "events") as process:
         assert process.stdin is not None
@@ -150,26 +154,27 @@ def test_second_signal_ends_at_once_and_tells_which_lines_may_be_in(local_proces
         complaint = process.stderr.read()
 
     assert complaint == (
-        b"Error: 1 record appended (offsets 1 to 1); line 1 is in the log; whether lines 2 to 2 are is unknown,"
-        b" and no line behind them is: stopped while they were under way\n"
+        b"Error: 1 record appended (offsets 1 to 1); line 1 is in the log; lines 2 to 2 may or may not be,"
+        b" and no line after them is: stopped while they were under way\n"
     )
     assert bodies(local_process.url) == [b"one"]
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Takes SIGINT though a parent has switched it off, as nohup and shells in the background do."""
+    """Handles SIGINT even if the parent process ignores it, as nohup and shells with background jobs do."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_line_that_a_second_signal_finds_waiting_for_room_is_not_in_the_log_unless_told(
+def test_line_waiting_for_room_at_a_second_signal_is_in_the_log_only_if_reported(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was in the writer's inbox, and went into the log though the report said that it was not."""
-    monkeypatch.setattr("wal3_core.cli.appending._BATCH_LINES_MAX", 1)
+    """Regression: a line in the writer's inbox was appended though the report said that it was not."""
+    monkeypatch.setattr("wal3_core.cli.commands.append._BATCH_LINES_MAX", 1)
     LogWriter.initialize(memory_store, "events")
     store, go_on = FaultyStore(memory_store), threading.Event()
     writer = LogWriter.open(store, "events", ordered=True, options=WriterOptions(bytes_held_max=5000))
@@ -179,7 +184,7 @@ def test_line_that_a_second_signal_finds_waiting_for_room_is_not_in_the_log_unle
         wait_until(lambda: writer.stats().bytes_held > 5000)
         for number in SIGNALS:
             os.kill(os.getpid(), number)
-        # Long enough for what waited to be let in.
+        # Long enough for waiting records to be admitted.
         threading.Timer(1, go_on.set).start()
 
     thread = threading.Thread(target=stop)
@@ -191,13 +196,13 @@ def test_line_that_a_second_signal_finds_waiting_for_room_is_not_in_the_log_unle
     writer.close()
 
     assert ended is not None
-    told = re.search("no line is in the log; whether lines 1 to ([0-9]+) are is unknown", ended.message)
-    assert told is not None
-    assert len(list(LogReader.open(store, "events").records())) == int(told[1])
+    reported = re.search("no line is in the log; lines 1 to ([0-9]+) may or may not be", ended.message)
+    assert reported is not None
+    assert len(list(LogReader.open(store, "events").records())) == int(reported[1])
 
 
 class Stopping(io.BytesIO):
-    """Input at the end of which a signal comes."""
+    """Input that sends a signal at its end."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
@@ -206,7 +211,7 @@ class Stopping(io.BytesIO):
         return data
 
 
-def test_second_signal_that_comes_when_all_is_known_changes_nothing_of_the_report(memory_store: ObjectStore) -> None:
+def test_second_signal_after_all_outcomes_are_known_does_not_change_the_report(memory_store: ObjectStore) -> None:
     LogWriter.initialize(memory_store, "events")
 
     with LogWriter.open(memory_store, "events", ordered=True) as writer, StopSignals() as signals:
@@ -217,8 +222,9 @@ def test_second_signal_that_comes_when_all_is_known_changes_nothing_of_the_repor
     assert ended.message == "2 records appended (offsets 1 to 2); terminated; lines 1 to 2 are in the log"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_second_signal_ends_the_wait_for_what_became_of_an_unanswered_commit(
+def test_second_signal_ends_the_wait_for_an_undetermined_commit(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LogWriter.initialize(memory_store, "events")
@@ -246,4 +252,4 @@ def test_second_signal_ends_the_wait_for_what_became_of_an_unanswered_commit(
     writer.close()
 
     assert ended is not None
-    assert "no line is in the log; whether lines 1 to 2 are is unknown" in ended.message
+    assert "no line is in the log; lines 1 to 2 may or may not be" in ended.message

@@ -1,4 +1,4 @@
-"""``gc`` collects, says beforehand exactly what it would take, and refuses with a reason."""
+"""``gc`` collects, shows beforehand exactly what it would delete, and refuses with a reason."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def appended(wal3: Command, log: str, count: int = 4) -> None:
 
 
 def collectable(wal3: Command, log: str = "a") -> None:
-    """A log of four fragments, of which two are not needed any more."""
+    """Make a log of four fragments, two of which are behind every cursor."""
     appended(wal3, log)
     wal3.ok("cursor", "set", log, "reader", "3")
 
 
 def life(wal3: Command, log: str = "a") -> Path:
-    """Where all of the log but its manifest lies."""
+    """Return the folder that holds all of the log but its manifest."""
     [folder] = (Path(urlsplit(wal3.url).path) / log).glob("Life=*")
     return folder
 
 
 def files(wal3: Command, log: str = "a") -> set[str]:
-    """The log's data objects."""
+    """Return the paths of the log's data objects."""
     root = life(wal3, log)
     return {
         str(path.relative_to(root))
@@ -92,7 +92,7 @@ def test_gc_shows_a_table_for_people(wal3: Command) -> None:
     assert "24.0 h" in row
 
 
-def test_gc_that_is_repeated_finds_nothing(wal3: Command) -> None:
+def test_repeated_gc_finds_nothing(wal3: Command) -> None:
     collectable(wal3)
     wal3.ok("gc", "a", "--interval-s", "0")
     before = files(wal3)
@@ -138,26 +138,26 @@ def test_gc_keeps_everything_from_the_offset_given(wal3: Command) -> None:
 # ---------------------------------------------------------------------- dry run
 
 
-def test_dry_run_prints_exactly_what_would_go_and_why_and_changes_nothing(wal3: Command) -> None:
+def test_dry_run_prints_what_would_be_deleted_and_why_and_changes_nothing(wal3: Command) -> None:
     collectable(wal3)
     before = files(wal3)
     root = Path(urlsplit(wal3.url).path)
     manifest = (root / "a" / "manifest" / "MANIFEST.json").read_bytes()
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json")
     shown = wal3.ok("gc", "a", "--dry-run").decode().splitlines()
 
     assert files(wal3) == before
     assert (root / "a" / "manifest" / "MANIFEST.json").read_bytes() == manifest
     assert [path.name for path in (life(wal3) / "gc").glob("GARBAGE*")] == []
-    assert (told["num_records"], told["num_fragments"], told["reason"], told["orphans"]) == (2, 2, SINCE, [])
+    assert (plan["num_records"], plan["num_fragments"], plan["reason"], plan["orphans"]) == (2, 2, SINCE, [])
     assert shown[0].startswith("a: would prune 2 records in 2 fragments (")
     assert SINCE in shown[0]
-    assert "it would begin at offset 3" in shown[0]
-    assert shown[1:] == [f"  {path}" for path in told["objects"]]  # type: ignore[attr-defined]
+    assert "the log would begin at offset 3" in shown[0]
+    assert shown[1:] == [f"  {path}" for path in plan["objects"]]  # type: ignore[attr-defined]
 
     wal3.ok("gc", "a", "--interval-s", "0")
-    assert before - files(wal3) == set(told["objects"])  # type: ignore[call-overload]
+    assert before - files(wal3) == set(plan["objects"])  # type: ignore[call-overload]
     assert offsets(wal3) == [3, 4]
 
 
@@ -168,38 +168,38 @@ def test_dry_run_names_orphans_as_such(wal3: Command) -> None:
     orphan = some.replace("FragmentSeqNo=0000000000000001", "FragmentSeqNo=0000000000000009")
     (root / orphan).write_bytes(b"of an append that never was")
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
     shown = wal3.ok("gc", "a", "--dry-run", "--interval-s", "0").decode()
 
-    assert told["orphans"] == [orphan]
-    assert orphan not in told["objects"]  # type: ignore[operator]
+    assert plan["orphans"] == [orphan]
+    assert orphan not in plan["objects"]  # type: ignore[operator]
     assert f"  {orphan} (nothing refers to it)\n" in shown
     assert "1 orphans" in shown
     assert (root / orphan).exists()
 
 
-def test_dry_run_shows_nothing_as_an_orphan_that_was_pruned_and_waits(wal3: Command) -> None:
+def test_dry_run_does_not_show_pruned_objects_as_orphans(wal3: Command) -> None:
     collectable(wal3)
     wal3.ok("gc", "a")
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
 
-    assert told["orphans"] == []
+    assert plan["orphans"] == []
 
 
-def test_dry_run_shows_nothing_as_going_that_a_pin_holds(wal3: Command) -> None:
+def test_dry_run_does_not_list_objects_that_a_pin_holds(wal3: Command) -> None:
     collectable(wal3)
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
     before = files(wal3)
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
     wal3.ok("gc", "a", "--interval-s", "0")
 
-    assert set(told["objects"]) == before - files(wal3)  # type: ignore[call-overload]
+    assert set(plan["objects"]) == before - files(wal3)  # type: ignore[call-overload]
 
 
 def test_dry_run_says_how_many_objects_pins_hold_and_which_pins(wal3: Command) -> None:
-    """It named no object and said no word of a pin, where the run counted them as held."""
+    """Regression: it named no object and no pin, where the run counted them as held."""
     appended(wal3, "a", 2)
     wal3.ok("pin", "create", "a", "early", "--reason", "a test")
     appended(wal3, "a", 2)
@@ -207,30 +207,30 @@ def test_dry_run_says_how_many_objects_pins_hold_and_which_pins(wal3: Command) -
     wal3.ok("cursor", "set", "a", "reader", "4")
     wal3.ok("pin", "create", "a", "whole", "--reason", "a test")
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--fraction-max", "1")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json", "--fraction-max", "1")
     shown = wal3.ok("gc", "a", "--dry-run", "--fraction-max", "1").decode().splitlines()
 
-    assert (told["objects"], told["num_held"]) == ([], 3)
-    assert told["pins"] == {"early": 2, "late": 3, "whole": 3}
-    assert shown[1:] == ["  held by pins, to go once these are deleted: 3 objects: early (2), late (3), whole (3)"]
+    assert (plan["objects"], plan["num_held"]) == ([], 3)
+    assert plan["pins"] == {"early": 2, "late": 3, "whole": 3}
+    assert shown[1:] == ["  held by pins until they are deleted: 3 objects: early (2), late (3), whole (3)"]
 
 
 @pytest.mark.parametrize("interval_s", ["0", "86400"])
 def test_dry_run_counts_as_held_what_the_run_counts(wal3: Command, interval_s: str) -> None:
-    """Also of what was pruned before and is held by a pin since it was made."""
+    """Also objects that were pruned before and that a pin holds."""
     collectable(wal3)
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
     wal3.ok("gc", "a", "--interval-s", interval_s)
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json", "--interval-s", "0")
     run = collected(wal3, "a", "--interval-s", "0")
 
-    assert told["num_held"] == run["num_held"] == 2
-    assert told["pins"] == {"audit": 2}
+    assert plan["num_held"] == run["num_held"] == 2
+    assert plan["pins"] == {"audit": 2}
 
 
-def test_dry_run_counts_nothing_as_held_by_a_pin_that_the_log_holds_itself(wal3: Command) -> None:
-    """Of a collection that died before it was announced; a pin would have been given up for nothing."""
+def test_dry_run_does_not_count_objects_of_the_log_as_held_by_a_pin(wal3: Command) -> None:
+    """After a collection died before its announcement; otherwise the user would delete a pin in vain."""
     collectable(wal3)
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
     store = FaultyStore(open_store(wal3.url))
@@ -240,17 +240,17 @@ def test_dry_run_counts_nothing_as_held_by_a_pin_that_the_log_holds_itself(wal3:
         collector.announce(collector.plan())
     wal3.ok("cursor", "set", "a", "reader", "1")
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json")
 
-    assert (told["num_held"], told["pins"]) == (0, {})
+    assert (plan["num_held"], plan["pins"]) == (0, {})
 
 
-def test_dry_run_without_pins_says_no_word_of_them(wal3: Command) -> None:
+def test_dry_run_without_pins_does_not_mention_pins(wal3: Command) -> None:
     collectable(wal3)
 
-    [told] = wal3.json("gc", "a", "--dry-run", "--json")
+    [plan] = wal3.json("gc", "a", "--dry-run", "--json")
 
-    assert (told["num_held"], told["pins"]) == (0, {})
+    assert (plan["num_held"], plan["pins"]) == (0, {})
     assert "pins" not in wal3.ok("gc", "a", "--dry-run").decode()
 
 
@@ -261,12 +261,13 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
 
     assert (dry.exit_code, run.exit_code) == (1, 1)
     assert dry.stderr == run.stderr
-    assert "expected a cursor to say what is not needed any more, found none" in dry.stderr
+    assert "expected a cursor to say what is no longer needed, found none" in dry.stderr
 
 
 # ---------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "21")
@@ -278,7 +279,8 @@ def test_dry_run_shows_what_is_refused_and_then_refuses_it(wal3: Command) -> Non
     assert "at most 90% of its bytes, found 100.0%" in result.stderr
 
 
-def test_log_that_is_refused_keeps_those_named_beside_it_from_nothing(wal3: Command) -> None:
+@pytest.mark.slow
+def test_refused_log_does_not_stop_the_other_named_logs(wal3: Command) -> None:
     appended(wal3, "without", 20)
     appended(wal3, "with", 20)
     wal3.ok("cursor", "set", "with", "reader", "11")
@@ -290,10 +292,11 @@ def test_log_that_is_refused_keeps_those_named_beside_it_from_nothing(wal3: Comm
     assert [record["offset"] for record in wal3.json("cat", "with")] == list(range(11, 21))
 
 
+@pytest.mark.slow
 def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "11")
-    (life(wal3) / "log" / "notes").write_text("somebody's")
+    (life(wal3) / "log" / "notes").write_text("foreign")
 
     result = wal3("gc", "a")
 
@@ -302,7 +305,8 @@ def test_foreign_file_among_the_fragments_is_named_with_its_log(wal3: Command) -
     assert "move it away" in result.stderr
 
 
-def test_log_of_which_nearly_everything_would_go_is_refused_until_that_is_allowed(wal3: Command) -> None:
+@pytest.mark.slow
+def test_log_that_would_lose_nearly_everything_is_refused_until_allowed(wal3: Command) -> None:
     appended(wal3, "a", 20)
     wal3.ok("cursor", "set", "a", "reader", "21")
 
@@ -317,7 +321,7 @@ def test_log_of_which_nearly_everything_would_go_is_refused_until_that_is_allowe
     assert files(wal3) == set()
 
 
-def test_log_without_cursors_is_collected_up_to_an_offset_when_that_is_allowed(wal3: Command) -> None:
+def test_log_without_cursors_is_collected_up_to_an_offset_when_allowed(wal3: Command) -> None:
     appended(wal3, "a")
 
     refused = wal3("gc", "a", "--up-to-offset", "3")
@@ -354,7 +358,7 @@ def test_log_with_a_damaged_cursor_is_refused_by_the_cursor_s_name(wal3: Command
         (("../a",), "log name"),
     ],
 )
-def test_request_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
+def test_invalid_request_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
     collectable(wal3)
 
     refused = wal3("gc", *arguments)
@@ -367,7 +371,8 @@ def test_request_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[
 # ---------------------------------------------------------------------- all logs
 
 
-def test_one_log_s_failure_does_not_keep_the_others_from_being_collected(wal3: Command) -> None:
+@pytest.mark.slow
+def test_failing_log_does_not_stop_the_others_from_being_collected(wal3: Command) -> None:
     for log in ("a", "b", "d"):
         collectable(wal3, log)
     appended(wal3, "c")
@@ -377,10 +382,10 @@ def test_one_log_s_failure_does_not_keep_the_others_from_being_collected(wal3: C
 
     assert result.exit_code == 1
     assert [json.loads(line)["log"] for line in result.stdout.splitlines()] == ["a", "d"]
-    told = result.stderr.splitlines()
-    assert [line.split(":")[0] for line in told] == ["b", "c"]
-    assert "MANIFEST.json" in told[0]
-    assert "expected a cursor" in told[1]
+    errors = result.stderr.splitlines()
+    assert [line.split(":")[0] for line in errors] == ["b", "c"]
+    assert "MANIFEST.json" in errors[0]
+    assert "expected a cursor" in errors[1]
     assert [len(files(wal3, log)) for log in ("a", "b", "c", "d")] == [2, 4, 4, 2]
 
 
@@ -393,7 +398,7 @@ def test_all_logs_that_can_be_collected_are_a_success(wal3: Command) -> None:
     assert [line["log"] for line in lines] == ["a", "b/c"]
 
 
-def test_dry_run_of_all_logs_goes_past_one_that_is_refused(wal3: Command) -> None:
+def test_dry_run_of_all_logs_continues_after_a_refused_log(wal3: Command) -> None:
     appended(wal3, "a")
     collectable(wal3, "b")
 
@@ -411,6 +416,7 @@ def test_store_without_logs_has_nothing_to_collect(wal3: Command) -> None:
 # ---------------------------------------------------------------------- the program
 
 
+@pytest.mark.slow
 def test_gc_runs_as_a_program_on_every_store(wal3_process: Process) -> None:
     store = open_store(wal3_process.url)
     with LogWriter.open_or_initialize(store, "a") as writer:
@@ -424,7 +430,7 @@ def test_gc_runs_as_a_program_on_every_store(wal3_process: Process) -> None:
     assert json.loads(done.stdout)["num_deleted"] == 2
 
 
-def test_command_teaches_by_example() -> None:
+def test_help_shows_examples() -> None:
     shown = CliRunner().invoke(cli, ["gc", "--help"]).stdout
 
     assert "  wal3 gc orders --dry-run" in shown

@@ -1,4 +1,4 @@
-"""``copy`` makes another log of the same records."""
+"""``copy`` creates another log with the same records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_copy_of_an_empty_log_says_so(wal3: Command) -> None:
     )
 
 
-def test_copy_over_a_log_or_of_none_or_of_what_it_does_not_hold_is_refused(wal3: Command) -> None:
+def test_copy_over_a_log_or_of_a_missing_log_or_offset_is_refused(wal3: Command) -> None:
     appended(wal3, "a", 2)
     appended(wal3, "b", 1)
 
@@ -75,16 +75,16 @@ def test_copy_over_a_log_or_of_none_or_of_what_it_does_not_hold_is_refused(wal3:
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
 
 
-def test_copy_over_a_log_is_told_what_to_do_about_it(wal3: Command) -> None:
+def test_copy_over_a_log_is_refused_with_advice(wal3: Command) -> None:
     appended(wal3, "a", 1)
     appended(wal3, "b", 1)
 
     refused = wal3("copy", "a", "b")
 
-    assert refused.stderr.endswith(": copy to another name, or destroy the one that is there first\n")
+    assert refused.stderr.endswith(": copy to another name, or destroy the existing log first\n")
 
 
-def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Path) -> None:
+def test_copy_of_a_damaged_log_fails_and_creates_no_log(wal3: Command, tmp_path: Path) -> None:
     appended(wal3, "a", 2)
     fragment = next((tmp_path / "store" / "a").glob("Life=*/log/**/*.parquet"))
     fragment.write_bytes(fragment.read_bytes()[:-1])
@@ -96,7 +96,7 @@ def test_copy_of_a_damaged_log_fails_and_makes_none(wal3: Command, tmp_path: Pat
     assert wal3("cat", "b").exit_code == 2
 
 
-def test_copy_whose_pin_is_left_is_whole_and_says_how_to_delete_it(
+def test_copy_whose_pin_remains_is_complete_and_names_the_command_that_deletes_it(
     wal3: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appended(wal3, "a", 2)
@@ -119,7 +119,7 @@ def test_copy_whose_pin_is_left_is_whole_and_says_how_to_delete_it(
 
     assert (result.exit_code, result.stderr.count("\n")) == (0, 1)
     assert result.stdout.startswith("copied a as of 20")
-    found = re.search(r"the copy is whole, but a is still pinned as (copy-\w+), .* pin delete a \1\n", result.stderr)
+    found = re.search(r"the copy is complete, but a is still pinned as (copy-\w+), .* pin delete a \1\n", result.stderr)
     assert found is not None
     wal3.ok("pin", "delete", "a", found[1], "--yes")
     assert wal3.json("pin", "list", "a", "--json") == []

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from .conftest import Command
 
 
-def test_store_without_identity_is_told_how_to_get_one_and_given_none(wal3: Command) -> None:
+def test_store_without_identity_is_reported_and_not_given_one(wal3: Command) -> None:
     result = wal3("store-id")
 
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"Error: store {wal3.url}: expected an identity, found none: give it one with --create\n"
+    assert result.stderr == f"Error: store {wal3.url}: expected an identity, found none: create one with --create\n"
     assert store_identity(open_store(wal3.url)) is None
 
 
-def test_store_is_given_an_identity_once_and_tells_it_ever_after(wal3: Command) -> None:
+def test_store_gets_one_identity_and_keeps_it(wal3: Command) -> None:
     made = wal3.ok("store-id", "--create").decode().removesuffix("\n")
 
     assert made == store_identity(open_store(wal3.url))

@@ -54,6 +54,7 @@ def test_pins_are_listed_and_deleted(wal3: Command) -> None:
     assert wal3.ok("pin", "list", "a", "--json") == b""
 
 
+@pytest.mark.slow
 def test_deleting_a_pin_asks_first(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
@@ -67,7 +68,7 @@ def test_deleting_a_pin_asks_first(wal3: Command) -> None:
     assert wal3.json("pin", "list", "a", "--json") == []
 
 
-def test_deleting_a_pin_without_a_terminal_wants_yes(wal3: Command) -> None:
+def test_deleting_a_pin_without_a_terminal_requires_yes(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
 
@@ -103,7 +104,7 @@ def test_damaged_pin_can_be_deleted(wal3: Command) -> None:
         (("cat", "a", "--pin", "audit", "--from-offset", "9"), "from 1 to 2, found 9"),
     ],
 )
-def test_pin_request_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
+def test_invalid_pin_request_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
     appended(wal3, "a", "1")
     wal3.ok("pin", "create", "a", "audit", "--reason", "a test")
 
@@ -115,5 +116,5 @@ def test_pin_request_that_makes_no_sense_is_refused(wal3: Command, arguments: tu
 
 
 @pytest.mark.parametrize("name", ["create", "list", "delete"])
-def test_every_command_on_pins_teaches_by_example(name: str) -> None:
+def test_help_of_every_pin_command_shows_examples(name: str) -> None:
     assert f"  wal3 pin {name}" in CliRunner().invoke(cli, ["pin", name, "--help"]).stdout

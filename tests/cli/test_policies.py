@@ -19,11 +19,11 @@ def test_policy_is_shown_and_changed(wal3: Command) -> None:
     back = wal3.ok("policy", "a", "--no-retention", "--with-cursors")
 
     assert before == back == b"a: collected only below its cursors; no retention\n"
-    assert changed == b"a: collected by age alone; records are kept 60 s at least\n"
+    assert changed == b"a: collected by age alone; records are kept for at least 60 s\n"
     assert (shown["retention_s"], shown["without_cursors"], shown["generation"]) == (60, True, 1)
 
 
-def test_gc_goes_by_the_policy(wal3: Command) -> None:
+def test_gc_follows_the_policy(wal3: Command) -> None:
     wal3.ok("append", "--create", "--raw", "a", stdin="1\n")
     wal3.ok("policy", "a", "--retention-s", "1000", "--without-cursors")
 
@@ -34,23 +34,23 @@ def test_gc_goes_by_the_policy(wal3: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "complaint"),
     [
         (("--without-cursors",), "expected a retention for a log without cursors"),
         (("--retention-s", "5", "--no-retention"), "not both"),
         (("--retention-s", "0"), "0 is not in the range"),
     ],
 )
-def test_policy_that_makes_no_sense_is_refused(wal3: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_policy_is_refused(wal3: Command, arguments: tuple[str, ...], complaint: str) -> None:
     wal3.ok("append", "--create", "--raw", "a", stdin="1\n")
 
     result = wal3("policy", "a", *arguments)
 
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert complaint in result.stderr
 
 
-def test_policy_of_no_log_is_refused(wal3: Command) -> None:
+def test_policy_of_a_missing_log_is_refused(wal3: Command) -> None:
     result = wal3("policy", "none")
 
     assert result.exit_code == 2

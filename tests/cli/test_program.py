@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 DATA = Path(__file__).parent.parent / "data"
 
 
-def test_log_lives_through_every_command(wal3_process: Process) -> None:
+@pytest.mark.slow
+def test_every_command_works_on_one_log(wal3_process: Process) -> None:
     lines = b"".join(b'{"key": "%d", "body": "b"}\n' % number for number in range(50))
 
     assert wal3_process("init", "events").returncode == 0
@@ -37,6 +38,7 @@ def test_log_lives_through_every_command(wal3_process: Process) -> None:
     assert wal3_process("cat", "events").stdout == printed
 
 
+@pytest.mark.slow
 def test_error_is_one_line_without_traceback(wal3_process: Process) -> None:
     missing = wal3_process("cat", "no-such-log")
 
@@ -44,7 +46,8 @@ def test_error_is_one_line_without_traceback(wal3_process: Process) -> None:
     assert re.fullmatch(rb"Error: log .*no-such-log: expected .*\n", missing.stderr)
 
 
-def test_store_that_is_away_is_one_line_too(s3_bucket_url: str) -> None:
+@pytest.mark.slow
+def test_unreachable_store_is_one_line_too(s3_bucket_url: str) -> None:
     del s3_bucket_url
     result = CliRunner().invoke(cli, ["--store", "s3://no-such-bucket", "init", "events"])
 
@@ -68,7 +71,7 @@ def test_store_may_be_named_by_environment_or_path(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["log"] == "events"
 
 
-def test_every_command_teaches_by_example() -> None:
+def test_help_of_every_command_shows_examples() -> None:
     names = [("cursor", name) for name in ("list", "get", "set", "delete")]
     names += [(name,) for name in cli.commands]
 
@@ -77,7 +80,8 @@ def test_every_command_teaches_by_example() -> None:
         assert f"  wal3 {' '.join(name)}" in text or f"| wal3 {' '.join(name)}" in text
 
 
-def test_reader_that_stops_early_is_no_error(wal3_process: Process) -> None:
+@pytest.mark.slow
+def test_reader_that_stops_early_is_not_an_error(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line that fills the pipe\n" * 20_000)
 
     with wal3_process.start("cat", "events") as process:
@@ -90,6 +94,7 @@ def test_reader_that_stops_early_is_no_error(wal3_process: Process) -> None:
     assert (process.returncode, complaint) == (0, b"")
 
 
+@pytest.mark.slow
 def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line\n" * 20_000)
 
@@ -103,6 +108,7 @@ def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None
     assert b"Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n")
 
@@ -119,8 +125,9 @@ def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     assert (process.returncode, rest, complaint) == (0, b"", b"")
 
 
+@pytest.mark.slow
 def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigterm(wal3_process: Process) -> None:
-    """A shell ignores SIGINT for what it starts with &: Ctrl-C is for somebody else."""
+    """A shell ignores SIGINT for programs started with &: Ctrl-C is for the foreground program."""
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n")
 
     with wal3_process.start("tail", "events", "--follow", background=True) as process:
@@ -135,11 +142,12 @@ def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigte
     assert process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "exit_code", "told"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+    ("number", "exit_code", "report"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
 )
-def test_slow_input_is_appended_as_it_comes_and_a_signal_ends_that_and_tells_how_much(
-    wal3_process: Process, number: signal.Signals, exit_code: int, told: bytes
+def test_slow_input_is_appended_as_it_arrives_and_a_signal_ends_it_with_a_count(
+    wal3_process: Process, number: signal.Signals, exit_code: int, report: bytes
 ) -> None:
     wal3_process("init", "events")
 
@@ -159,7 +167,7 @@ def test_slow_input_is_appended_as_it_comes_and_a_signal_ends_that_and_tells_how
 
     assert seen == ["first", "second"]
     assert process.returncode == exit_code
-    assert complaint == b"Error: 2 records appended (offsets 1 to 2); %b; lines 1 to 2 are in the log\n" % told
+    assert complaint == b"Error: 2 records appended (offsets 1 to 2); %b; lines 1 to 2 are in the log\n" % report
 
 
 def test_progress_stays_off_pipes(wal3: Command) -> None:
@@ -168,7 +176,7 @@ def test_progress_stays_off_pipes(wal3: Command) -> None:
     assert result.stderr == ""
 
 
-def test_real_history_folds_to_its_tree(wal3: Command) -> None:
+def test_repository_history_folds_to_its_tree(wal3: Command) -> None:
     """Rows of a repository's history: the last blob of every path is what its newest commit lists."""
     rows = [json.loads(line) for line in gzip.decompress((DATA / "slatedb_history.jsonl.gz").read_bytes()).splitlines()]
     tree = json.loads(gzip.decompress((DATA / "slatedb_history_tree.json.gz").read_bytes()))
@@ -182,6 +190,7 @@ def test_real_history_folds_to_its_tree(wal3: Command) -> None:
     assert {key: body for key, body in last.items() if body is not None} == tree
 
 
+@pytest.mark.slow
 def test_command_needs_no_spark() -> None:
     code = "import sys, wal3_core.cli; sys.exit(any(name.split('.')[0] == 'pyspark' for name in sys.modules))"
 
@@ -222,7 +231,7 @@ def test_git_history_is_ingested(wal3: Command, tmp_path: Path, *, as_json: bool
     assert [(line["key"], line["body"]) for line in wal3.json("cat", "events")] == [("file", "hello")]
 
 
-def test_folder_that_is_no_repository_is_refused_before_a_log_is_made(wal3: Command, tmp_path: Path) -> None:
+def test_folder_without_a_repository_is_refused_before_a_log_is_created(wal3: Command, tmp_path: Path) -> None:
     result = wal3("ingest-git", str(tmp_path), "events")
 
     assert result.exit_code == 2

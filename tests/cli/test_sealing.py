@@ -1,4 +1,4 @@
-"""``seal`` and ``migrate`` close a log, and say where it goes on."""
+"""``seal`` and ``migrate`` close a log, and name its successor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_seal_as_json(wal3: Command) -> None:
     assert sealed == {"log": "a", "reason": "full"}
 
 
-def test_second_seal_says_who_was_first_and_nothing_of_records(wal3: Command) -> None:
+def test_second_seal_names_the_first_and_does_not_mention_records(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("seal", "a", "--reason", "full")
 
@@ -47,7 +47,7 @@ def test_second_seal_says_who_was_first_and_nothing_of_records(wal3: Command) ->
     assert "records" not in result.stderr
 
 
-def test_seal_wants_a_reason_and_a_name_that_is_free(wal3: Command) -> None:
+def test_seal_requires_a_reason_and_a_free_successor_name(wal3: Command) -> None:
     appended(wal3, "a", "1")
     appended(wal3, "b", "1")
 
@@ -57,7 +57,7 @@ def test_seal_wants_a_reason_and_a_name_that_is_free(wal3: Command) -> None:
     assert not wal3.json("ls", "--json")[0]["sealed"]
 
 
-def test_migrated_log_goes_on_in_its_successor(wal3: Command) -> None:
+def test_migrated_log_continues_in_its_successor(wal3: Command) -> None:
     appended(wal3, "a", "1", "2")
 
     first = wal3.ok("migrate", "a", "b", "--reason", "a log a year")
@@ -79,7 +79,7 @@ def test_migration_to_another_log_is_refused(wal3: Command) -> None:
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a", "b"]
 
 
-def test_migration_of_a_log_that_was_sealed_for_no_successor_is_told_the_way_on(wal3: Command) -> None:
+def test_migration_of_a_log_sealed_without_successor_names_the_alternative(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("seal", "a", "--reason", "full")
 
@@ -88,13 +88,13 @@ def test_migration_of_a_log_that_was_sealed_for_no_successor_is_told_the_way_on(
     assert result.exit_code == 1
     assert "sealed already, by " in result.stderr
     assert result.stderr.endswith(
-        ": full; a seal stays, and names no successor: `wal3 copy a TARGET` makes an open log of it\n"
+        ": full; a seal is never lifted, and this one names no successor: `wal3 copy a TARGET` makes an unsealed copy\n"
     )
     wal3.ok("copy", "a", "b")
     assert wal3.ok("append", "--raw", "b", stdin="2\n") == b"1 record appended (offsets 2 to 2) to b\n"
 
 
-def test_tail_of_a_sealed_log_ends_and_says_where_it_goes_on(wal3: Command) -> None:
+def test_tail_of_a_sealed_log_ends_and_names_the_successor(wal3: Command) -> None:
     appended(wal3, "a", "1", "2")
     wal3.ok("seal", "a", "--reason", "a log a year", "--successor", "b")
 
@@ -105,7 +105,7 @@ def test_tail_of_a_sealed_log_ends_and_says_where_it_goes_on(wal3: Command) -> N
     assert result.stderr == "log a: sealed: a log a year; it goes on in b: wal3 tail b --follow\n"
 
 
-def test_name_that_is_kept_for_a_successor_is_told_of_and_not_listed(wal3: Command) -> None:
+def test_name_reserved_for_a_successor_is_reported_and_not_listed(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("seal", "a", "--reason", "full", "--successor", "b")
 
@@ -118,14 +118,14 @@ def test_name_that_is_kept_for_a_successor_is_told_of_and_not_listed(wal3: Comma
     ):
         result = wal3(*arguments, stdin="2\n")
         assert result.exit_code != 0
-        assert "its name kept for the one that goes on from log" in result.stderr + result.stdout
+        assert "its name kept for the successor of log" in result.stderr + result.stdout
     assert [row["log"] for row in wal3.json("ls", "--json")] == ["a"]
 
     wal3.ok("migrate", "a", "b", "--reason", "full")
     assert wal3.ok("append", "--raw", "b", stdin="2\n") == b"1 record appended (offsets 2 to 2) to b\n"
 
 
-def test_name_that_is_kept_in_vain_is_free_once_it_is_destroyed(wal3: Command) -> None:
+def test_reserved_name_is_free_once_it_is_destroyed(wal3: Command) -> None:
     appended(wal3, "a", "1")
     wal3.ok("seal", "a", "--reason", "full", "--successor", "b")
     wal3.ok("destroy", "a", "--yes")

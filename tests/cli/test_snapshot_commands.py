@@ -1,4 +1,4 @@
-"""``snapshot show`` tells a lopsided tree from a good one, and ``snapshot compact`` makes it good."""
+"""``snapshot show`` distinguishes a lopsided tree from a good one, and ``snapshot compact`` repacks it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.writer import LogWriter
+import pytest
+
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions, WriterOptions
 from wal3_core.storage.open_store import open_store
 
@@ -16,12 +18,12 @@ if TYPE_CHECKING:
     from .conftest import Command, Process
 
 FEW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
-# A writer that rolls nothing.
+# A writer that rolls no snapshots.
 UNROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=1000))
 
 
 def lopsided(wal3: Command | Process, log: str) -> None:
-    """Make a log whose tree is much too fine."""
+    """Make a log whose snapshots are much too small."""
     store = open_store(wal3.url)
     with LogWriter.open_or_initialize(store, log, options=UNROLLED) as writer:
         for number in range(60):
@@ -33,7 +35,8 @@ def stored(wal3: Command) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(urlsplit(wal3.url).path).rglob("*") if path.is_file()}
 
 
-def test_show_tells_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
+@pytest.mark.slow
+def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
     wal3.ok("append", "--create", "--raw", "good", stdin="1\n2\n")
     lopsided(wal3, "bad")
 
@@ -41,15 +44,16 @@ def test_show_tells_a_lopsided_tree_from_a_good_one(wal3: Command) -> None:
         wal3.json("snapshot", "show", *arguments, "--json") for arguments in (["good"], ["bad"], ["bad", "--full"])
     )
 
-    assert (good["ripe"], good["fragments"], good["exact"]) == (False, 1, True)
-    assert (bad["ripe"], bad["fragments"], bad["exact"]) == (True, 60, False)
-    assert (exact["ripe"], exact["fragments"], exact["exact"]) == (True, 60, True)
+    assert (good["needs_compaction"], good["fragments"], good["exact"]) == (False, 1, True)
+    assert (bad["needs_compaction"], bad["fragments"], bad["exact"]) == (True, 60, False)
+    assert (exact["needs_compaction"], exact["fragments"], exact["exact"]) == (True, 60, True)
     assert [level["depth"] for level in exact["levels"]] == [1, 2, 3]  # type: ignore[attr-defined, index]
     assert exact["levels"][0]["largest"] == 2  # type: ignore[index]
     assert b"lopsided" in wal3.ok("snapshot", "show", "bad")
     assert b"good" in wal3.ok("snapshot", "show", "good")
 
 
+@pytest.mark.slow
 def test_dry_run_says_what_and_why_and_changes_nothing(wal3: Command) -> None:
     lopsided(wal3, "bad")
     before = stored(wal3)
@@ -64,6 +68,7 @@ def test_dry_run_says_what_and_why_and_changes_nothing(wal3: Command) -> None:
     assert stored(wal3) == before
 
 
+@pytest.mark.slow
 def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command) -> None:
     lopsided(wal3, "bad")
     records = wal3.ok("cat", "bad")
@@ -73,7 +78,7 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     again = wal3.ok("snapshot", "compact", "bad")
     planned = wal3.ok("snapshot", "compact", "bad", "--dry-run").decode()
 
-    assert (done["before"]["ripe"], done["after"]["ripe"]) == (True, False)  # type: ignore[index]
+    assert (done["before"]["needs_compaction"], done["after"]["needs_compaction"]) == (True, False)  # type: ignore[index]
     assert done["snapshots_written"] > 0  # type: ignore[operator]
     assert again == b"bad: nothing to pack\n"
     assert planned.endswith("nothing to pack\n")
@@ -82,18 +87,19 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     wal3.ok("scrub", "bad")
 
 
-def test_manifest_that_no_writer_rolled_is_rolled_and_said_so(wal3: Command) -> None:
+@pytest.mark.slow
+def test_manifest_that_no_writer_rolled_is_rolled_and_reported(wal3: Command) -> None:
     with LogWriter.open_or_initialize(open_store(wal3.url), "bad", options=UNROLLED) as writer:
         for _ in range(100):
             writer.append(b"x")
 
-    told = wal3.ok("snapshot", "compact", "bad").decode()
+    printed = wal3.ok("snapshot", "compact", "bad").decode()
 
-    assert told.startswith("bad: 0 snapshots are 6; a manifest of ")
-    assert "96 pointers packed into 6 snapshots of " in told
+    assert printed.startswith("bad: 0 snapshots became 6; a manifest of ")
+    assert "96 pointers packed into 6 snapshots of " in printed
 
 
-def test_log_that_is_not_there_is_an_error_in_a_line(wal3: Command) -> None:
+def test_missing_log_is_a_one_line_error(wal3: Command) -> None:
     for arguments in (("show", "none"), ("compact", "none"), ("compact", "none", "--dry-run")):
         result = wal3("snapshot", *arguments)
 
@@ -101,6 +107,7 @@ def test_log_that_is_not_there_is_an_error_in_a_line(wal3: Command) -> None:
         assert result.stderr.startswith("Error: log ")
 
 
+@pytest.mark.slow
 def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process) -> None:
     lopsided(wal3_process, "bad")
     records = wal3_process("cat", "bad").stdout
@@ -108,5 +115,5 @@ def test_installed_program_compacts_on_every_kind_of_store(wal3_process: Process
     done = wal3_process("snapshot", "compact", "bad", "--json")
 
     assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["after"]["ripe"] is False
+    assert json.loads(done.stdout)["after"]["needs_compaction"] is False
     assert wal3_process("cat", "bad").stdout == records != b""

@@ -1,4 +1,4 @@
-"""Who takes part in a story: each is a process of its own, and is told the truth or the story fails."""
+"""The actors of a story: each is a process of its own, and a wrong answer to one fails the story."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from wal3_core import (
 from wal3_core.errors import MissingError
 from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits, RetryOptions, SnapshotOptions
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stage:
-    """What the actors share."""
+    """The state that the actors share."""
 
     simulation: Simulation
     world: World
@@ -56,11 +56,11 @@ class Stage:
     processes: dict[str, SimProcess] = field(default_factory=dict)
 
     def unexpected(self, error: LogError) -> bool:
-        """Tell whether nothing that happens in this world explains an error."""
+        """Whether nothing that happens in this world explains an error."""
         if isinstance(error, LogReplacedError):
             return not self.lives
         if isinstance(error, MissingError):
-            # Whoever maintains a log that is destroyed meanwhile may miss something before it misses the log.
+            # Maintenance of a log that is being destroyed may miss an object before it misses the log.
             return not self.world.names[LOG].turns
         if isinstance(error, GarbageCollectedError):
             begins = max((life.begins for life in self.world.names.lives.values()), default=1)
@@ -70,7 +70,7 @@ class Stage:
         return isinstance(error, UnavailableError) and self.world.plan.quiet
 
     def excuse(self, error: LogError) -> None:
-        """Go on after an error that this world explains; fail the story for one it does not."""
+        """Ignore an error that this world explains; fail the story for one it does not."""
         if self.unexpected(error):
             self.fail(f"unexplained: {type(error).__name__}: {error}")
 
@@ -81,13 +81,13 @@ class Stage:
 
 
 class Actor(Protocol):
-    """One process's part."""
+    """The part of one process."""
 
     def play(self, stage: Stage, process: SimProcess) -> None: ...
 
 
 def drawn_options(dice: Random) -> WriterOptions:
-    """Make everything tiny, so that little work meets every limit."""
+    """Make everything tiny, so that little work reaches every limit."""
     return WriterOptions(
         batch_bytes_max=dice.choice((1, 30, 300)),
         batch_age_s_max=dice.choice((0.0, 0.01, 0.1)),
@@ -115,7 +115,7 @@ class Writer:
     callers: int
     appends_max: int
     rounds: int = 1
-    # Or else a log that is not there is waited for.
+    # If false, it waits for a missing log.
     initializes: bool = True
 
     def play(self, stage: Stage, process: SimProcess) -> None:
@@ -144,15 +144,15 @@ class Writer:
         for index in range(dice.randrange(1, self.appends_max + 1)):
             if dice.random() < 0.3:
                 stage.simulation.pause(dice.choice((0.01, 1.0, 20.0)))
-            told = f"{name}/{index}"
-            records = tuple(_message(dice, f"{told}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
-            timeout_s = stage.simulation.dice(told).choice((None, None, 0.0, 0.05))
+            label = f"{name}/{index}"
+            records = tuple(_message(dice, f"{label}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
+            timeout_s = stage.simulation.dice(label).choice((None, None, 0.0, 0.05))
             append_once(stage, opened.store, opened.writer, records, opened_s=opened.at_s, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A writer, and when it was opened."""
+    """A writer, and the time it was opened."""
 
     stage: Stage
     store: SimStore
@@ -188,7 +188,7 @@ def append_once(
     opened_s: float = PENDING_S,
     timeout_s: float | None = None,
 ) -> Append:
-    """Append, and write down what was said of it; ``opened_s`` is when the writer was, if others may come after."""
+    """Append and record the outcome; ``opened_s`` is when the writer was opened, if the log may be replaced since."""
     append = Append(records, stage.simulation.now_s, opened_s=opened_s)
     stage.history.appends.append(append)
     with judged(stage, store, append):
@@ -198,7 +198,7 @@ def append_once(
 
 @contextmanager
 def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
-    """Write down what the block comes to: an offset, nothing yet, or an error that says what became of the append."""
+    """Record the outcome of the block: an offset, nothing yet, or an error with the append's outcome."""
     try:
         yield
         append.outcome = "acked" if append.offset is not None else "pending"
@@ -223,7 +223,7 @@ def _outcome(stage: Stage, error: LogError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TailReader:
-    """Follows the log from its first record on, and the one that takes its place."""
+    """Follows the log from its first record on, and then the log that replaces it."""
 
     options: ReaderOptions
     rounds: int = 4
@@ -258,7 +258,7 @@ class TailReader:
 
 @dataclass(frozen=True, slots=True)
 class HistoryReader:
-    """Reads stretches of the log, again and again, from anywhere; now and then so slowly that maintenance overtakes."""
+    """Reads stretches of the log repeatedly, from anywhere; sometimes so slowly that maintenance overtakes the read."""
 
     options: ReaderOptions
     passes: int
@@ -277,7 +277,7 @@ class HistoryReader:
                 reader = None
             except LogReplacedError as error:
                 stage.excuse(error)
-                # Or else it asks once more.
+                # Otherwise it asks the same reader again.
                 reader = reader if dice.random() < 0.3 else None
             except LogError as error:
                 stage.excuse(error)
@@ -290,7 +290,7 @@ class HistoryReader:
         stage.history.reads.append(read)
         pause_s = dice.choice((0.0, 0.1, 0.3, 3.0))
         in_hand = reader.manifest()
-        # The same place by another name, as long as the manifest in hand decides it.
+        # The same offset expressed differently, as long as the loaded manifest decides it.
         begin = None if start == in_hand.first.position.offset else start
         for record in reader.records(begin, Limits(records=count), manifest=in_hand):
             if pause_s:
@@ -302,7 +302,7 @@ class HistoryReader:
 
 @dataclass(frozen=True, slots=True)
 class Scrubber:
-    """Reads everything back in the middle of it all, and finds nothing wrong."""
+    """Scrubs the log while everything else runs, and finds nothing wrong."""
 
     rounds: int
 
@@ -317,7 +317,7 @@ class Scrubber:
             except LogError as error:
                 stage.excuse(error)
                 continue
-            # A cursor that came too late is named until it is taken back.
+            # A cursor created too late is reported until it is withdrawn.
             late = stage.world.oracle.seen["pruned"] > 0
             problems = [found for found in report.problems if not (late and found.path.startswith(CURSOR_FOLDER))]
             ended = stage.lives and (len(stage.world.names[LOG].held) > held or stage.world.names[LOG].copying)
@@ -327,7 +327,7 @@ class Scrubber:
 
 @dataclass(frozen=True, slots=True)
 class Maintainer:
-    """Changes the manifest again and again without touching the log: writers have to follow."""
+    """Changes the manifest repeatedly without touching the log; writers have to follow."""
 
     changes: int
 
@@ -346,7 +346,7 @@ class Maintainer:
 
 @dataclass(frozen=True, slots=True)
 class Reaper:
-    """Kills a process, and may start another like it on what is in the store."""
+    """Kills a process, and may start a similar one on the content of the store."""
 
     victim: str
     after_s: float
@@ -362,7 +362,7 @@ class Reaper:
 
 @dataclass(frozen=True, slots=True)
 class Freezer:
-    """Suspends a process for longer than collection waits, clocks stopped or not."""
+    """Suspends a process for longer than a collection waits, with or without its clocks."""
 
     victim: str
     after_s: float

@@ -79,16 +79,16 @@ class Tally:
 
 
 def broken(story: Story) -> str | None:
-    """Tell a story; say how it broke a promise, if it did."""
+    """Run a story; return how it broke a promise, if it did."""
     try:
         story.tell()
-    except Exception:  # noqa: BLE001 - whatever it was, the seed is to be printed
+    except Exception:  # noqa: BLE001 - whatever it was, the seed is printed
         return traceback.format_exc()
     return None
 
 
 def tell(seeds: Sequence[int]) -> Tally:
-    """Tell some seeds' stories, up to the first that fails."""
+    """Run the stories of some seeds, up to the first that fails."""
     tally = Tally()
     for seed in seeds:
         story = Story(seed)
@@ -101,7 +101,7 @@ def tell(seeds: Sequence[int]) -> Tally:
 
 
 def run(seeds: range, *, processes: int, progress: Callable[[Tally], None]) -> Tally:
-    """Tell all seeds' stories; ends early when one fails."""
+    """Run the stories of all seeds; ends early when one fails."""
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     total = Tally()
     for tally in _tallies(chunks, processes):
@@ -116,13 +116,13 @@ def _tallies(chunks: Sequence[Sequence[int]], processes: int) -> Iterator[Tally]
     if processes == 1:
         yield from map(tell, chunks)
         return
-    # Spawned: a fork would inherit the threads that Arrow has begun. Renewed now and then, to keep them small.
+    # Spawned: a fork would inherit the threads that Arrow has begun. Replaced regularly, to keep them small.
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
         yield from pool.imap_unordered(tell, chunks)
 
 
 def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool]) -> dict[int, str]:
-    """Leave out faults, half of them at a time and then one by one, as long as the seed still fails."""
+    """Remove faults, half of them at a time and then one by one, as long as the seed still fails."""
     kept = dict(faults)
     size = max(1, len(kept) // 2)
     while True:
@@ -153,13 +153,13 @@ def _show_failure(seed: int, how: str, mutant: str | None) -> None:
 
 
 def _progress(seeds: int) -> Callable[[Tally], None]:
-    began_s = told_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
 
     def progress(tally: Tally) -> None:
-        nonlocal told_s
+        nonlocal reported_s
         now_s = time.monotonic()
-        if now_s - told_s > REPORT_S:
-            told_s = now_s
+        if now_s - reported_s > REPORT_S:
+            reported_s = now_s
             left_s = (now_s - began_s) / max(1, tally.seeds) * (seeds - tally.seeds)
             print(f"{tally.seeds:,} of {seeds:,} seeds, about {left_s / 60:.0f} min left", flush=True)
 
@@ -167,7 +167,7 @@ def _progress(seeds: int) -> Callable[[Tally], None]:
 
 
 def _seeds_to_find(name: str, seeds: range) -> tuple[str, int | None, str]:
-    """Tell how many seeds it takes to find a mutant, None where these do not, and how it shows."""
+    """Report how many seeds it takes to find a mutant, None if these do not find it, and how it shows."""
     with applied(_mutant(name)):
         tally = run(seeds, processes=1, progress=lambda _: None)
     if tally.failed is None:
@@ -177,7 +177,7 @@ def _seeds_to_find(name: str, seeds: range) -> tuple[str, int | None, str]:
 
 
 def sensitivity(seeds: range, processes: int) -> int:
-    """Tell, of every mutant, how many seeds it took to find it; the number of those not found."""
+    """Report for every mutant how many seeds it took to find it; return the number of those not found."""
     missed = 0
     names = [mutant.name for mutant in MUTANTS]
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
@@ -219,7 +219,7 @@ def main() -> None:
     with ExitStack() as stack:
         if given.mutant:
             stack.enter_context(applied(_mutant(given.mutant)))
-        # A mutant is in this process only.
+        # A mutant exists in this process only.
         processes = 1 if given.mutant or given.seeds <= CHUNK else given.processes
         began_s = time.monotonic()
         tally = run(seeds, processes=processes, progress=_progress(given.seeds))

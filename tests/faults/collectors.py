@@ -10,17 +10,17 @@ from tests.faults.history import PENDING_S
 from tests.faults.store import LOG, SimStore
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, LogReader, LogWriter, Message
 from wal3_core.errors import CollectionRefusedError, MissingError
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.destroyer import destroy
-from wal3_core.log.pinned import pinned_records
-from wal3_core.log.sealer import initialize_successor, migrate, seal
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.succession import records_across
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.read.pinned import pinned_records
+from wal3_core.log.read.succession import records_across
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CollectorOptions, RetryOptions
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.faults.actors import Stage
     from tests.faults.oracle import Oracle
     from tests.faults.simulator import SimProcess
-    from wal3_core.log.copier import Copied
+    from wal3_core.log.maintain.copier import CopyReport
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotCompactorOptions, WriterOptions
 
@@ -36,7 +36,7 @@ COPY, DOOMED, SUCCESSOR = "copy", "doomed", "successor"
 
 
 def collector_options(interval_s: float) -> CollectorOptions:
-    """Everything may go, and quickly; few objects at a time."""
+    """Allow everything to be deleted, quickly and a few objects at a time."""
     return CollectorOptions(
         interval_s=interval_s,
         fraction_max=1.0,
@@ -49,7 +49,7 @@ def collector_options(interval_s: float) -> CollectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class Collecting:
-    """Collects again and again, with the interval that the whole story has."""
+    """Collects repeatedly, with the interval of the whole story."""
 
     rounds: int
     pause_s_max: float
@@ -63,7 +63,7 @@ class Collecting:
             except (LogNotFoundError, CollectionRefusedError):
                 continue
             except MissingError as error:
-                # An interval that is shorter than a pass: another collector was quicker.
+                # The interval is shorter than a pass: another collector was quicker.
                 if error.path in stage.world.oracle.referenced():
                     stage.excuse(error)
                 stage.world.fired["a collector was overtaken"] += 1
@@ -77,7 +77,7 @@ class Collecting:
 
 @contextlib.contextmanager
 def excused(stage: Stage) -> Iterator[None]:
-    """Go on after an error that this world explains."""
+    """Ignore an error that this world explains."""
     try:
         yield
     except LogError as error:
@@ -86,7 +86,7 @@ def excused(stage: Stage) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Pins the log, reads all it pinned a while later, and lets go; then once more, at once, under the same name."""
+    """Pins the log, reads all that it pinned later, deletes the pin; then again, at once, under the same name."""
 
     after_s: float
     for_s: float
@@ -95,7 +95,7 @@ class Pinning:
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, name = SimStore(stage.world, process), process.name
         for number in range(self.rounds):
-            # The name is used again at once, now and then.
+            # Every other time the name is used again at once.
             stage.simulation.pause(self.after_s if number % 2 == 0 else 0.0)
             pins = PinStore(store, LOG, runtime=process, retry=RetryOptions(attempts_max=3, pause_s_max=0.5))
             manifest = self._pin(stage, pins, name)
@@ -115,7 +115,7 @@ class Pinning:
                 stage.excuse(error)
 
     def _pin(self, stage: Stage, pins: PinStore, name: str) -> Manifest | None:
-        """Try again where it could not be finished, or where what was let go is still there."""
+        """Try again when the pin could not be finished, or when the deleted one is still there."""
         for _ in range(3):
             try:
                 return pins.create(name, reason="a long read").manifest
@@ -134,7 +134,7 @@ class Pinning:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs the manifest's tree anew."""
+    """Repacks the manifest's tree."""
 
     rounds: int
     pause_s_max: float
@@ -157,7 +157,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """Closes the log for good at some moment, and may begin the one that goes on from it."""
+    """Seals the log at some moment, and may begin its successor."""
 
     after_s: float
     successor: str | None = None
@@ -186,7 +186,7 @@ class Sealing:
 
 
 def check_successor(stage: Stage, operator: SimProcess) -> None:
-    """A migration that was cut short is finished by whoever repeats it; nothing lies between the two logs."""
+    """A repeated call finishes a migration that was cut short; nothing lies between the two logs."""
     manifest, store = stage.world.oracle.manifest, SimStore(stage.world, operator)
     if manifest is None or manifest.seal is None or manifest.seal.successor is None:
         return
@@ -236,7 +236,7 @@ def _append_on(writer: LogWriter, destroyed: list[str]) -> None:
 
 
 def check_destroyed(stage: Stage, operator: SimProcess, log: str) -> None:
-    """Destroying what is left of a log, and of all that had its name, leaves nothing but the word that it is gone."""
+    """Destroying the remains of a log, and of every log of its name, leaves only the vacancy."""
     with contextlib.suppress(LogNotFoundError):
         destroy(SimStore(stage.world, operator), log, also_pinned=True, runtime=operator)
     left = [meta.path for meta in stage.world.objects.list_objects(f"{log}/")]
@@ -261,7 +261,7 @@ class Copying:
             copied = copy(LogAt(store, LOG), LogAt(store, COPY), runtime=process)
         except InvalidRequestError as error:
             if "expected it to stay until the copy is whole" in str(error):
-                # Nobody but its owner deletes a copy's pin.
+                # Only its owner deletes a copy's pin.
                 stage.fail(f"a copy was without its pin: {error}")
             return
         except LogError as error:
@@ -273,14 +273,14 @@ class Copying:
         check_copy(stage)
 
 
-def check_copied(stage: Stage, copied: Copied, source: Oracle, held: int) -> None:
-    """A copy that was not begun earlier has all that its source held when it was asked for."""
+def check_copied(stage: Stage, copied: CopyReport, source: Oracle, held: int) -> None:
+    """A copy that was not begun earlier holds all records that its source held when it was requested."""
     if not copied.resumed and source.over_s > stage.simulation.now_s and copied.next_offset <= held:
-        stage.fail(f"a copy told of as made now holds less than there was: {copied}, and {held} records")
+        stage.fail(f"a copy reported as new holds less than its source: {copied}, and {held} records")
 
 
 def check_copy(stage: Stage) -> None:
-    """A copy is read as what it was when it became a log, which was compared with its source then."""
+    """A copy reads as it was when it became a log, when it was compared with its source."""
     reader = LogReader.open(stage.world.objects, COPY, runtime=stage.world.network)
     manifest = reader.manifest()
     first, following = manifest.first.position.offset, manifest.next.position.offset

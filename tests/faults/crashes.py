@@ -1,8 +1,8 @@
-"""Every store call of a scenario, with every fault and every crash: what is in the store alone must do.
+"""Every store call of a scenario, with every fault and every crash: the content of the store alone must suffice.
 
 Each run is one scenario with one call failing (or, the long way, one failing and the process dying
-at a later one). Then everything is checked as in any story: a writer starts on what is there, the
-log is scrubbed, and what callers were told is compared with what is in it.
+at a later one). Then everything is checked as in any story: a writer starts on the store's content, the
+log is scrubbed, and the callers' outcomes are compared with its records.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from wal3_core import (
     ReaderOptions,
     WriterOptions,
 )
-from wal3_core.log.destroyer import destroy
-from wal3_core.model.manifest import EPOCHS_MAX
+from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.model.manifest_parts import EPOCHS_MAX
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import Snapshot
@@ -73,10 +73,10 @@ OPTIONS = WriterOptions(
         gc_interval_s=1,
     ),
 )
-# One try, so that whatever fails is told.
+# One attempt, so that every failure is reported.
 HASTY = replace(OPTIONS, delivery_timeout_s=0.0)
 SCHEDULES = 2
-# What may leave a request under way: the crashes that follow are tried after these.
+# Faults that may leave a request under way: the crashes that follow are tried after these.
 AMBIGUOUS = ("after", "late")
 
 
@@ -95,7 +95,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is there before, and what then happens with every call failing in turn."""
+    """A prelude, and a cast whose calls each fail in turn."""
 
     name: str
     prelude: Actor | None
@@ -125,7 +125,7 @@ def _append(*names: str) -> Part:
 
 
 def _append_at_once(count: int) -> Part:
-    """Append from several callers at the same moment: as many fragments are in flight."""
+    """Append from several callers at the same moment, with as many fragments in flight."""
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
         writer = LogWriter.open(store, LOG, options=OPTIONS, runtime=process)
@@ -164,7 +164,7 @@ def _initialize(stage: Stage, store: SimStore, process: SimProcess) -> None:
 
 
 def _append_around(other: Actor) -> Part:
-    """Open, let somebody else change the log, then append."""
+    """Open, let another actor change the log, then append."""
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
         with LogWriter.open(store, LOG, options=OPTIONS, runtime=process) as writer:
@@ -177,7 +177,7 @@ def _append_around(other: Actor) -> Part:
 
 
 def _append_beside_many(stage: Stage, store: SimStore, process: SimProcess) -> None:
-    """Come back to a log on which so many others have written that one's own epoch has left the table."""
+    """Append after so many other writers that this one's epoch has left the table."""
     plan = stage.world.plan
     stage.world.heal()
     writer = LogWriter.open(store, LOG, options=OPTIONS, runtime=process)
@@ -215,7 +215,7 @@ def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
 
 
 def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
-    """Read so slowly, and with so little loaded ahead, that snapshots are replaced and deleted under the read."""
+    """Read so slowly, and with so little loaded ahead, that snapshots are replaced and deleted during the read."""
     options = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=0)
     reader = LogReader.open(store, LOG, options=options, runtime=process)
     read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
@@ -227,13 +227,13 @@ def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
 
 
 def _consume(stage: Stage, store: SimStore, process: SimProcess) -> None:
-    """Leave a log of which a part is not needed, the cut going through its snapshots."""
+    """Leave a log of which a part is not needed; the cut goes through its snapshots."""
     _append(*(f"first{n}" for n in range(9))).run(stage, store, process)
     CursorStore(store, LOG, runtime=process).init("consumer", LogPosition(6, 0))
 
 
 def _leave_orphans(stage: Stage, store: SimStore, process: SimProcess) -> None:
-    """Leave a log beside objects that nothing refers to: uploads of writers that died, a snapshot nobody used."""
+    """Leave a log with orphans: uploads of writers that died, and an unused snapshot."""
     MANY.run(stage, store, process)
     manifest = stage.world.oracle.manifest
     assert manifest is not None
@@ -265,14 +265,14 @@ def _both(one: Step, other: Step) -> dict[str, Actor]:
 
 
 def _let(stage: Stage, other: Actor, name: str) -> None:
-    """Let somebody else do its part, or die of it, and wait for that."""
+    """Run another actor in a process of its own, until it ends or dies."""
     process = SimProcess(stage.simulation, name)
     task = stage.simulation.spawn(process, name, lambda: other.play(stage, process))
     stage.simulation.block(lambda: task.over, None)
 
 
 def _move_cursor_around(other: Actor) -> Part:
-    """Create a cursor, let somebody else end its log, then move what one holds."""
+    """Create a cursor, let another actor end its log, then move it with the old witness."""
 
     def run(stage: Stage, store: SimStore, _: SimProcess) -> None:
         hand = Hand.reaching(stage, store, "c")
@@ -286,7 +286,7 @@ def _move_cursor_around(other: Actor) -> Part:
 
 
 def _read_around(other: Actor) -> Part:
-    """Open, let somebody else end the log, then read: of the log that was opened, or nothing."""
+    """Open, let another actor end the log, then read: records of the opened log, or nothing."""
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
         reader = LogReader.open(store, LOG, runtime=process)
@@ -301,7 +301,7 @@ def _read_around(other: Actor) -> Part:
 
 
 def _backed_up(*steps: Step) -> Part:
-    """Leave a log with a cursor, a copy of it, and what became of the log since."""
+    """Leave a log with a cursor and a copy, after these steps."""
 
     def run(stage: Stage, store: SimStore, process: SimProcess) -> None:
         MANY.run(stage, store, process)
@@ -321,7 +321,7 @@ COPIED = Part(_copied)
 ORPHANS = Part(_leave_orphans)
 # Twice the shape that the writers keep.
 PACKING = SnapshotCompactorOptions(snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=4), retry=OPTIONS.retry)
-# So much larger that every leaf of the writers' is packed anew.
+# So much larger that every leaf of the writers is repacked.
 REPACKING = replace(PACKING, snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=16))
 
 ONE_LIFE = (
@@ -373,7 +373,7 @@ ONE_LIFE = (
 
 
 BACKED_UP, DESTROYED = _backed_up("back up"), _backed_up("back up", "destroy")
-# What is started twice at once, and what is there before.
+# Steps that two processes start at once, and the prelude of each.
 TWICE: tuple[tuple[Step, Actor | None], ...] = (
     ("initialize", None),
     ("initialize", DESTROYED),
@@ -385,7 +385,7 @@ TWICE: tuple[tuple[Step, Actor | None], ...] = (
     ("drop backup", BACKED_UP),
     ("pin", MANY),
 )
-# Two different ones at once, on the same name.
+# Two different steps at once on the same name, and the prelude.
 BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
     ("destroy", "initialize", BACKED_UP),
     ("destroy", "restore", BACKED_UP),
@@ -422,7 +422,7 @@ SCENARIOS = (*ONE_LIFE, *SECOND_LIVES)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: a scenario, its calls, and how many runs with one or two of them failing."""
+    """One line of the table: a scenario, its calls, and the number of runs with one or two of them failing."""
 
     scenario: str
     calls: int
@@ -435,7 +435,7 @@ def examine(
 ) -> Row:
     """Run a scenario with each call failing in each way; AssertionError names the run that broke a promise.
 
-    With ``only`` the faults whose names end so; with ``runs_max`` only so many runs, spread over all calls and kinds.
+    ``only`` selects the faults whose names end with it; ``runs_max`` limits the runs, spread over all calls and kinds.
     """
     calls, kinds, runs = 0, set[str](), 0
     for seed in range(schedules):
@@ -467,7 +467,7 @@ def _each(whole: Story, scenario: Scenario, seed: int, *, pairs: bool) -> Iterat
 
 
 def _examined(number: int, schedules: int, *, pairs: bool) -> Row | str:
-    """Examine one scenario, in a process of its own; how a promise was broken."""
+    """Examine one scenario in a process of its own; return its row, or how a promise was broken."""
     try:
         return examine(SCENARIOS[number], schedules=schedules, pairs=pairs)
     except AssertionError as error:

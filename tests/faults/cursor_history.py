@@ -1,7 +1,7 @@
-"""What movers of a cursor were told, compared with the versions that the store took, in its order.
+"""The answers to movers of a cursor, compared with the versions that the store took, in its order.
 
-The simulated store takes one change at a time, so its order is the only one there can be: a history is
-linearizable when every answer agrees with it, and nothing has to be searched for.
+The simulated store takes one change at a time, so its order is the only possible one: a history is
+linearizable when every answer agrees with it, and no search is needed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from wal3_core.model.tombstone import Tombstone, or_tombstone
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# pending: the process was killed before it heard. collected: it came too late, and was taken back.
+# pending: the process was killed before the answer. collected: the cursor came too late, and was withdrawn.
 Outcome = Literal["pending", "done", "conflict", "collected", "unknown"]
-# What stands under a cursor's name: one that was deleted is a version, too.
+# The content of a cursor's object; a tombstone is a version too.
 Version = Cursor | Tombstone | None
 
 
 def version_of(data: bytes, what: str) -> Cursor | Tombstone:
-    """Decode what stands under a cursor's name."""
+    """Decode the object of a cursor."""
     return or_tombstone(data, Cursor.from_fields, what=what, bytes_max=BYTES_MAX)
 
 
-def _told(version: Version) -> Cursor | None:
-    """Say what somebody is told who looks at a version."""
+def _answer(version: Version) -> Cursor | None:
+    """The answer to a caller that loads a version."""
     return version if isinstance(version, Cursor) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An answer, and the versions that were the cursor's at some time between question and answer."""
+    """An answer, and the versions that the cursor had at some time between question and answer."""
 
     seen: Cursor | None
     current: Sequence[Version]
@@ -42,10 +42,10 @@ class Load:
 
 @dataclass(slots=True)
 class Move:
-    """A CAS from one version to another: what was sent for it, and which versions there were while it lasted.
+    """A CAS from one version to another: the bytes sent for it, and the versions that existed while it lasted.
 
     ``since`` and ``until`` are the numbers of the versions that were current when it began and ended;
-    ``ambiguous`` tells that a request of it was left unanswered.
+    ``ambiguous`` says that one of its requests was left unanswered.
     """
 
     expected: Cursor | None
@@ -56,14 +56,14 @@ class Move:
     ambiguous: bool = True
 
     def chain(self) -> list[Cursor | None]:
-        """Name the versions it would have the cursor go through: the move, and what it is taken back by."""
+        """The versions it would take the cursor through: the move, and its withdrawal."""
         versions = dict.fromkeys(self.sent)
         return [self.expected, *(Cursor.from_bytes(data, what="sent") for data in versions)]
 
 
 @dataclass(slots=True)
 class Deletion:
-    """A call that deletes the cursor, whatever its version; the rest is as a move's."""
+    """A call that deletes the cursor whatever its version; the other fields are as in a move."""
 
     sent: list[bytes]
     since: int
@@ -73,7 +73,7 @@ class Deletion:
 
 @dataclass(slots=True)
 class CursorHistory:
-    """One cursor's: ``landed`` are its versions in the store's order, from none at all on."""
+    """The history of one cursor: ``landed`` are its versions in the store's order, None first."""
 
     landed: list[Version] = field(default_factory=lambda: [None])
     loads: list[Load] = field(default_factory=list)
@@ -86,15 +86,15 @@ class CursorHistory:
         return len(self.landed) - 1
 
     def check(self) -> None:
-        """AssertionError for an answer that does not agree with the store's order."""
+        """Raise AssertionError for an answer that does not agree with the store's order."""
         for load in self.loads:
-            assert load.seen in map(_told, load.current), f"loaded what was not there: {load}"
-        # Of a log that is gone, what somebody creates may be deleted, and then arrive a second time.
+            assert load.seen in map(_answer, load.current), f"loaded a version that was not there: {load}"
+        # After its log is gone, an object created late may be deleted, and then arrive a second time.
         came_back = len(set(pairwise(self.landed))) < self.now and None not in self.landed[1:]
         assert not came_back, f"a version came back: {self.landed}"
-        steps = {(_told(before), after) for before, after in pairwise(self.landed) if isinstance(after, Cursor)}
-        # Behind the end of its log a create that was sent twice may arrive again, and nothing else.
-        allowed: set[tuple[Cursor | None, Cursor | None]] = set()
+        steps = {(_answer(before), after) for before, after in pairwise(self.landed) if isinstance(after, Cursor)}
+        # After the end of its log, a create that was sent twice may arrive again; nothing else may.
+        allowed = set[tuple[Cursor | None, Cursor | None]]()
         if None in self.landed[1:]:
             allowed.update((None, version) for version in self._living() if isinstance(version, Cursor))
         for move in self.moves:
@@ -104,23 +104,23 @@ class CursorHistory:
         self._check_deletions()
 
     def _living(self) -> list[Version]:
-        """Return the versions up to where the object went, with its log alone: what arrives behind is nobody's."""
+        """Return the versions until the object was deleted with its log; a later arrival belongs to no history."""
         return [self.landed[0], *takewhile(lambda version: version is not None, self.landed[1:])]
 
     def _check_deletions(self) -> None:
-        """Each took one version, which was there before it ended: none that was created behind it."""
+        """Each delete took one version, which existed before the delete ended."""
         ended = dict[Version, Deletion]()
         for deletion in self.deletions:
             ended |= {version_of(data, "sent"): deletion for data in deletion.sent}
             if deletion.outcome == "done" and deletion.until is not None:
                 during = self.landed[deletion.since : deletion.until + 1]
-                assert None in map(_told, during), f"told to be deleted, and never was: {deletion}"
+                assert None in map(_answer, during), f"reported as deleted, and never was: {deletion}"
         taken = list[int]()
         for number, version in enumerate(self._living()[1:], 1):
             if isinstance(version, Tombstone):
                 by = ended.get(version)
-                assert by is not None, f"deleted by nobody: {version}"
-                assert by.until is None or number - 1 <= by.until, f"deleted what came behind the delete: {by}"
+                assert by is not None, f"deleted by no call: {version}"
+                assert by.until is None or number - 1 <= by.until, f"deleted a version created after the delete: {by}"
                 taken.append(id(by))
         assert len(taken) == len(set(taken)), f"one delete took two versions: {self.landed}"
 
@@ -128,16 +128,16 @@ class CursorHistory:
         if move.until is None:
             return
         during = self.landed[move.since : move.until + 1]
-        happened = {(_told(before), after) for before, after in pairwise(during)}
+        happened = {(_answer(before), after) for before, after in pairwise(during)}
         first = next(pairwise(move.chain()), None)
         match move.outcome:
             case "done":
-                assert first in happened, f"told to be done, and was not: {move}"
+                assert first in happened, f"reported as done, and was not: {move}"
             case "collected":
-                assert first in happened, f"told to have come too late, and never came: {move}"
-                assert during[-1] != first[1], f"came too late, and was not taken back: {move}"
+                assert first in happened, f"reported as too late, and never came: {move}"
+                assert during[-1] != first[1], f"came too late, and was not withdrawn: {move}"
             case "conflict":
-                # A tombstone in the place of nothing is in the way of a create, too.
-                others = any(_told(version) != move.expected for version in during) or len(during) > 1
-                assert others, f"nobody was in the way of {move}"
-                assert move.ambiguous or first not in steps, f"told to conflict, and was done: {move}"
+                # A tombstone in an otherwise empty place conflicts with a create too.
+                others = any(_answer(version) != move.expected for version in during) or len(during) > 1
+                assert others, f"nothing was in the way of {move}"
+                assert move.ambiguous or first not in steps, f"reported as a conflict, and was done: {move}"

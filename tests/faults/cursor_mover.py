@@ -1,4 +1,4 @@
-"""Moving cursors from many hands at once, and writing down what each was told."""
+"""Move cursors from many processes at once, and record each answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wal3_core import (
 )
 from wal3_core.model.paths import cursor_path, life_folder
 from wal3_core.options import RetryOptions
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class CursorMover:
     """Creates a cursor or takes it over, moves it both ways, sometimes from an old witness, or deletes it.
 
-    Its name is used again at once, or by another hand.
+    Its name is used again at once, or by another mover.
     """
 
     name: str
@@ -51,13 +51,13 @@ class CursorMover:
         if dice.random() < 0.2:
             hand.delete()
         hand.move(LogPosition(_place(hand.stage, dice), 0))
-        # Or else it goes on with what it holds of a log that is gone.
+        # Otherwise it continues with a witness of a log that is gone.
         return not (hand.is_lost and dice.random() < 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Follows the log and saves its place as fast as it can, ever further on."""
+    """Follows the log and saves its place as fast as it can, always forward."""
 
     name: str
     moves: int
@@ -77,7 +77,7 @@ class Consumer:
 
 
 def _keep_moving(mover: CursorMover | Consumer, stage: Stage, process: SimProcess) -> None:
-    """Step by step, with a new hand whenever a step gives the old one up."""
+    """Take the mover's steps, with a new hand whenever a step drops the old one."""
     store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/moves")
     hand: Hand | None = None
     for _ in range(mover.moves):
@@ -97,7 +97,7 @@ def _place(stage: Stage, dice: Random) -> int:
 
 @dataclass
 class Hand:
-    """One mover's operations on a cursor of one life of the log, and what it is told."""
+    """One mover's operations on a cursor of one life of the log, and their outcomes."""
 
     stage: Stage
     store: SimStore
@@ -110,7 +110,7 @@ class Hand:
 
     @classmethod
     def reaching(cls, stage: Stage, store: SimStore, name: str) -> Hand | None:
-        """Find out which log has the name, and reach for a cursor of that one."""
+        """Find out which log has the name, and return a hand on a cursor of that log."""
         try:
             log_id = ManifestStore(log_store(store, LOG), store.process).load().manifest.log_id
         except LogNotFoundError:
@@ -140,7 +140,7 @@ class Hand:
         history, ambiguous, path = self._history, self.store.ambiguous, f"{self.folder}{cursor_path(self.name)}"
         self.store.sent[path] = sent = []
         move = Move(None if self.witness is None else self.witness.cursor, sent, since=history.now)
-        # Written down before it begins: a process that is killed does not come back to it.
+        # Recorded before it begins, because a killed process never returns.
         history.moves.append(move)
         move.outcome = self._try(position)
         move.until, move.ambiguous = history.now, self.store.ambiguous > ambiguous
@@ -167,7 +167,7 @@ class Hand:
     def _lose(self, error: LogError) -> None:
         self.is_lost = True
         if self.life.over_s > self.stage.simulation.now_s:
-            self.stage.fail(f"told that it is gone, and it is not: {error}")
+            self.stage.fail(f"reported as gone, and it is not: {error}")
 
     def _try(self, position: LogPosition) -> Outcome:
         before, began_s = self.witness, self.stage.simulation.now_s
@@ -189,9 +189,11 @@ class Hand:
         except LogError as error:
             self.stage.excuse(error)
             return "unknown"
-        # Who creates a cursor, or moves one back, looks at the log afterwards.
+        # A call that creates a cursor, or moves one back, reads the manifest afterwards.
         looked = before is None or position.offset < before.cursor.position.offset
-        assert not looked or self.life.over_s >= began_s, f"told to hold in a log that was gone: {self.witness.cursor}"
+        assert not looked or self.life.over_s >= began_s, (
+            f"promised to hold in a log that was gone: {self.witness.cursor}"
+        )
         if self.life.over_s > self.stage.simulation.now_s:
             self.life.relies_on(self.name, self.witness.cursor)
         return "done"

@@ -1,4 +1,4 @@
-"""Writers that ask for more: no hole in what they submit, or a record at one offset and no other."""
+"""Writers with conditions: no hole in the submitted records, or a record at one offset and no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OrderedWriter:
-    """Submits without waiting; at the first failure asks what is in the log, and goes on."""
+    """Submits without waiting; at the first failure resumes, which reports what is in the log, and continues."""
 
     options: WriterOptions
     rounds: int
@@ -40,9 +40,9 @@ class OrderedWriter:
             stage.simulation.pause(dice.choice((0.0, 0.1, 5.0)))
             submitted = self._submit(stage, store, writer, dice, f"{process.name}/{number}")
             stretch.appends += [append for append, _ in submitted]
-            told = [_told(stage, store, append, future) for append, future in submitted]
-            if not all(told):
-                # What is late may arrive before, and after.
+            acked = [_acked(stage, store, append, future) for append, future in submitted]
+            if not all(acked):
+                # A late request may arrive before the resume, or after it.
                 stage.simulation.pause(dice.choice((0.0, LATE_S_MAX)))
                 self._resume(stage, writer, stretch)
                 stage.simulation.pause(dice.choice((0.0, LATE_S_MAX)))
@@ -71,7 +71,7 @@ class OrderedWriter:
             except UnknownDurabilityError:
                 return
             except (UnavailableError, CorruptError) as error:
-                # Unanswered, or damaged on the way time and again: it is halted as before.
+                # Unanswered, or damaged in transit repeatedly: it stays halted.
                 stage.excuse(error)
                 stage.simulation.pause(5.0)
             else:
@@ -80,7 +80,7 @@ class OrderedWriter:
                 return
 
 
-def _told(stage: Stage, store: SimStore, append: Append, future: Future[LogPosition] | None) -> bool:
+def _acked(stage: Stage, store: SimStore, append: Append, future: Future[LogPosition] | None) -> bool:
     if future is not None:
         with judged(stage, store, append):
             append.offset = store.process.wait(future).offset
@@ -89,7 +89,7 @@ def _told(stage: Stage, store: SimStore, append: Append, future: Future[LogPosit
 
 @dataclass(frozen=True, slots=True)
 class Comparer:
-    """Appends where it knows the log to end and nowhere else, several at a time, beside a caller without conditions."""
+    """Appends only where it knows the log to end, several at a time, beside a caller without conditions."""
 
     options: WriterOptions
     rounds: int
@@ -112,7 +112,7 @@ class Comparer:
         writer.close()
 
     def _compare(self, stage: Stage, store: SimStore, writer: LogWriter, known: int, name: str) -> int:
-        """Append a few records one behind the other; return where the log ended, as far as that was told."""
+        """Append a few records in a row; return where the log ended, as far as the answers show."""
         under_way: list[tuple[Append, Future[LogPosition] | None]] = []
         expected = known
         for index in range(3):
@@ -124,7 +124,7 @@ class Comparer:
             under_way.append((append, future))
             expected += 1
         for append, future in under_way:
-            if _told(stage, store, append, future):
+            if _acked(stage, store, append, future):
                 known = expected = (append.offset or 0) + 1
             elif append.found is not None:
                 known = append.found
@@ -141,7 +141,7 @@ class Comparer:
 
 
 def check_conditions(stage: Stage) -> None:
-    """What had a condition lies where it had to; where one was not met, the log did end where the caller was told."""
+    """A record with a condition is at its offset; a failed condition reported an end that the log really had."""
     offsets = {message: offset for offset, message in enumerate(stage.world.oracle.records, start=1)}
     for append in stage.history.appends:
         if append.expected is None:
@@ -156,7 +156,7 @@ def check_conditions(stage: Stage) -> None:
 
 
 def _ends(stage: Stage, append: Append) -> Sequence[int]:
-    """Say where the log ended while an append was under way."""
+    """The offsets where the log ended while an append was under way."""
     ends = stage.world.oracle.ends
     before = [end for at_s, end in ends if at_s < append.began_s][-1:]
     return before + [end for at_s, end in ends if append.began_s <= at_s <= append.ended_s]

@@ -1,4 +1,4 @@
-"""What callers were told, and whether all of it can be true together."""
+"""The answers that callers got, and whether all of them can be true together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tests.faults.oracle import Oracle
-    from wal3_core import Message, Record, Resumed
+    from wal3_core import Message, Record, ResumeReport
     from wal3_core.model.paths import LogId
 
 PENDING_S = float("inf")
@@ -22,18 +22,18 @@ PENDING_S = float("inf")
 
 @dataclass(slots=True)
 class Append:
-    """Records appended together, what the caller was told of them, and when (virtual seconds)."""
+    """Records appended together, the outcome, and when (virtual seconds)."""
 
     records: tuple[Message, ...]
     began_s: float
     ended_s: float = PENDING_S
-    # When the writer was opened, of whichever log had the name by then.
+    # When the writer was opened on the log that had the name then.
     opened_s: float = PENDING_S
     offset: int | None = None
     # acked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; replaced: the log was gone by then;
-    # pending: its process was killed before it heard.
+    # pending: its process was killed before the answer.
     outcome: str = "pending"
-    # The only offset it may have, and where the log was said to end instead.
+    # The only offset it may have, and where the log was reported to end instead.
     expected: int | None = None
     found: int | None = None
 
@@ -51,13 +51,13 @@ class Read:
 
 @dataclass(slots=True)
 class Stretch:
-    """What an ordered writer submitted, in order, from its beginning or a failure to the next one."""
+    """The appends of an ordered writer, in order, from its beginning or a failure to the next failure."""
 
     appends: list[Append] = field(default_factory=list)
-    resumed: Resumed | None = None
+    resumed: ResumeReport | None = None
 
     def check(self, held: Collection[Message]) -> None:
-        """What is in the log is the beginning of what was submitted, as long as the writer was told."""
+        """The log contains a prefix of the submitted records, as far as the writer reported outcomes."""
         present = [append.records[0] in held for append in self.appends]
         durable = present.index(False) if False in present else len(present)
         assert not any(present[durable:]), (
@@ -65,8 +65,10 @@ class Stretch:
         )
         if self.resumed is not None:
             records = sum(len(append.records) for append in self.appends[:durable])
-            told = self.resumed.appends, self.resumed.records
-            assert told == (durable, records), f"told {told} when resumed, found {durable} appends: {self.appends}"
+            reported = self.resumed.appends, self.resumed.records
+            assert reported == (durable, records), (
+                f"reported {reported} when resumed, found {durable} appends: {self.appends}"
+            )
 
 
 REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed", "replaced"})
@@ -74,7 +76,7 @@ REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "h
 
 @dataclass
 class History:
-    """Everything that callers saw of one log, whichever life of its name they met."""
+    """Everything that callers saw of one log, in any life of its name."""
 
     appends: list[Append] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
@@ -82,7 +84,7 @@ class History:
     sealed_between_s: tuple[float, float] | None = None
 
     def check(self, lives: Mapping[LogId, Oracle]) -> None:
-        """Compare with all that the log's lives ever held; AssertionError where a promise was broken."""
+        """Compare with all records that the log's lives ever held; AssertionError where a promise was broken."""
         homes = self._check_homes(lives)
         for stretch in self.stretches:
             stretch.check(homes)
@@ -95,13 +97,13 @@ class History:
         self._check_seal()
 
     def _check_homes(self, lives: Mapping[LogId, Oracle]) -> dict[Message, Oracle]:
-        """Tell which life each record was appended to: one at most, since none was linked twice."""
+        """Map each record to the life it was appended to: at most one, since none was linked twice."""
         native = [(message, life) for life in lives.values() for message in life.records[life.num_inherited :]]
         doubled = [message for message, count in Counter(message for message, _ in native).items() if count > 1]
         assert not doubled, f"doubled: {doubled}"
         homes = dict(native)
         known = {message for append in self.appends for message in append.records}
-        assert homes.keys() <= known, "the log holds what nobody appended"
+        assert homes.keys() <= known, "the log holds a record that no caller appended"
         for append in self.appends:
             present = [message in homes for message in append.records]
             assert all(present) or not any(present), f"torn: {append}"
@@ -112,7 +114,7 @@ class History:
         return homes
 
     def _check_append(self, append: Append, life: Oracle) -> tuple[Append, int]:
-        """Give an append that is in a log with its offset."""
+        """Return an append that is in a log, with its offset."""
         offset = life.records.index(append.records[0]) + 1
         assert append.offset in {None, offset}, f"found at {offset}: {append}"
         found = tuple(life.records[offset - 1 : offset - 1 + len(append.records)])
@@ -122,7 +124,7 @@ class History:
         return append, offset
 
     def _check_order(self, places: Sequence[tuple[Append, int]]) -> None:
-        """Positions fix the order: what was acknowledged before another began lies before it."""
+        """Positions fix the order: an append acknowledged before another began lies before it."""
         acked = sorted((append.ended_s, offset) for append, offset in places if append.outcome == "acked")
         ends = [ended_s for ended_s, _ in acked]
         highest = [0]

@@ -1,4 +1,4 @@
-"""The lives that a log's name has, one after the other, and what must hold from one to the next."""
+"""The successive lives of a log's name, and what must hold from one to the next."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Names:
         return self.of.setdefault(log, Name(self, log))
 
     def landed(self, path: str, data: bytes | None, now_s: float, who: str) -> None:
-        """Look at a change of an object as it is made, and by whom; ``data`` is None for a delete."""
+        """Check a change of an object as it is made, and by which process; ``data`` is None for a delete."""
         if path.endswith(f"/{MANIFEST}"):
             self[path.removesuffix(f"/{MANIFEST}")].entered(data, now_s)
         elif found := _LIFE.fullmatch(path):
@@ -49,7 +49,7 @@ class Names:
 
 @dataclass
 class Name:
-    """One name: what stands in its manifest, and its lives; ``pins_going`` calls may destroy what is pinned."""
+    """One name: the entry in its manifest's place, and its lives; ``pins_going`` calls may destroy pinned objects."""
 
     names: Names
     log: str
@@ -58,33 +58,33 @@ class Name:
     pins_going: int = 0
     pins_go_until_s: float = 0.0
     lives: list[Oracle] = field(default_factory=list)
-    # What had the name, or was to have it, and since when.
+    # The life that had the name, or was to have it, and since when.
     held: list[tuple[float, LogId | None]] = field(default_factory=list)
     _claims: set[LogId] = field(default_factory=set)
     _versions: set[bytes] = field(default_factory=set)
-    _nobody: Oracle = field(init=False)
+    _unborn: Oracle = field(init=False)
 
     def __post_init__(self) -> None:
-        self._nobody = Oracle(log_store(self.names.objects, self.log), self.names.shared)
+        self._unborn = Oracle(log_store(self.names.objects, self.log), self.names.shared)
 
     @property
     def life(self) -> Oracle:
         """The newest life, over or not; an empty one before the first."""
-        return self.lives[-1] if self.lives else self._nobody
+        return self.lives[-1] if self.lives else self._unborn
 
     @property
     def copying(self) -> Vacancy | None:
-        """What is being copied to the name."""
+        """The vacancy of a copy to this name."""
         copying = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.COPYING
         return self.entry if copying else None  # type: ignore[return-value]
 
     def was_taken_since(self, since_s: float) -> bool:
-        """Tell whether the name was a log's, or a copy's to be, at some moment since then."""
+        """Whether the name was a log's, or claimed by a copy, at some moment since then."""
         before = [log_id for at_s, log_id in self.held if at_s < since_s][-1:]
         return any([*before, *(log_id for at_s, log_id in self.held if at_s >= since_s)])
 
     def entered(self, data: bytes | None, now_s: float) -> None:
-        """Check what comes to stand in the manifest against what stood there."""
+        """Check a new entry in the manifest's place against the one before it."""
         assert data is not None, f"{self.log}: the manifest was deleted"
         assert data not in self._versions, f"{self.log}: a version came back"
         self._versions.add(data)
@@ -121,7 +121,7 @@ class Name:
             case Vacancy(kind=VacancyKind.FOLLOWING), Vacancy():
                 assert after.kind is not VacancyKind.COPYING, f"{self.log}: a copy claimed a name that is kept"
             case _, Manifest():
-                assert after.log_id not in self._claims, f"{self.log}: a copy was finished that nobody claims"
+                assert after.log_id not in self._claims, f"{self.log}: a copy was finished without a claim"
 
     def _begin(self, after: Manifest, now_s: float) -> None:
         assert after.log_id not in self.names.lives, f"{self.log}: an id came back"
@@ -133,7 +133,7 @@ class Name:
         self.names.shared.seen["second lives"] += len(self.lives) > 1
 
     def _check_beginning(self, before: Entry | None, after: Manifest) -> None:
-        """Whatever a life has from its first moment on it has from the one that it copies or follows."""
+        """The first content of a life comes from the log that it copies or follows."""
         life, first, limit = self.life, after.first.position.offset, after.next.position.offset
         life.num_inherited = len(life.records)
         if isinstance(before, Vacancy) and before.kind is VacancyKind.COPYING:
@@ -158,11 +158,11 @@ class Name:
         self.names.shared.seen["lives ended"] += 1
 
     def may_clear(self, log_id: LogId, path: str) -> bool:
-        """Tell whether one that ends logs, and begins others, may delete an object: not of the log that is there."""
+        """Whether a process that ends and begins logs may delete an object: not one of the current log."""
         return path.startswith(PIN_FOLDER) or not isinstance(self.entry, Manifest) or self.entry.log_id != log_id
 
     def changed(self, log_id: LogId, path: str, data: bytes | None, now_s: float) -> None:
-        """Look at an object that is none of a name's manifest."""
+        """Check a change of an object that is not a manifest."""
         life = self.names.lives.get(log_id)
         if life is None:
             assert log_id in self._claims, f"{self.log}: {path} was written for a life that never had the name"

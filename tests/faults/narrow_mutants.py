@@ -1,8 +1,8 @@
-"""Defects of a narrow window, which a world of `mutants.py` seldom opens: each has a place that finds it at once."""
+"""Defects with a narrow window, which a world of `mutants.py` seldom opens: each has a place that finds it at once."""
 
 from __future__ import annotations
 
-from tests.faults.mutants import CLAIM, COLLECTOR, COMMIT, COPYING, DESTROYING, MANIFESTS, SNAPSHOTTER
+from tests.faults.mutants import CLAIM, COMMIT, COPYING, DESTROYING, MANIFESTS, PRUNER, SNAPSHOTTER
 from tests.mutations import Mutation
 
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
@@ -11,7 +11,7 @@ CRASH_MUTANTS = (
         "collect beside a pin",
         Mutation(
             "a pin is not compared once it is written",
-            "wal3_core.storage.pin_store:_still_whole",
+            "wal3_core.storage.documents.pin_store:_still_whole",
             "return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers",
             "return count >= 0 or now == pinned",
         ),
@@ -19,7 +19,7 @@ CRASH_MUTANTS = (
     (
         "copy while collecting",
         Mutation(
-            "what is copied is not pinned",
+            "a copy's source is not pinned",
             COPYING + "_begin",
             "        try:\n",
             "        pins.let_go(name)\n        try:\n",
@@ -29,7 +29,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read begins again where a snapshot was replaced under it",
-            "wal3_core.log.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._settled",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
@@ -38,7 +38,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read leaves out a record where a snapshot was replaced under it",
-            "wal3_core.log.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._settled",
             "missing, manifest = error.path, self.manifest()",
             "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
         ),
@@ -54,11 +54,11 @@ CRASH_MUTANTS = (
     ),
 )
 
-# Each with what finds it in test_narrow_windows.py: what meets at one request takes a world hundreds of seeds.
+# In the order of the cases of test_narrow_windows.py: a window of one request takes a world hundreds of seeds.
 NARROW_MUTANTS = (
     Mutation(
-        "a commit under way is not shut out when its outcome is told",
-        "wal3_core.log.halt:Settler._ask",
+        "a commit under way is not shut out when its outcome is reported",
+        "wal3_core.log.write.halt:OutcomeLookup._ask",
         "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
         "if verdict is None:",
     ),
@@ -81,13 +81,13 @@ NARROW_MUTANTS = (
         "        if documents",
     ),
     Mutation(
-        "a copy uses whatever pin there is",
-        "wal3_core.log.copy_pins:CopyPins.make",
+        "a copy uses any pin",
+        "wal3_core.log.maintain.copy_pins:CopyPins.make",
         "            return name, self._pins.create(",
         "            return name, next(iter(self._pins.list().values()), None) or self._pins.create(",
     ),
     Mutation(
-        "a copy that was taken over lets go of the pin of who took it",
+        "a copy that was taken over deletes the pin of the call that took it over",
         CLAIM + "CopyTarget.forgets",
         "standing.pin == pin:",
         "standing.pin == since:",
@@ -95,8 +95,8 @@ NARROW_MUTANTS = (
     Mutation(
         "the fence is not compared before a commit",
         COMMIT + "judge",
-        "if manifest.fence != incarnation.fence:",
-        "if manifest.fence < incarnation.fence:",
+        "if manifest.fence != term.fence:",
+        "if manifest.fence < term.fence:",
     ),
     Mutation(
         "the fence is not compared before a snapshot is used",
@@ -106,61 +106,61 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a document has its mark before it is marked",
-        COLLECTOR + "announce",
+        PRUNER + "announce",
         "        path = garbage.path\n",
         "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
     Mutation(
-        "a start that is no offset is looked up anew with every manifest",
-        "wal3_core.log.scan:begun",
+        "a start that is no offset is looked up again with every manifest",
+        "wal3_core.log.read.scan:begun",
         "            return manifest.first.position.offset\n",
         "            return None\n",
     ),
     Mutation(
-        "a follower without a record begins anew with every look",
-        "wal3_core.log.following:Following.records",
+        "a follower without a record begins again with every poll",
+        "wal3_core.log.read.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
     ),
     Mutation(
-        "a policy is changed without a look at what is announced",
-        "wal3_core.storage.policy_store:PolicyStore._withdraw_announced",
-        "if base.manifest.collecting is not None:",
-        "if base.manifest.collecting is not None and base.manifest.destroying:",
+        "a policy is changed without a look at the announcement",
+        "wal3_core.storage.documents.policy_store:PolicyStore._withdraw_announced",
+        "if base.manifest.announced is not None:",
+        "if base.manifest.announced is not None and base.manifest.destroying:",
     ),
     Mutation(
-        "what is deleted is deleted whatever came behind the request",
-        "wal3_core.storage.named_store:NamedStore.delete",
+        "a delete removes an object that was created after it",
+        "wal3_core.storage.documents.named_store:NamedStore.delete",
         "            if isinstance(outcome, Unknown):\n",
         "            if isinstance(outcome, Unknown) and not generation:\n",
     ),
     Mutation(
-        "a name that is kept for a successor is begun by anybody",
+        "a name that is kept for a successor is begun by any process",
         MANIFESTS + "refuse_taken",
         "vacancy.kind is not VacancyKind.DESTROYED",
         "vacancy.kind is VacancyKind.COPYING",
     ),
     Mutation(
-        "a successor's name is looked at and not kept",
-        "wal3_core.log.sealer:_Keeping.keep",
+        "a successor's name is checked and not kept",
+        "wal3_core.log.maintain.sealer:_Keeping.keep",
         "if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:",
         "if self._names is not None:",
     ),
     Mutation(
-        "where a writer's own commit ended is taken for where the log ends",
-        "wal3_core.log.tail:Tail.confirm",
+        "the end of the writer's own commit is taken for the end of the log",
+        "wal3_core.log.write.tail:Tail.confirm",
         " and self._place == base.manifest.next:",
         ":",
     ),
     Mutation(
-        "a beginning that went unanswered, and that somebody went on from, is taken for another's",
+        "a beginning that went unanswered, and that another process continued from, is taken for another's",
         MANIFESTS + "begin",
         "        if isinstance(outcome, Unknown):\n",
         "        if isinstance(outcome, Unknown) and seen is not None:\n",
     ),
     Mutation(
         "a policy's change that went unanswered is made again",
-        "wal3_core.storage.policy_store:PolicyStore.change",
+        "wal3_core.storage.documents.policy_store:PolicyStore.change",
         "            if isinstance(saved, Unknown):\n",
         "            if isinstance(saved, Unknown) and seen is None:\n",
     ),

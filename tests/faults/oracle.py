@@ -1,4 +1,4 @@
-"""What must hold of every version of the manifest, and of every delete, as it lands."""
+"""What must hold of every version of the manifest, and of every delete, when it is applied."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-# What stands for records that a copy, or a successor, begins after.
+# Stands for the records before the beginning of a copy or a successor.
 BEFORE = Message(b"before this log began")
 
 
 @dataclass
 class Shared:
-    """What all lives have together: what happened and how often, how long garbage waits, who makes copies."""
+    """Shared by all lives: what happened and how often, how long garbage waits, which processes make copies."""
 
     interval_s: float = 0.0
     seen: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Shared:
 
 @dataclass
 class Oracle:
-    """Looks at the objects of one life of a log directly, with no fault in between."""
+    """Reads the objects of one life of a log directly, without faults."""
 
     objects: ObjectStore
     shared: Shared = field(default_factory=Shared)
@@ -57,15 +57,15 @@ class Oracle:
     over_s: float = NEVER_S
     manifest: Manifest | None = None
     held: list[FragmentPointer] = field(default_factory=list)
-    # Every record the log ever held, by offset from 1; so many it had from the first moment on.
+    # Every record the log ever held, by offset from 1; ``num_inherited`` of them it had from the beginning.
     records: list[Message] = field(default_factory=list)
     num_inherited: int = 0
     begins: int = 1
     versions: int = 0
-    # When the log came to end where.
+    # When the log came to end at which offset.
     ends: list[tuple[float, int]] = field(default_factory=list)
     cursors: defaultdict[str, CursorHistory] = field(default_factory=lambda: defaultdict(CursorHistory))
-    # Who wrote the cursors that are relied on, and what the pins that are lead to.
+    # The writers of the cursors that are relied on, and the paths held by the pins that are.
     relied_on: set[str] = field(default_factory=set)
     pins: dict[str, set[str]] = field(default_factory=dict)
     _referenced: set[str] = field(default_factory=set)
@@ -78,7 +78,7 @@ class Oracle:
         return self.shared.seen
 
     def begin(self, manifest: Manifest) -> None:
-        """Take what lies there already from the life that was copied or followed."""
+        """Take over what the life inherits from the log that it copies or follows."""
         self.begins = manifest.first.position.offset
         self.records = [BEFORE] * (self.begins - 1)
         for meta in self.objects.list_objects(CURSOR_FOLDER):
@@ -87,7 +87,7 @@ class Oracle:
             self.cursors[cursor_name(meta.path)].landed[:] = [version_of(data, meta.path)]
 
     def landed(self, path: str, data: bytes) -> None:
-        """Look at an object as it is written."""
+        """Check an object as it is written."""
         if path.startswith(CURSOR_FOLDER):
             cursor = version_of(data, path)
             assert self.manifest is None or cursor.log_id == self.manifest.log_id, f"{path} is of another log: {cursor}"
@@ -119,12 +119,12 @@ class Oracle:
         self._referenced = referenced
 
     def _count(self, before: Manifest, after: Manifest) -> None:
-        """Take note of what a collection came to, step by step."""
-        if after.collecting is not None and after.collecting != before.collecting:
-            self.seen["announced" if before.collecting is None else "overtaken"] += 1
-        if after.collecting is None and before.collecting is not None:
+        """Count the steps and outcomes of collections."""
+        if after.announced is not None and after.announced != before.announced:
+            self.seen["announced" if before.announced is None else "overtaken"] += 1
+        if after.announced is None and before.announced is not None:
             self.seen["withdrawn" if after.first == before.first else "pruned"] += 1
-        self.seen["condemned"] += after.fence > before.fence
+        self.seen["orphans marked"] += after.fence > before.fence
         self.seen["log sealed"] += after.seal != before.seal
 
     def _note_records(self, held: Sequence[FragmentPointer]) -> None:
@@ -144,26 +144,26 @@ class Oracle:
             assert not (below and cursor.writer in self.relied_on), f"{meta.path} was collected past: {cursor}"
 
     def relies_on(self, name: str, cursor: Cursor) -> None:
-        """Take note of a cursor whose mover was told that it holds: the log must hold its place."""
+        """Record a cursor whose mover was promised that it holds: the log must hold its records."""
         self.relied_on.add(cursor.writer)
         data = self.objects.read(cursor_path(name))
-        # Another hand may have moved it on meanwhile.
+        # Another mover may have moved it meanwhile.
         if data is not None and self.manifest is not None and version_of(data, name) == cursor:
             first = self.manifest.first.position.offset
-            assert cursor.position.offset >= first, f"told to hold, and collected up to {first}: {cursor}"
+            assert cursor.position.offset >= first, f"promised to hold, and collected up to {first}: {cursor}"
 
     def pinned(self, name: str, manifest: Manifest) -> None:
-        """Take note of a pin whose maker was told that it holds: all of it must be there."""
+        """Record a pin whose creator was promised that it holds: all its objects must exist."""
         self.pins[name] = self.paths(manifest)
         for path in self.pins[name]:
-            assert self.objects.head(path) is not None, f"pin {name} was told to hold, and {path} is gone"
+            assert self.objects.head(path) is not None, f"pin {name} was promised to hold, and {path} is gone"
 
     def _check_step(self, before: Manifest, after: Manifest) -> None:
         assert after.generation == before.generation + 1, "INV-5"
         assert after.next.seq_no >= before.next.seq_no, "the log went backwards"
         assert after.next.position >= before.next.position, "INV-2"
         assert after.next.position.timestamp_us >= before.next.position.timestamp_us, "INV-2"
-        assert after.first.seq_no >= before.first.seq_no, "what was collected came back"
+        assert after.first.seq_no >= before.first.seq_no, "collected records came back"
         assert after.fence >= before.fence, "INV-7"
         assert all(low.epoch < high.epoch for low, high in pairwise(after.epochs)), "INV-4"
         assert after.last_epoch >= before.last_epoch, "INV-4"
@@ -176,14 +176,18 @@ class Oracle:
         gone = self.held[: len(self.held) - len(kept)]
         assert list(held[: len(kept)]) == kept, "what the log held has changed"
         assert self.manifest is not None
-        assert after.pruned == self.manifest.pruned + sum_setsums(gone), "INV-1: pruned is not what went"
-        assert after.setsum == self.manifest.setsum + sum_setsums(held[len(kept) :]), "INV-1: setsum is not what came"
+        assert after.pruned == self.manifest.pruned + sum_setsums(gone), (
+            "INV-1: pruned is not the setsum of the dropped fragments"
+        )
+        assert after.setsum == self.manifest.setsum + sum_setsums(held[len(kept) :]), (
+            "INV-1: setsum does not grow by that of the new fragments"
+        )
 
     def deleted(self, path: str, now_s: float) -> None:
-        """Check that a delete takes nothing that the log or a pin needs, nor what somebody may still read."""
+        """Check that a delete takes no object that the log, a pin or a slow reader needs."""
         assert path not in self._referenced, f"{path} was deleted, and the log refers to it"
         assert not path.startswith(CURSOR_FOLDER), f"{path} was deleted, and its name may be used again"
-        # Those of copies have names that are used once.
+        # The pins of copies have names that are used once.
         used_once = path.startswith(PIN_FOLDER) and pin_name(path).startswith("copy-")
         assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
@@ -191,18 +195,18 @@ class Oracle:
         if not path.startswith((FRAGMENT_FOLDER, SNAPSHOT_FOLDER)):
             return
         self.seen["objects deleted"] += 1
-        # A drifting clock may measure the interval a little short.
+        # A drifting clock may measure the interval slightly short.
         let_go_s = self._let_go_s.get(path, -self.shared.interval_s)
         assert now_s - let_go_s >= self.shared.interval_s * 0.98, (
             f"{path} was deleted {now_s - let_go_s:.1f} s after it was let go"
         )
 
     def referenced(self) -> set[str]:
-        """Name every object the newest manifest leads to."""
+        """The path of every object that the newest manifest refers to."""
         return self._referenced
 
     def paths(self, manifest: Manifest) -> set[str]:
-        """Name every object that a manifest leads to."""
+        """The path of every object that a manifest refers to."""
         return set(self._paths(manifest.pointers))
 
     def _paths(self, pointers: Sequence[Pointer]) -> Iterator[str]:

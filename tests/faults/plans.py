@@ -1,4 +1,4 @@
-"""Which fault happens at which store call: drawn per seed, or written down call by call."""
+"""Which fault happens at which store call: drawn per seed, or listed call by call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CRASHES: dict[Kind, tuple[str, ...]] = {
     "list": ("crash-before",),
     "delete": ("crash-before", "crash-after", "crash-late"),
 }
-# Of the faults, those that last.
+# The faults that last.
 OUTAGES = ("denied", "full", "burst")
 SPOILING = frozenset({"read-truncated", "read-flipped"})
 SWARM = tuple(dict.fromkeys(fault for faults in FAULTS.values() for fault in faults))
 
 
 class Plan(Protocol):
-    """Says what happens to a store call."""
+    """Decides what happens to a store call."""
 
     @property
     def may_spoil(self) -> bool:
@@ -51,13 +51,13 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Swarm:
-    """Each seed has some kinds of fault and not others, each as often as it happens to be drawn."""
+    """Each seed has some kinds of fault and not others, each at a drawn rate."""
 
     rates: Mapping[str, float]
 
     @classmethod
     def drawn(cls, dice: Random, *, brief: bool = False) -> Swarm:
-        """Draw the rates; a brief story would be nothing but outage if one began as often."""
+        """Draw the rates; at the usual rates outages would fill a brief story."""
         if dice.random() < (0.3 if brief else 0.05):
             return cls({})
         # Deletes are few.
@@ -82,7 +82,7 @@ class Swarm:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Faults by the number of the store call: exhaustive runs, and what shrinking leaves of a seed."""
+    """Faults by the number of the store call, for exhaustive runs and for shrunk seeds."""
 
     faults: Mapping[int, str] = field(default_factory=dict)
 

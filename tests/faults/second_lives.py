@@ -1,4 +1,4 @@
-"""A name that is used again: logs end, and others begin under their name, by several hands at once."""
+"""A name that is used again: several processes end logs and begin others under their name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from tests.faults.collectors import COPY, check_copied, check_destroyed
 from tests.faults.store import LATE_S_MAX, LOG, SimStore
 from wal3_core import LogError, LogExistsError, LogWriter, SealedError
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.destroyer import destroy
-from wal3_core.log.sealer import migrate, seal
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.log.maintain.sealer import migrate, seal
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.vacancy import VacancyKind
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ NAMES = (LOG, COPY, OTHER)
 Step = Literal[
     "initialize", "destroy", "destroy with pins", "back up", "restore", "drop backup", "follow", "seal", "pin", "unpin"
 ]
-# What people do, one thing after the other.
+# Sequences of steps that people take.
 HABITS: tuple[tuple[Step, ...], ...] = (
     ("destroy", "initialize"),
     ("destroy with pins", "initialize"),
@@ -47,14 +47,14 @@ HABITS: tuple[tuple[Step, ...], ...] = (
 
 
 def drawn_steps(dice: Random, pace_s: float) -> tuple[tuple[float, Step], ...]:
-    """Draw what one process does, and how long it waits before each step."""
+    """Draw the steps of one process, and its wait before each."""
     habits = [habit for _ in range(dice.choice((1, 2, 3))) for habit in dice.choice(HABITS)]
     return tuple((dice.random() * pace_s, step) for step in habits)
 
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """Takes its steps one after the other, whatever becomes of each; others may be at the same."""
+    """Takes its steps in order, whatever their outcome; other processes may take the same ones."""
 
     steps: tuple[tuple[float, Step], ...]
     with_cursors: bool
@@ -75,14 +75,14 @@ class Reusing:
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """One process's operations on names, and what it is told of them."""
+    """One process's operations on names, with checks of their outcomes."""
 
     stage: Stage
     store: SimStore
     with_cursors: bool = False
 
     def take(self, step: Step) -> None:
-        """Take a step; AssertionError where what was told of it is not true."""
+        """Take a step; AssertionError where its reported outcome is not true."""
         steps: dict[Step, Callable[[], None]] = {
             "initialize": self._initialize,
             "destroy": lambda: self._destroy(LOG),
@@ -118,7 +118,7 @@ class Hands:
             raise
         self._let_pins_be(name, also_pinned=also_pinned)
         if standing is not None and name.entry is not None and name.held[-1][1] == standing.log_id:
-            self.stage.fail(f"{log}: told to be destroyed, and it is there: {standing.log_id}")
+            self.stage.fail(f"{log}: reported as destroyed, and it is there: {standing.log_id}")
 
     def _let_pins_be(self, name: Name, *, also_pinned: bool) -> None:
         if also_pinned:
@@ -141,10 +141,10 @@ class Hands:
 
     def _check_begun(self, log: str, since_s: float) -> None:
         if not any(life.began_s >= since_s for life in self.stage.world.names[log].lives):
-            self.stage.fail(f"{log}: told to have begun, and did not")
+            self.stage.fail(f"{log}: reported as begun, and it is not")
 
     def _follow(self) -> None:
-        """Let the log go on from another one, which is begun anew when it has been followed before."""
+        """Make the log a successor of another one, which is begun again if it was followed before."""
         try:
             with LogWriter.open_or_initialize(self.store, OTHER, runtime=self.store.process) as writer:
                 writer.append(b"to be followed")
@@ -158,7 +158,7 @@ class Hands:
         found = seal(self.store, LOG, reason="the end", runtime=self.store.process)
         sealed = [life.manifest for life in self.stage.world.names[LOG].lives if life.manifest]
         if not any(manifest.seal == found for manifest in sealed):
-            self.stage.fail(f"told to be sealed, and is not: {life.manifest}")
+            self.stage.fail(f"reported as sealed, and it is not: {life.manifest}")
 
     def _pin(self) -> None:
         pin = PinStore(self.store, LOG, runtime=self.store.process).create("shared", reason="a long read")
@@ -166,11 +166,11 @@ class Hands:
         if life.over_s > self.stage.simulation.now_s:
             for path in life.paths(pin.manifest):
                 if life.objects.head(path) is None:
-                    self.stage.fail(f"pin shared was told to hold, and {path} is gone")
+                    self.stage.fail(f"pin shared was promised to hold, and {path} is gone")
 
 
 def settle(stage: Stage, operator: SimProcess) -> None:
-    """Give up what was cut short: copies that are no log yet, names kept, destructions that were announced."""
+    """Destroy what was cut short: unfinished copies, kept names, announced destructions."""
     for log in NAMES:
         name = stage.world.names[log]
         entry = name.entry
@@ -181,7 +181,7 @@ def settle(stage: Stage, operator: SimProcess) -> None:
 
 
 def check_all_destroyed(stage: Stage, operator: SimProcess) -> None:
-    """Destroying the names clears what any of their lives has left."""
+    """Destroying the names deletes the remains of all their lives."""
     for log in NAMES:
         name = stage.world.names[log]
         name.pins_going += 1

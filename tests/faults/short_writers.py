@@ -1,4 +1,4 @@
-"""Writers that live for one append, in a story, and what the manifest must come to with nobody else there."""
+"""Writers that live for one append, in a story, and the size that they alone must keep the manifest at."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 _TREE = SnapshotOptions(
     fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4, gc_interval_s=1
 )
-# Two snapshots of fragments that wait for a third, and of each greater depth up to two of falling size.
+# Two snapshots of fragments that wait for a third, and of each greater depth up to two of decreasing size.
 _SNAPSHOTS_MAX = 2 + 2 * 7
 
 
 @dataclass(frozen=True, slots=True)
 class ShortWriter:
-    """Opens the log, appends once, closes it; again and again, as a cron job does."""
+    """Opens the log, appends once and closes it, repeatedly, as a cron job does."""
 
     options: WriterOptions
     rounds: int
@@ -45,7 +45,7 @@ class ShortWriter:
 
 
 def check_small(stage: Stage, operator: SimProcess) -> None:
-    """Whatever was left unrolled, one short writer after another makes the manifest small and keeps it so."""
+    """However much was left unrolled, short writers make the manifest small and keep it so."""
     assert stage.world.oracle.manifest is not None
     if stage.world.oracle.manifest.seal is not None:
         return

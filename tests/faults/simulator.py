@@ -1,9 +1,9 @@
 """A deterministic world for the library: one seed fixes scheduling, time, randomness and faults.
 
-Tasks are greenlets; one runs at a time and gives way at every store call, lock, wait and sleep.
-Time is virtual: it moves to the next deadline when nothing can run. A process is a Runtime of its
-own, with a clock and randomness of its own; killing it drops its tasks where they stand, freezing it
-stops them for a while.
+Tasks are greenlets; one runs at a time and yields at every store call, lock, wait and sleep.
+Time is virtual: it moves to the next deadline when nothing can run. A process is a Runtime with its
+own clock and randomness; killing it drops its tasks where they stand, and freezing it stops them for
+a while.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS_MAX = 400_000
 START_US = 1_700_000_000_000_000
 YEAR_US = 365 * 86_400 * 1_000_000
 NEVER_S = float("inf")
-# Less than this is lost in rounding, and time would stand still for who waits for it.
+# A shorter wait is lost in rounding, and time would stand still for the waiting task.
 TICK_S = 1e-6
 
 
@@ -70,16 +70,16 @@ class Simulation:
 
     @property
     def current(self) -> Task | None:
-        """The task that runs."""
+        """The running task."""
         return self._current
 
     @property
     def in_task(self) -> bool:
-        """Whether there is something that can give way."""
+        """Whether a task is running that can yield."""
         return self._current is not None
 
     def dice(self, name: object) -> random.Random:
-        """Make randomness of its own for something named: what it draws shifts nobody else's draws."""
+        """Make randomness for one name, so that its draws do not change those of any other name."""
         return random.Random(f"{self.seed}/{name}")
 
     def note(self, what: str) -> None:
@@ -91,7 +91,7 @@ class Simulation:
         return task
 
     def block(self, ready: Callable[[], bool] | None, seconds: float | None) -> None:
-        """Give way until ``ready`` holds or ``seconds`` have passed."""
+        """Yield until ``ready`` holds or ``seconds`` have passed."""
         task = self._current
         assert task is not None, "blocked outside of a task"
         task.ready = ready
@@ -127,7 +127,7 @@ class Simulation:
             task.body.switch()
             self._current = None
             if self.failure is not None:
-                # Raised here, since the library would take it for a failing store.
+                # Raised here, because the library would take it for a failing store.
                 raise self.failure
             if task.body.dead and task in self._tasks:
                 self._tasks.remove(task)
@@ -167,7 +167,7 @@ class SimLock:
 
     def __enter__(self) -> bool:
         if self._process.dead:
-            # A dropped task is being collected: it must not go on in its handlers.
+            # A dropped task is being collected: its handlers must not run.
             raise GreenletExit
         if self._simulation.in_task:
             if self._simulation.random.random() < 0.2:
@@ -193,7 +193,7 @@ class SimTimer:
 
 @dataclass(eq=False)
 class SimProcess:
-    """A Runtime: its wall clock is off, drifts, and steps back or years ahead at times, unless it is ``steady``."""
+    """A Runtime whose wall clock is off, drifts, and sometimes steps back or years ahead, unless it is ``steady``."""
 
     simulation: Simulation
     name: str

@@ -11,7 +11,7 @@ from tests.faults.lives import Names
 from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -36,13 +36,13 @@ LOG = "a"
 LATE_S_MAX = 30.0
 OUTAGE_S_MAX = 15.0
 STALE_S_MAX = 20.0
-# A list is as fresh as the store promises where safety rests on it; data folders are tried with old ones.
+# Listings that safety rests on are as fresh as the store promises; those of data folders may be stale.
 STALE_FOLDERS = re.compile(r".*/Life=[0-9a-f]{32}/(log|snapshot)/", re.ASCII)
 
 
 @dataclass
 class World:
-    """What all processes share: the objects, what may happen to a store call, and what was seen."""
+    """The state that all processes share: the objects, the plan of faults, and what was seen."""
 
     simulation: Simulation
     plan: Plan = field(default_factory=Script)
@@ -56,35 +56,35 @@ class World:
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Garbage waits by the store's clock, so that one goes on as it should.
+        # Garbage waits by the store's clock, so that clock runs right.
         self.network = SimProcess(self.simulation, "network", steady=True)
         self.objects = self.objects or MemoryStore(self.network)
         self.names = Names(self.objects)
 
     @property
     def oracle(self) -> Oracle:
-        """What watches the log that the story is about: the newest life of its name."""
+        """The observer of the story's log: the newest life of its name."""
         return self.names[LOG].life
 
     @property
     def shared(self) -> Shared:
-        """What is the same for all logs."""
+        """The state shared by all logs."""
         return self.names.shared
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """The number of store calls."""
         return len(self.kinds)
 
     def begin(self, plan: Plan) -> None:
-        """Count calls from here on, and let them meet the plan."""
+        """Count calls from here on, and apply the plan to them."""
         self.plan, self.kinds = plan, []
 
     def heal(self) -> None:
         self.plan, self.outages = Script(), {}
 
     def draw(self, kind: Kind, path: str) -> Call:
-        """Number a store call, and say what is to happen to it."""
+        """Number a store call, and decide what happens to it."""
         index = len(self.kinds)
         self.kinds.append(kind)
         dice = self.simulation.dice(index)
@@ -101,7 +101,7 @@ class World:
         return self.outages.get(outage, -1.0) >= self.simulation.now_s
 
     def landed(self, path: str, data: bytes | None, who: str) -> None:
-        """Look at a change of the objects as it is made, and by whom; ``data`` is None for a delete."""
+        """Check a change of the objects as it is made, and by which process; ``data`` is None for a delete."""
         self.simulation.note(f"landed {path} {None if data is None else len(data)}")
         self._show(path, data, who)
         self._changes.append((self.simulation.now_s, path, self.objects.head(path)))
@@ -200,7 +200,7 @@ class SimStore:
             self.world.simulation.kill(self.process)
 
     def _later(self, call: Call, land: Callable[[], object]) -> None:
-        """Have the network apply a request, whatever becomes of the process that sent it."""
+        """Let the network apply a request, whatever happens to the process that sent it."""
         delay_s = call.dice.random() * LATE_S_MAX
 
         def arrive() -> None:

@@ -1,4 +1,4 @@
-"""One seed's story: who takes part, what happens to them, and what must hold in the end."""
+"""One seed's story: its actors, what happens to them, and what must hold in the end."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from wal3_core import (
     ReaderOptions,
     scrub,
 )
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.maintain.copier import LogAt, copy
 from wal3_core.model.paths import CLOCK
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,18 +64,18 @@ if TYPE_CHECKING:
 
 PROGRESS_S_MAX = 120.0
 STORY_S_MAX = 3600.0
-# The part of the stories that are all maintenance, crowded into a few seconds.
+# The share of stories that are all maintenance, crowded into a few seconds.
 BRIEF = 0.4
-# The part of the stories in which the log's name is used again.
+# The share of stories in which the log's name is used again.
 REUSED = 0.4
 # So that little is loaded by the time that maintenance replaces it.
 FRUGAL = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=1)
-# The part of those in which a consumer saves its cursor without a pause.
+# The share of the brief stories in which a consumer saves its cursor without a pause.
 BUSY = 0.3
 
 
 def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
-    """Another shape than the writers keep, so that there is something to pack."""
+    """Another shape than the writers keep, so that there is something to repack."""
     return SnapshotCompactorOptions(
         snapshots=drawn_options(dice).snapshots,
         pointers_per_step_max=dice.choice((2, 100)),
@@ -84,12 +84,12 @@ def drawn_packing(dice: Random) -> SnapshotCompactorOptions:
 
 
 def drawn_hasty(dice: Random) -> WriterOptions:
-    """Little time for each append, so that many an outcome is unknown."""
+    """Little time for each append, so that many outcomes are unknown."""
     return replace(drawn_options(dice), delivery_timeout_s=dice.choice((0.0, 0.0, 2.0)))
 
 
 def drawn_actors(dice: Random) -> dict[str, Actor]:
-    """A bit of everything, at leisure."""
+    """A mix of all actors at a leisurely pace."""
     cast: dict[str, Actor] = {}
     for number in range(dice.choice((1, 2, 2, 3, 4))):
         cast[f"writer{number}"] = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)))
@@ -124,7 +124,7 @@ def drawn_actors(dice: Random) -> dict[str, Actor]:
 
 
 def drawn_maintainers(dice: Random) -> dict[str, Actor]:
-    """Those who keep a place and those who take places away, all within the same second or two."""
+    """Actors that hold records and actors that collect them, all within a second or two."""
     cast: dict[str, Actor] = {"writer0": Writer(drawn_options(dice), 3, 7)}
     if dice.random() < 0.3:
         cast["ordered0"] = OrderedWriter(drawn_hasty(dice), 4)
@@ -143,7 +143,7 @@ def drawn_maintainers(dice: Random) -> dict[str, Actor]:
 
 
 def drawn_reusers(dice: Random, *, brief: bool) -> dict[str, Actor]:
-    """Those who end the log and begin another under its name, each maybe twice, and those who had the old one open."""
+    """Actors that end the log and begin another under its name, some twice at once, and those who had it open."""
     pace_s = 0.5 if brief else 12.0
     first = Writer(drawn_options(dice), dice.choice((1, 3)), dice.choice((3, 7)), rounds=4)
     second = Writer(drawn_options(dice), 1, 7, rounds=4, initializes=False)
@@ -169,7 +169,7 @@ def drawn_reusers(dice: Random, *, brief: bool) -> dict[str, Actor]:
 
 
 def drawn_cast(dice: Random, *, brief: bool, lives: bool = False) -> dict[str, Actor]:
-    """Choose who takes part in a seed's story, and who of them is killed or suspended."""
+    """Choose the actors of a seed's story, and which of them are killed or suspended."""
     alone = drawn_maintainers if brief else drawn_actors
     cast = drawn_reusers(dice, brief=brief) if lives else alone(dice)
     victims = [*cast, "writer0", "writer0", "writer0"]
@@ -184,7 +184,7 @@ def drawn_cast(dice: Random, *, brief: bool, lives: bool = False) -> dict[str, A
 
 @dataclass
 class Story:
-    """One seed, from setting up to the checks; a plan and a cast of one's own take the place of those drawn.
+    """One seed, from setup to the checks; a given plan and cast replace the drawn ones.
 
     The prelude is played first, and ``end`` last; nothing fails in them.
     """
@@ -234,7 +234,7 @@ class Story:
         assert not stuck, f"hung: {stuck}"
         self.kinds = list(stage.world.kinds)
         stage.world.heal()
-        stage.simulation.pause(LATE_S_MAX + OUTAGE_S_MAX)  # whatever is under way has arrived by then
+        stage.simulation.pause(LATE_S_MAX + OUTAGE_S_MAX)  # every late request has arrived by then
         self.end(stage, operator)
         _end(stage, operator)
 
@@ -243,13 +243,13 @@ def _process(simulation: Simulation, name: str) -> SimProcess:
     dice = simulation.dice(f"clock of {name}")
     offset_us, drift = dice.randrange(-(10**9), 10**9), dice.uniform(-0.01, 0.01)
     if dice.random() < 0.2:
-        # Somebody has typed another year.
+        # An operator has mistyped the year.
         offset_us += dice.choice((-10, 1, 10)) * YEAR_US
     return SimProcess(simulation, name, offset_us=offset_us, drift=drift)
 
 
 def _end(stage: Stage, operator: SimProcess) -> None:
-    """With every fault healed there is progress, nothing is damaged, and everything adds up."""
+    """With every fault healed there is progress, nothing is damaged, and all sums balance."""
     if stage.lives:
         settle(stage, operator)
     _check_progress(stage, operator)
@@ -286,7 +286,7 @@ def _check_progress(stage: Stage, operator: SimProcess) -> None:
 
 
 def _drop_unfinished_cursors(stage: Stage, operator: SimProcess) -> None:
-    """A cursor below what is held was moved there by somebody who never came to look: nobody relies on it."""
+    """A cursor below the first record is one whose mover never read the manifest, so no caller relies on it."""
     cursors, oracle = CursorStore(SimStore(stage.world, operator), LOG, runtime=operator), stage.world.oracle
     assert oracle.manifest is not None
     first = oracle.manifest.first.position.offset
@@ -298,14 +298,14 @@ def _drop_unfinished_cursors(stage: Stage, operator: SimProcess) -> None:
 
 
 def _check_contents(stage: Stage, operator: SimProcess) -> None:
-    """What is held is the rest of what ever was, from the first place on."""
+    """The log holds exactly the records from its first one on."""
     reader, oracle = LogReader.open(SimStore(stage.world, operator), LOG, runtime=operator), stage.world.oracle
     found = [Message(record.body, record.key) for record in reader.records()]
-    assert found == oracle.records[reader.manifest().first.position.offset - 1 :], "what is held is something else"
+    assert found == oracle.records[reader.manifest().first.position.offset - 1 :], "the log holds other records"
 
 
 def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
-    """With cursors and pins out of the way, collecting leaves what the log refers to, and nothing else."""
+    """Once no cursor or pin is in the way, collecting leaves exactly the objects that the log refers to."""
     store, oracle = SimStore(stage.world, operator), stage.world.oracle
     inside = oracle.objects
     cursors, pins = CursorStore(store, LOG, runtime=operator), PinStore(store, LOG, runtime=operator)
@@ -315,7 +315,7 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     for name in cursors.list():
         cursors.delete(name)
     manifest = LogReader.open(store, LOG, runtime=operator).manifest()
-    # A collection that was announced stands until the next collector carries it out.
+    # An announced collection stands until the next collector carries it out.
     middle = (manifest.first_kept.position.offset + manifest.next.position.offset) // 2
     cursors.init("middle", LogPosition(middle, 0))
     stage.world.shared.interval_s = 0.0
@@ -329,14 +329,14 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
     assert left == oracle.referenced(), f"collected again and again, and left: {sorted(left - oracle.referenced())}"
     assert not documents, "collections that never end"
     assert oracle.manifest is not None
-    assert oracle.manifest.collecting is None, "an announcement that is never taken back"
-    assert all(pointer.limit.offset > middle for pointer in oracle.held), "what lies below the cursor is still held"
+    assert oracle.manifest.announced is None, "an announcement that is never withdrawn"
+    assert all(pointer.limit.offset > middle for pointer in oracle.held), "records below the cursor are still held"
     report = scrub(store, LOG, runtime=operator)
     assert report.sound, report.problems
 
 
 def _finish_copy(stage: Stage, operator: SimProcess) -> None:
-    """A copy that was cut short is no log; the next call finishes it, or begins anew what was collected since."""
+    """A copy that was cut short is no log; the next call finishes it, or starts again if its records were collected."""
     store = SimStore(stage.world, operator)
     name = stage.world.names[COPY]
     if not name.lives and name.copying is None:

@@ -8,10 +8,11 @@ from tests.faults.crashes import SCENARIOS, Scenario, examine
 from tests.faults.narrow_mutants import CRASH_MUTANTS
 from tests.mutations import Mutation, applied
 
-# `make crashes` has them all, in several orders of the tasks.
+# `make crashes` runs them all, in several orders of the tasks.
 RUNS_MAX = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_lost_whatever_fails_at_any_call(scenario: Scenario) -> None:
     row = examine(scenario, schedules=1, runs_max=RUNS_MAX)

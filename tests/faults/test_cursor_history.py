@@ -44,14 +44,14 @@ def check(landed: list[Version], *answers: Load | Move | Deletion) -> None:
     CursorHistory([None, *landed], loads, moves, deletions).check()
 
 
-def test_what_was_there_at_some_time_meanwhile_may_be_loaded_and_nothing_else() -> None:
+def test_a_load_may_return_any_version_of_its_time_and_no_other() -> None:
     check([ONE], move(None, ONE), Load(None, [None, ONE]), Load(ONE, [None, ONE]))
 
     with pytest.raises(AssertionError, match="was not there"):
         check([ONE], move(None, ONE), Load(None, [ONE]))
 
 
-def test_move_told_to_be_done_landed_while_it_lasted_and_on_what_it_saw() -> None:
+def test_move_reported_as_done_landed_while_it_lasted_and_on_the_version_it_saw() -> None:
     check([ONE, TWO], move(None, ONE), move(ONE, TWO, since=1, until=2))
 
     with pytest.raises(AssertionError, match="was not"):
@@ -62,7 +62,7 @@ def test_move_told_to_be_done_landed_while_it_lasted_and_on_what_it_saw() -> Non
         check([ONE, TWO, THREE], move(None, ONE), move(ONE, TWO, until=2), move(ONE, THREE, since=1, until=3))
 
 
-def test_version_that_landed_on_another_than_it_was_sent_for_is_found_whatever_was_told() -> None:
+def test_version_that_landed_on_another_than_it_was_sent_for_is_found_whatever_was_reported() -> None:
     late = move(ONE, THREE, until=None, outcome="pending")
     check([ONE, THREE], move(None, ONE), late)
 
@@ -70,14 +70,14 @@ def test_version_that_landed_on_another_than_it_was_sent_for_is_found_whatever_w
         check([ONE, TWO, THREE], move(None, ONE), move(ONE, TWO, until=2), late)
 
 
-def test_version_that_nobody_sent_and_one_that_comes_back_are_found() -> None:
+def test_version_that_no_call_sent_and_one_that_comes_back_are_found() -> None:
     with pytest.raises(AssertionError, match="another version"):
         check([ONE])
     with pytest.raises(AssertionError, match="came back"):
         check([ONE, TWO, ONE, TWO], move(None, ONE), move(ONE, TWO, until=2))
 
 
-def test_conflict_needs_somebody_in_the_way_and_a_request_without_an_answer_to_have_been_done() -> None:
+def test_conflict_needs_another_version_in_the_way_and_an_unanswered_request_if_it_was_applied() -> None:
     check([ONE], move(None, ONE), move(None, TWO, outcome="conflict"))
     unanswered = move(ONE, TWO, since=1, until=3, outcome="conflict", ambiguous=True)
     check([ONE, TWO, THREE], move(None, ONE), unanswered, move(TWO, THREE, since=2, until=3))
@@ -88,12 +88,12 @@ def test_conflict_needs_somebody_in_the_way_and_a_request_without_an_answer_to_h
         check([ONE, TWO], move(None, ONE), move(ONE, TWO, since=1, until=2, outcome="conflict"))
 
 
-def test_move_that_came_too_late_was_taken_back_by_its_mover_or_overtaken() -> None:
+def test_move_that_came_too_late_was_withdrawn_by_its_mover_or_overtaken() -> None:
     back = move(ONE, TWO, THREE, since=1, until=3, outcome="collected")
     check([ONE, TWO, THREE], move(None, ONE), back)
     check([ONE, TWO, version(4)], move(None, ONE), back, move(TWO, version(4), since=2, until=3))
 
-    with pytest.raises(AssertionError, match="not taken back"):
+    with pytest.raises(AssertionError, match="not withdrawn"):
         check([ONE, TWO], move(None, ONE), move(ONE, TWO, since=1, until=2, outcome="collected"))
     with pytest.raises(AssertionError, match="never came"):
         check([ONE], move(None, ONE), move(ONE, TWO, since=1, until=1, outcome="collected"))
@@ -109,14 +109,14 @@ def test_name_of_a_deleted_cursor_is_used_again_and_reads_as_none_meanwhile() ->
         check([ONE, GONE], move(None, ONE), deletion(GONE), Load(ONE, [GONE]))
 
 
-def test_delete_takes_one_version_and_none_that_came_behind_it() -> None:
+def test_delete_takes_one_version_and_none_created_after_it() -> None:
     late = deletion(GONE, outcome="unknown", since=1, until=1)
     check([ONE, GONE], move(None, ONE), late)
     check([ONE, TWO, GONE], move(None, ONE), move(ONE, TWO, until=2), deletion(GONE, until=None, outcome="pending"))
 
-    with pytest.raises(AssertionError, match="came behind the delete"):
+    with pytest.raises(AssertionError, match="created after the delete"):
         check([ONE, TWO, GONE], move(None, ONE), move(ONE, TWO, until=2), late)
-    with pytest.raises(AssertionError, match="by nobody"):
+    with pytest.raises(AssertionError, match="by no call"):
         check([ONE, GONE], move(None, ONE))
     with pytest.raises(AssertionError, match="never was"):
         check([ONE], move(None, ONE), deletion(since=1, until=1))
@@ -126,8 +126,8 @@ def test_delete_takes_one_version_and_none_that_came_behind_it() -> None:
         check([ONE, GONE, THREE, twice], move(None, ONE), both, move(None, THREE, since=2, until=3))
 
 
-def test_create_that_arrives_behind_the_end_of_its_log_is_nobody_s() -> None:
-    """Of a log that was copied, whose first version no mover has sent."""
+def test_create_that_arrives_after_the_end_of_its_log_belongs_to_no_history() -> None:
+    """In a log that was copied, no mover has sent the first version."""
     CursorHistory([ONE, TWO, None, ONE], moves=[move(ONE, TWO)]).check()
 
     with pytest.raises(AssertionError, match="another version"):

@@ -37,13 +37,14 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def destroy_while_another_begins() -> None:
-    """Another begins a log as soon as the name is vacant; the call that ended the old one goes on."""
+    """Another writer begins a log as soon as the name is vacant; the call that ended the old log continues."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     slow = FaultyStore(store)
@@ -69,7 +70,7 @@ def destroy_while_another_begins() -> None:
 
 
 def copy_while_another_takes_the_name() -> None:
-    """Another gives the copy up, and begins a log; the call that was copying finds out and goes."""
+    """Another call destroys the unfinished copy and begins a log; the copying call detects it and ends."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     slow = FaultyStore(store)
@@ -88,7 +89,7 @@ def copy_while_another_takes_the_name() -> None:
 
 
 def copy_while_another_finishes_it() -> None:
-    """The same copy, started again, is quicker, and its cursor is moved; the slower call moves it no more."""
+    """The same copy, started again, is quicker, and its cursor is moved; the slower call does not move it back."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     CursorStore(store, "a").init("c", LogPosition(2, 0))
@@ -109,20 +110,20 @@ def copy_while_another_finishes_it() -> None:
     assert moved == [CursorStore(store, "b").load("c")]
 
 
-def copy_while_another_gives_it_up_and_begins_anew() -> None:
-    """Last night's backup is still under way when the next one throws it away, and copies what is there by now."""
+def copy_while_another_destroys_it_and_begins_again() -> None:
+    """The last backup is still under way when the next one destroys it and copies the current records."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     slow = FaultyStore(store)
 
-    def begin_anew(kind: str, path: str) -> None:
+    def begin_again(kind: str, path: str) -> None:
         if kind == "create" and path.startswith("b/") and FRAGMENT_FOLDER in path:
             slow.before = lambda _kind, _path: None
             destroy(store, "b")
             grow(store, 3)
             copy(LogAt(store, "a"), LogAt(store, "b"))
 
-    slow.before = begin_anew
+    slow.before = begin_again
     with pytest.raises(LogExistsError):
         copy(LogAt(store, "a"), LogAt(slow, "b"))
     assert len(list(LogReader.open(store, "b").records())) == 6
@@ -134,7 +135,7 @@ class _GoneError(BaseException):
 
 
 def copy_while_another_takes_it_over() -> None:
-    """The same copy, started again, goes on with what is pinned; the slower call ends, and leaves it that."""
+    """The same copy, started again, continues from the pin; the slower call ends, and leaves the pin alone."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     slow, quick = FaultyStore(store), FaultyStore(store)
@@ -163,7 +164,7 @@ def _standing(store: MemoryStore, log: str) -> object:
 
 
 def resume_while_a_commit_is_under_way() -> None:
-    """What an ordered writer was told is not in the log does not come later."""
+    """An append that an ordered writer reported as not in the log does not arrive later."""
     store = MemoryStore(shared_runtime())
     grow(store, 1)
     slow = FaultyStore(store)
@@ -183,13 +184,13 @@ def resume_while_a_commit_is_under_way() -> None:
 
 
 def _delete_orphans(store: MemoryStore, folder: str) -> None:
-    """Condemn all below a folder that nothing refers to, and delete it."""
+    """Mark all orphans below a folder, and delete them."""
     deleter = Deleter(store, "a", options=CollectorOptions(interval_s=0, orphans_max=100))
     found = [meta.path for meta in deleter.orphans_below((folder,), [])]
     assert found
-    condemned = collector(store).condemn(found, "nothing refers to them")
-    assert isinstance(condemned, Pruned)
-    assert deleter.delete(condemned.path).num_deleted == len(found)
+    marked = collector(store).mark_orphans(found, "nothing refers to them")
+    assert isinstance(marked, Marked)
+    assert deleter.delete(marked.path).num_deleted == len(found)
 
 
 def append_while_its_upload_is_taken_for_an_orphan() -> None:
@@ -210,7 +211,7 @@ def append_while_its_upload_is_taken_for_an_orphan() -> None:
 
 
 class SleepyStore(MemoryStore):
-    """The first snapshot is taken for an orphan while its writer sleeps, before it hears that the upload is done."""
+    """The first snapshot is taken for an orphan while its writer sleeps, before the answer to its upload."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime())
@@ -226,7 +227,7 @@ class SleepyStore(MemoryStore):
 
 
 def append_while_its_snapshot_is_taken_for_an_orphan() -> None:
-    """The commit that finds the fence moved comes while the snapshot is still under way, and so begins no other."""
+    """The commit that finds the fence moved comes while the snapshot is under way, so it begins no other."""
     store, bodies = SleepyStore(), list[bytes]()
     with LogWriter.open_or_initialize(store, "a") as writer:
 
@@ -245,7 +246,7 @@ def append_while_its_snapshot_is_taken_for_an_orphan() -> None:
 
 
 def collect_what_another_announced() -> None:
-    """The collector died when it had announced; its document has no mark yet, so that it is read and finished."""
+    """A collector died after announcing; its document has no mark yet, so it is read and finished."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     CursorStore(store, "a").init("c", LogPosition(6, 0))
@@ -263,7 +264,7 @@ def _collect_below(store: MemoryStore, offset: int) -> None:
 
 
 def read_while_the_beginning_is_collected() -> None:
-    """Whoever reads sleeps between the manifest and the first fragment, for longer than the interval."""
+    """The reader sleeps between the manifest and the first fragment, for longer than the interval."""
     store = MemoryStore(shared_runtime())
     grow(store, 40)
     slow = FaultyStore(store)
@@ -286,7 +287,7 @@ def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
 
     def sleep(kind: str, _path: str) -> None:
         looks.append(kind)
-        # Behind opening the log, and the first look.
+        # After opening the log and the first poll.
         if len(looks) == 3:
             grow(store, 40)
             _collect_below(store, 31)
@@ -299,7 +300,7 @@ def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
 
 
 def change_the_policy_while_a_collection_is_announced() -> None:
-    """Its collector has read the policy as it was, and sleeps before it prunes."""
+    """The collector has read the old policy, and sleeps before it prunes."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     CursorStore(store, "a").init("c", LogPosition(6, 0))
@@ -320,7 +321,7 @@ def change_the_policy_while_a_collection_is_announced() -> None:
 
 
 def delete_a_cursor_while_its_name_is_used_again() -> None:
-    """The answer to the delete is lost; before its caller asks, another hand has created a cursor of that name."""
+    """The answer to the delete is lost; before its caller reads again, another creates a cursor of that name."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     slow, others = FaultyStore(store), CursorStore(store, "a")
@@ -339,7 +340,7 @@ def delete_a_cursor_while_its_name_is_used_again() -> None:
 
 
 def migrate_while_another_begins_the_successor_s_name() -> None:
-    """A migration died behind its seal; a writer goes where SealedError points, before it is finished."""
+    """A migration died after its seal; a writer opens the name given by SealedError before it is finished."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     seal(store, "a", reason="it moves", successor="b")
@@ -354,7 +355,7 @@ def migrate_while_another_begins_the_successor_s_name() -> None:
 
 
 def migrate_two_logs_to_one_successor() -> None:
-    """Another log is sealed for the same successor, before that is begun: it stays open."""
+    """Another log is to be sealed for the same successor, before that is begun: it stays open."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     LogWriter.initialize(store, "c")
@@ -372,7 +373,7 @@ def migrate_two_logs_to_one_successor() -> None:
 
 
 def append_where_the_log_ends_behind_an_unanswered_commit() -> None:
-    """Another appends between a commit that went unanswered and the look at what became of it."""
+    """Another writer appends between an unanswered commit and the read that resolves it."""
     store = MemoryStore(shared_runtime())
     LogWriter.initialize(store, "a")
 
@@ -386,7 +387,7 @@ def append_where_the_log_ends_behind_an_unanswered_commit() -> None:
 
 
 def initialize_while_another_appends_before_the_answer() -> None:
-    """Somebody waited for the log, and went on with it before whoever began it was answered."""
+    """Another writer waited for the log, and appended before the log's creator got its answer."""
     store = MemoryStore(shared_runtime())
 
     def append() -> None:
@@ -397,7 +398,7 @@ def initialize_while_another_appends_before_the_answer() -> None:
 
 
 def change_the_policy_while_another_does_before_the_answer() -> None:
-    """What was changed without an answer is what the next change begins from."""
+    """The next change of the policy starts from the unanswered one."""
     store = MemoryStore(shared_runtime())
     LogWriter.initialize(store, "a")
     other = PolicyStore(store, "a")
@@ -418,7 +419,7 @@ NARROW = (
     destroy_while_another_begins,
     copy_while_another_takes_the_name,
     copy_while_another_finishes_it,
-    copy_while_another_gives_it_up_and_begins_anew,
+    copy_while_another_destroys_it_and_begins_again,
     copy_while_another_takes_it_over,
     append_while_its_upload_is_taken_for_an_orphan,
     append_while_its_snapshot_is_taken_for_an_orphan,

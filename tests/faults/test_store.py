@@ -1,4 +1,4 @@
-"""The simulated store keeps the contract that real ones keep, and breaks it only as it is told to."""
+"""The simulated store keeps the contract of real stores, and breaks it only where its plan says so."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.faults.plans import FAULTS, Kind, Script
 from tests.faults.simulator import SimProcess, Simulation
 from tests.faults.store import SimStore, World
 
-# The suite of every store, with the fixture below in the place of theirs.
+# The test suite of every store, with the fixture below in place of theirs.
 from tests.storage.test_object_store import *  # noqa: F403
 from wal3_core.errors import LogError
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import Done, ObjectStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def store() -> ObjectStore:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_fault_happens_once_and_then_the_store_is_whole_again(kind: Kind) -> None:
+def test_each_fault_happens_once_and_then_the_store_works_again(kind: Kind) -> None:
     for fault in FAULTS[kind]:
         store = sim_store({1: fault})
         assert isinstance(store.create("a/log/x", b"1"), Done)
@@ -57,15 +57,15 @@ def test_each_fault_happens_once_and_then_the_store_is_whole_again(kind: Kind) -
         assert found == {meta.path for meta in store.world.objects.list_objects("a/log/")}
 
 
-def test_what_a_fault_leaves_behind_is_what_its_name_says() -> None:
+def test_each_fault_leaves_behind_what_its_name_says() -> None:
     left = {}
     for fault in ("before", "after", "conflict", "denied", "full", "burst", "slow"):
         store = sim_store({0: fault})
         try:
-            told: object = store.create("x", b"1")
+            outcome: object = store.create("x", b"1")
         except LogError as error:
-            told = error
-        left[fault] = type(told).__name__, store.world.objects.read("x")
+            outcome = error
+        left[fault] = type(outcome).__name__, store.world.objects.read("x")
 
     assert left == {
         "before": ("Unknown", None),

@@ -1,4 +1,4 @@
-"""What simulated worlds found, each as short as it can be told."""
+"""Defects that simulated worlds found, each as a short test."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from wal3_core import (
     copy,
     destroy,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import cursor_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import Done, ObjectMeta, log_store
 
 
@@ -44,8 +45,8 @@ def collector(store: MemoryStore) -> Collector:
     return Collector(store, "a", options=CollectorOptions(fraction_max=1.0, rebases_max=8))
 
 
-def test_cursor_is_not_moved_on_from_a_place_to_which_it_was_moved_too_late() -> None:
-    """Somebody has moved it back and not come to look yet; another hand finds it there, and moves it a little on."""
+def test_cursor_is_not_moved_from_a_place_to_which_it_was_moved_too_late() -> None:
+    """A mover moved it back and has not read the manifest yet; another one loads it and moves it a little forward."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     cursors = CursorStore(store, "a")
@@ -68,7 +69,7 @@ def test_cursor_is_not_moved_on_from_a_place_to_which_it_was_moved_too_late() ->
 
 
 def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() -> None:
-    """Of what its document names, another collector took a part between the document and the announcement."""
+    """Another collector pruned part of what its document names between the document and the announcement."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     CursorStore(store, "a").init("c", LogPosition(6, 0))
@@ -77,14 +78,14 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
     quick.prune(quick.announce(quick.plan(limit_offset=3)))
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
     base = manifests.load()
-    # The slow one's CAS of the manifest was refused, and is tried again onto what the quick one left.
-    manifests.install(base.manifest.apply_intent(announced, Place(FragmentSeqNo(6), LogPosition(6, 0))), base)
+    # The slow collector's CAS was refused, and it tries again on the manifest that the quick one left.
+    manifests.install(base.manifest.apply_announcement(announced, Boundary(FragmentSeqNo(6), LogPosition(6, 0))), base)
 
     outcome = slow.prune(announced)
 
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     assert manifests.load().manifest.first.position.offset == 6
-    # It drops less than what named it: it goes from where it lies.
+    # It drops less than its document named, so it writes another document.
     assert outcome.garbage.path != announced
     done = collect(store, "a", options=CollectorOptions(interval_s=0, fraction_max=1.0))
     assert announced in {each.path for each in done.deleted}
@@ -92,7 +93,7 @@ def test_collection_announced_over_one_that_pruned_meanwhile_is_carried_out() ->
 
 
 class ForgettingStore(MemoryStore):
-    """Another collector forgets a garbage document between two looks at it."""
+    """Another collector deletes a garbage document between two reads of it."""
 
     def head(self, path: str) -> ObjectMeta | None:
         if "/gc/GARBAGE" in path:
@@ -100,33 +101,33 @@ class ForgettingStore(MemoryStore):
         return super().head(path)
 
 
-def test_document_that_is_forgotten_meanwhile_does_not_end_the_wait() -> None:
+def test_document_deleted_meanwhile_does_not_end_the_wait() -> None:
     store = ForgettingStore(shared_runtime())
     grow(store, 8)
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Pruned)
+    assert isinstance(collecting.prune(path), Marked)
 
     deleted = Deleter(store, "a", options=CollectorOptions(interval_s=3600)).delete(path)
 
     assert deleted.num_deleted == 0
 
 
-def test_object_that_came_to_be_held_before_the_fence_moved_is_not_condemned() -> None:
-    """A collector that slept after it listed what nothing referred to; once let go, the object is to wait as any."""
+def test_object_linked_before_the_fence_moved_is_not_marked() -> None:
+    """A collector slept after listing orphans; the object, once dropped, has to wait an interval like any other."""
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     held = ManifestStore(log_store(store, "a"), shared_runtime()).load().manifest.pointers[0].path
 
-    condemned = collector(store).condemn([held], "an old list")
+    marked = collector(store).mark_orphans([held], "an old list")
 
-    assert isinstance(condemned, Pruned)
-    assert condemned.garbage.orphans == ()
+    assert isinstance(marked, Marked)
+    assert marked.garbage.orphans == ()
 
 
-def test_copy_that_is_finished_while_it_is_destroyed_is_asked_for_its_pins_like_any_log() -> None:
-    """One that was taken for cut short: its name is the same life's when it is made vacant, by now a log's."""
+def test_copy_finished_while_it_is_destroyed_is_checked_for_pins_like_any_log() -> None:
+    """It was taken for cut short, but when its name is made vacant, the same life is a log."""
     store = MemoryStore(shared_runtime())
     grow(store, 3)
     slow = FaultyStore(store)
@@ -148,13 +149,13 @@ def test_copy_that_is_finished_while_it_is_destroyed_is_asked_for_its_pins_like_
     assert len(list(LogReader.open(store, "b").records())) == 3
 
 
-def test_collector_of_a_log_that_was_destroyed_is_told_that_and_nothing_of_clocks() -> None:
+def test_collector_of_a_destroyed_log_reports_that_and_nothing_about_clocks() -> None:
     store = MemoryStore(shared_runtime())
     grow(store, 8)
     CursorStore(store, "a").init("c", LogPosition(6, 0))
     collecting = collector(store)
     path = collecting.announce(collecting.plan())
-    assert isinstance(collecting.prune(path), Pruned)
+    assert isinstance(collecting.prune(path), Marked)
     watched = FaultyStore(store)
     deleter = Deleter(watched, "a", options=CollectorOptions(interval_s=3600))
 

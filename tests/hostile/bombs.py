@@ -1,4 +1,4 @@
-"""Small files that expand to hundreds of megabytes, each in another way; and large ones that are sound."""
+"""Small files that expand to hundreds of megabytes, each in another way, and large sound ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def page_behind_a_lying_header() -> Bomb:
 
 
 def page_behind_a_second_header_field() -> Bomb:
-    """The size told twice: which one the decoder takes is its own affair."""
+    """The size appears twice; which one the decoder uses is up to the decoder."""
     forgery = _body_bomb()
     forgery.groups[0][BODY].pages[0].header.fields.insert(2, [2, I32, 100])
     return _one(forgery)
@@ -132,7 +132,7 @@ def dictionary_of_more_values_than_it_has() -> Bomb:
 
 
 def lengths_that_count_themselves() -> Bomb:
-    """Differences of lengths, all none, of which a few bytes announce as many as there are numbers."""
+    """Length differences, all zero, of which a few bytes announce as many as there are numbers."""
     forgery = Forgery.of(
         written(
             table_of(ONE),
@@ -214,14 +214,14 @@ def string_in_the_footer() -> Bomb:
     """A string that announces two gigabytes."""
     forgery = Forgery.of(fragment(ONE)[0])
     data = forgery.build()
-    told = dump(b"offset", BINARY)
+    name = dump(b"offset", BINARY)
     footer = dump(forgery.footer)
-    forged = data[: data.rindex(footer)] + ending(footer.replace(told, b"\xff\xff\xff\xff\x07offset", 1))
+    forged = data[: data.rindex(footer)] + ending(footer.replace(name, b"\xff\xff\xff\xff\x07offset", 1))
     return forged, pointer_to(forged, 1)
 
 
 def columns_within_columns() -> Bomb:
-    """A schema of fifty levels, each with children that are not there."""
+    """A schema of fifty levels, each with missing children."""
     forgery = Forgery.of(fragment(ONE)[0])
     elements = forgery.footer.items(2)
     level = Struct([[3, I32, 0], [4, BINARY, b"level"], [5, I32, 2**31 - 1]])

@@ -29,26 +29,26 @@ def stored(name: str) -> bytes:
 
 
 def content(name: str) -> JsonObject:
-    """What it says, without its checksum."""
+    """The document without its checksum."""
     document: JsonObject = json.loads(stored(name))
     document.pop("checksum", None)
     return document
 
 
 def dumped(document: JsonObject) -> bytes:
-    """Encode as another's program would, which refuses nothing."""
+    """Encode as another program would, without any check."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 def sealed(name: str, opened: bytes) -> bytes:
-    """Give the text of a document's content the checksum that the document would have."""
+    """Add the valid checksum to a document's content."""
     if name.startswith("snapshot"):
         return opened
     return strict_json._with_checksum(opened[:-1])
 
 
 def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
-    """Read bytes as the document; a snapshot under its true name, or ``renamed`` to what they hash to."""
+    """Decode the document; a snapshot under its stored name, or ``renamed`` to the hash of the bytes."""
     match name:
         case "manifest":
             return Manifest.from_bytes(data)
@@ -59,7 +59,7 @@ def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
 
 
 def pointer_of(name: str) -> SnapshotPointer:
-    """Point to a stored snapshot."""
+    """The pointer to a stored snapshot."""
     fields = strict_json.load(stored(name), what=name, bytes_max=10_000)
     reader = FragmentPointer.from_json if fields.integer("depth") == 1 else SnapshotPointer.from_json
     pointers = tuple(reader(each) for each in fields.objects("pointers", count_max=9))
@@ -67,6 +67,6 @@ def pointer_of(name: str) -> SnapshotPointer:
 
 
 def named(name: str) -> str:
-    """What an error about the document names it by."""
+    """The name of the document in errors."""
     known = {"manifest": "manifest/MANIFEST.json", "cursor": "cursor/golden.json"}
     return known.get(name) or f"snapshot {pointer_of(name).path}"

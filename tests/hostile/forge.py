@@ -17,7 +17,7 @@ Value: TypeAlias = "int | bytes | bool | Items | Struct"
 
 @dataclass
 class Items:
-    """A list; ``claimed`` items are announced, whatever is there."""
+    """A list that announces ``claimed`` items, whatever its length."""
 
     kind: int
     values: list[Value]
@@ -37,7 +37,7 @@ class Struct:
         return any(each == number for each, _, _ in self.fields)
 
     def set(self, number: int, value: Value, kind: int = I32) -> None:
-        """Put a value in a field's place, or add the field."""
+        """Replace a field's value, or add the field."""
         for each in self.fields:
             if each[0] == number:
                 each[2] = value
@@ -192,7 +192,7 @@ class Forgery:
         return found
 
     def build(self, *, settle: bool = True) -> bytes:
-        """Put the file together; with ``settle`` offsets and stored sizes are made true."""
+        """Put the file together; ``settle`` corrects offsets and stored sizes."""
         out = bytearray(MAGIC)
         for group in self.groups:
             for chunk in group:

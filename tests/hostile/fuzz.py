@@ -1,8 +1,8 @@
 """Damages fragments in every way it knows, from a seed: each decodes to the same records or is refused.
 
-``python -m tests.hostile.fuzz --first 0 --cases 2000`` stops at the first case that is neither, and
-names it. Run as a process of its own: a crash of the decoder then ends it, and ``--progress`` holds
-the case. A case that takes longer than a minute ends it as well.
+``python -m tests.hostile.fuzz --first 0 --cases 2000`` stops at the first case that does neither, and
+names it. It runs as a process of its own, because a crash of the decoder ends it; ``--progress`` names
+a file that holds the current case. A case that takes longer than a minute also ends it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Specimen:
 
 @cache
 def specimens() -> tuple[Specimen, ...]:
-    """The library's own files and other writers', the same records in each pair."""
+    """Files of the library and of other writers, with the same records in each pair."""
     return tuple(
         _specimen(messages, form)
         for messages in (KEYED, PLAIN)
@@ -87,7 +87,7 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def scrambled(data: bytes, rng: random.Random) -> bytes:
-    """Blocks cut out, doubled, swapped, zeroed, or put in."""
+    """Blocks removed, repeated, swapped, zeroed, or inserted."""
     a, b, c = sorted(rng.randrange(len(data) + 1) for _ in range(3))
     return rng.choice(
         (
@@ -111,7 +111,7 @@ def spliced(data: bytes, rng: random.Random) -> bytes:
 
 
 def forged(data: bytes, rng: random.Random) -> bytes:
-    """Another value in the footer or in a page's header; the rest follows it or does not."""
+    """Change a value in the footer or in a page's header; the rest is adjusted or not."""
     forgery = Forgery.of(data)
     headers = [page.header for group in forgery.groups for chunk in group for page in chunk.pages]
     settle = rng.random() < 0.7
@@ -120,7 +120,7 @@ def forged(data: bytes, rng: random.Random) -> bytes:
     try:
         return forgery.build(settle=settle)
     except (StopIteration, AssertionError, TypeError, AttributeError):
-        # What was forged away is what it is built by.
+        # The forged value is one that the build needs.
         return flipped(data, rng)
 
 
@@ -168,7 +168,7 @@ def _other(value: object, rng: random.Random) -> object:
 
 
 def repacked(data: bytes, rng: random.Random) -> bytes:
-    """Damage inside a page, under its compression, its size and its checksum, which all hold."""
+    """Damage inside a page, under a valid compression, size and checksum."""
     forgery = Forgery.of(data)
     chunk = rng.choice([chunk for group in forgery.groups for chunk in group])
     page = rng.choice(chunk.pages)
@@ -179,7 +179,7 @@ def repacked(data: bytes, rng: random.Random) -> bytes:
     payload = damaged if packed else pa.compress(damaged, codec=codec, asbytes=True)
     refill(page, payload, len(damaged))
     if page.header.has(8):
-        # Stored as they are, or the decoder takes the levels' part for what it is not.
+        # Stored uncompressed, or the decoder misreads the levels.
         page.header.inner(8).set(7, value=False, kind=2)
     return forgery.build()
 
@@ -192,7 +192,7 @@ def _unpacked(page: Page, codec: str | None) -> bytes:
 
 
 def _counted(content: bytes, rng: random.Random) -> bytes:
-    """A length somewhere inside that is not there, as it is, or as a run's."""
+    """A false length somewhere inside, plain or as that of a run."""
     at = rng.randrange(max(1, len(content) - 4))
     number = rng.choice((0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1))
     return content[:at] + struct.pack("<I", number) + content[at + 4 :]
@@ -210,17 +210,17 @@ ATTACKS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def run_case(number: int) -> str:
-    """Attack one specimen; return what came of it. AssertionError when other records came out."""
+    """Attack one specimen; return the outcome. AssertionError when other records came out."""
     rng = random.Random(number)
     specimen, attack = rng.choice(specimens()), rng.choice(ATTACKS)
     data = attack(specimen.data, rng)
     found = decoded(data, specimen.pointer, expanded_bytes_max=EXPANDED_BYTES_MAX)
     if found is not None and found != specimen.records:
-        # Not an assert: it must hold under -O, too.
+        # Not an assert, because it must hold under -O too.
         message = f"{attack.__name__}: other records"
         raise AssertionError(message)
     try:
-        # Nothing is promised of the records then; that they are no crash is.
+        # Without verification any records may come out, but no crash.
         trusting = parquet.decode(data, specimen.pointer, expanded_bytes_max=EXPANDED_BYTES_MAX, verify=False)
         zlib.crc32(repr(list(trusting.records())).encode())
     except CorruptError:

@@ -1,6 +1,6 @@
-"""Decodes files in a process of its own and tells of each what came of it, and how far memory rose.
+"""Decodes files in a process of its own and reports each outcome and how far memory rose.
 
-``python -m tests.hostile.probe FILE``, of lines ``{"path": …, "pointer": …, "limit_bytes": …}``; answers in lines.
+``python -m tests.hostile.probe FILE`` reads lines ``{"path": …, "pointer": …, "limit_bytes": …}`` and prints lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.hostile.specimens import fragment, pointer_of
 from wal3_core.errors import CorruptError
 from wal3_core.model import parquet, strict_json
 
-# What a probe may take if the library's own bound fails: enough to see by how much.
+# The limit of a probe if the library's own bound fails: enough to see by how much.
 ADDRESS_SPACE_MAX = 12 * 2**30
 
 
@@ -38,7 +38,7 @@ def probe(path: str, pointer: strict_json.JsonObject, limit_bytes: int) -> dict[
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_MAX, ADDRESS_SPACE_MAX))
-    # What the libraries load and allocate on first use is not the file's doing.
+    # Memory that the libraries allocate on first use does not count.
     parquet.decode(*fragment([(b"k", b"1")]), expanded_bytes_max=2**20)
     for line in Path(sys.argv[1]).read_text().splitlines():
         print(json.dumps(probe(**json.loads(line))), flush=True)

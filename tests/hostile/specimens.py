@@ -1,4 +1,4 @@
-"""Sound things to attack: a fragment, its pointer, and files of another writer's making."""
+"""Sound inputs to attack: a fragment, its pointer, and files of other writers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fragment(messages: Sequence[Message]) -> tuple[bytes, FragmentPointer]:
 
 
 def pointer_to(data: bytes, num_records: int, setsum: str = "0" * 64) -> FragmentPointer:
-    """Point to a file."""
+    """The pointer to a file."""
     return pointer_of(
         {
             "path": fragment_path(SEQ_NO, TOKEN),
@@ -62,7 +62,7 @@ def pointer_to(data: bytes, num_records: int, setsum: str = "0" * 64) -> Fragmen
 
 
 def pointer_of(document: strict_json.JsonObject) -> FragmentPointer:
-    """Read a pointer back, as another process was given it."""
+    """Decode a pointer, as another process would."""
     return FragmentPointer.from_json(strict_json.load(json.dumps(document).encode(), what="pointer", bytes_max=10_000))
 
 
@@ -87,7 +87,7 @@ def written(table: pa.Table, **options: object) -> bytes:
 
 
 def decoded(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int = 64 * MIB) -> list[Record] | None:
-    """Decode to records, or None for a CorruptError that names the fragment. Anything else is the test's failure."""
+    """Decode to records, or None for a CorruptError that names the fragment. Other errors fail the test."""
     try:
         found = parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max)
     except CorruptError as error:
@@ -98,7 +98,7 @@ def decoded(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int = 
 
 
 def zeros(count: int, head: bytes = b"") -> bytes:
-    """A zstd frame of ``head`` and so many zeros, in four bytes for every 128 KiB of them."""
+    """A zstd frame of ``head`` and ``count`` zeros, in four bytes for every 128 KiB of them."""
     out = bytearray(b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", len(head) + count))
     if head:
         out += (len(head) << 3).to_bytes(3, "little") + head
@@ -109,7 +109,7 @@ def zeros(count: int, head: bytes = b"") -> bytes:
 
 
 def refill(page: Page, payload: bytes, expanded_bytes: int) -> None:
-    """Give a page another content and make its header true."""
+    """Replace a page's content and correct its header."""
     page.payload = payload
     page.header.set(2, expanded_bytes)
     page.header.set(3, len(payload))

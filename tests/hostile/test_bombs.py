@@ -1,4 +1,4 @@
-"""A small file that expands to hundreds of megabytes is refused before it takes them.
+"""A small file that expands to hundreds of megabytes is refused before it uses them.
 
 The bound, as ``decode`` states it: memory grows by at most three times the limit and 64 MiB.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.hostile.bombs import Bomb
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 LIMIT_BYTES = 16 * MIB
 SOUND_LIMIT_BYTES = 128 * MIB
@@ -34,7 +34,7 @@ Outcome = tuple[str | int, int]
 
 
 def probe(folder: Path, files: Mapping[str, Callable[[], Bomb]], limit_bytes: int) -> dict[str, Outcome]:
-    """Decode files in a process of its own; tell of each the error or the count of records, and how far memory rose."""
+    """Decode files in a process of its own; return each error or number of records, and how far memory rose."""
     lines = []
     for number, make in enumerate(files.values()):
         data, pointer = make()
@@ -49,23 +49,24 @@ def probe(folder: Path, files: Mapping[str, Callable[[], Bomb]], limit_bytes: in
         check=False,
         timeout=600,
     )
-    told = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(told) == len(lines), f"exit {run.returncode} over {list(files)[len(told)]}: {run.stderr}"
-    return {name: (each["outcome"], each["grown_bytes"]) for name, each in zip(files, told, strict=True)}
+    reports = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(reports) == len(lines), f"exit {run.returncode} over {list(files)[len(reports)]}: {run.stderr}"
+    return {name: (each["outcome"], each["grown_bytes"]) for name, each in zip(files, reports, strict=True)}
 
 
 @pytest.fixture(scope="module")
 def exploded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What came of every bomb."""
+    """The outcome of every bomb."""
     return probe(tmp_path_factory.mktemp("bombs"), BOMBS, LIMIT_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_is_refused_within_the_memory_bound(name: str, exploded: dict[str, Outcome]) -> None:
     outcome, grown_bytes = exploded[name]
 
     assert str(outcome).startswith(f"fragment {SEQ_NO} ")
-    # Not even the limit: what a file says of itself, and its dictionaries, are all that is taken up.
+    # Not even the limit: only the footer, the headers and the dictionaries are read.
     assert grown_bytes <= LIMIT_BYTES
 
 
@@ -75,18 +76,19 @@ def test_large_sound_fragment_is_read_within_the_memory_bound(name: str, tmp_pat
     outcome, grown_bytes = probe(tmp_path, {name: SOUND[name]}, SOUND_LIMIT_BYTES)[name]
 
     assert isinstance(outcome, int), outcome
-    # It is large: a bound that nothing comes near proves nothing.
+    # It is large: a bound that is never approached proves nothing.
     assert SOUND_LIMIT_BYTES // 2 < grown_bytes <= 3 * SOUND_LIMIT_BYTES + CONSTANT_BYTES
 
 
 def test_value_that_many_records_share_is_counted_for_each_of_them() -> None:
-    """A dictionary holds it once; records would hold it as often as they name it."""
+    """A dictionary holds it once; records would hold it once each."""
     data, pointer = BOMBS["value_in_a_dictionary"]()
 
     with pytest.raises(CorruptError, match="expand to at most 1048576000 bytes, found 10497"):
         parquet.decode(data, pointer, expanded_bytes_max=1000 * MIB)
 
 
+@pytest.mark.slow
 def test_the_largest_fragment_a_writer_makes_is_read_with_a_reader_s_defaults(memory_store: MemoryStore) -> None:
     options = WriterOptions()
     short = [(b"%d" % index, None) for index in range(options.batch_records_max)]
@@ -102,7 +104,7 @@ def test_the_largest_fragment_a_writer_makes_is_read_with_a_reader_s_defaults(me
     ]
 
 
-def test_records_are_counted_before_they_are_there() -> None:
+def test_records_are_counted_before_they_are_created() -> None:
     data, pointer = fragment([(None, b"")] * 1000)
 
     assert len(parquet.decode(data, pointer, expanded_bytes_max=100_000).table) == 1000

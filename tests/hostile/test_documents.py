@@ -1,4 +1,4 @@
-"""A manifest, a cursor and snapshots of both depths: damaged, they are an error that names them."""
+"""A manifest, a cursor and snapshots of both depths: a damaged one is an error that names it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def swapped_blocks(data: bytes) -> Iterator[bytes]:
             yield data[:at] + data[at + size : at + 2 * size] + data[at : at + size] + data[at + 2 * size :]
 
 
+@pytest.mark.slow
 @every_document
 @pytest.mark.parametrize(
     "damage", [flips, truncations, extensions, changed_bytes, swapped_blocks], ids=lambda damage: damage.__name__
@@ -72,7 +73,7 @@ def test_every_damage_is_an_error_that_names_the_document(name: str, damage: obj
 @every_document
 @pytest.mark.parametrize("other", NAMES)
 def test_one_kind_of_document_is_never_read_as_another(name: str, other: str) -> None:
-    """Whole and sound, with a checksum that holds, in the wrong place."""
+    """Complete and sound, with a valid checksum, in the wrong place."""
     if name == other:
         pytest.skip("the same")
 
@@ -114,7 +115,7 @@ HOSTILE = {
 
 @every_document
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_text_under_a_true_checksum_is_an_error(name: str, case: str) -> None:
+def test_hostile_text_under_a_valid_checksum_is_an_error(name: str, case: str) -> None:
     data = sealed(name, HOSTILE[case])
 
     with pytest.raises(CorruptError) as caught:
@@ -126,7 +127,7 @@ def test_hostile_text_under_a_true_checksum_is_an_error(name: str, case: str) ->
 @every_document
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
 def test_nesting_of_any_depth_is_an_error_and_no_overflow(name: str, opening: str, closing: str) -> None:
-    """Also where it can just be read but hardly be shown."""
+    """Also where it can just be parsed but hardly be printed."""
     for depth in (1, 500, *range(880, 1000), 2000, 200_000):
         value = opening * depth + ("0" if opening != "[" else "") + closing * depth
         data = sealed(name, b'{"format_version":' + value.encode() + b"}")

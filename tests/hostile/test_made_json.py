@@ -1,4 +1,4 @@
-"""JSON that hypothesis makes: an error, or a document that passes every check and reads back as it is written."""
+"""JSON made by hypothesis: an error, or a document that passes every check and encodes to the same content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JSON = st.recursive(
 
 
 def accepted(name: str, opened: bytes) -> Value | None:
-    """Read a document whose checksum holds; None for a CorruptError. What is read passes its checks and reads back."""
+    """Decode a document with a valid checksum; None for a CorruptError. The result passes its checks and reads back."""
     data = sealed(name, opened)
     try:
         found = load(name, data, renamed=True)
@@ -46,6 +46,7 @@ def accepted(name: str, opened: bytes) -> Value | None:
     return found
 
 
+@pytest.mark.slow
 @every_document
 @settings(max_examples=150)
 @given(value=JSON)
@@ -62,7 +63,7 @@ def test_any_text_of_json_s_letters_is_an_error(name: str, text: str) -> None:
 
 
 def places(value: JsonValue, holder: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place in a document, by the keys and indexes that lead there."""
+    """Every place in a document, as the keys and indexes that lead to it."""
     if holder:
         yield holder
     if isinstance(value, dict):
@@ -74,7 +75,7 @@ def places(value: JsonValue, holder: tuple[str | int, ...] = ()) -> Iterator[tup
 
 
 def changed(document: JsonValue, place: tuple[str | int, ...], change: str, value: object) -> None:
-    """Delete, replace, double, move, or add beside what is at a place."""
+    """Delete, replace, repeat, move, or add to the value at a place."""
     holder = document
     for step in place[:-1]:
         holder = holder[step]  # type: ignore[index, call-overload]
@@ -96,11 +97,12 @@ def changed(document: JsonValue, place: tuple[str | int, ...], change: str, valu
             holder[last] = value  # type: ignore[index, assignment]
 
 
+@pytest.mark.slow
 @every_document
 @settings(max_examples=400)
 @given(data=st.data())
-def test_sound_document_with_a_field_changed_is_an_error_or_holds_all_the_same(name: str, data: st.DataObject) -> None:
-    """Changed by somebody who mends the checksum: every rule behind it is put to the test."""
+def test_sound_document_with_a_field_changed_is_an_error_or_still_holds(name: str, data: st.DataObject) -> None:
+    """As changed by an attacker who also fixes the checksum: every rule behind it is tested."""
     document = content(name)
     before = dumped(document)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -115,7 +117,7 @@ def test_sound_document_with_a_field_changed_is_an_error_or_holds_all_the_same(n
 
 @every_document
 @given(data=st.data())
-def test_field_told_twice_is_an_error_also_with_the_same_value(name: str, data: st.DataObject) -> None:
+def test_field_given_twice_is_an_error_even_with_the_same_value(name: str, data: st.DataObject) -> None:
     text = dumped(content(name)).decode()
     key = data.draw(st.sampled_from(["format_version", "offset", "generation", "fence", "setsum", "path"]))
     value = data.draw(st.sampled_from(["1", "0", '""', "null", "[]"]))
@@ -125,14 +127,14 @@ def test_field_told_twice_is_an_error_also_with_the_same_value(name: str, data: 
     assert accepted(name, text.replace(f'"{key}":', f'"{key}":{value},"{key}":', 1).encode()) is None
 
 
-def test_text_that_no_encoding_has_is_an_error() -> None:
+def test_text_that_cannot_be_encoded_is_an_error() -> None:
     document = {**content("cursor"), "writer": "\ud800"}
 
     assert accepted("cursor", dumped(document)) is None
 
 
-# What nothing else in a document bears out: who wrote it and when, times between the times around them, and the
-# names of other objects. The checksum alone keeps it, or in a snapshot its name.
+# Values that nothing else in a document confirms: its writer and time, times between the times around them, and the
+# names of other objects. Only the checksum protects them, or in a snapshot its name.
 UNCHECKED = {
     "manifest": {
         ("log_id",),
@@ -169,8 +171,8 @@ UNCHECKED = {
 
 
 @every_document
-def test_every_other_number_and_name_of_a_document_is_borne_out_by_the_rest(name: str) -> None:
-    """Each leaf changed a little, the checksum mended: a rule refuses it, or it is among those known to stand alone."""
+def test_every_other_number_and_name_of_a_document_is_confirmed_by_the_rest(name: str) -> None:
+    """Change each leaf a little and fix the checksum: a rule refuses it, or it is in the list of unconfirmed values."""
     document = content(name)
     stands_alone = set()
     for place in places(document):
@@ -181,7 +183,7 @@ def test_every_other_number_and_name_of_a_document_is_borne_out_by_the_rest(name
         value = holder[place[-1]]  # type: ignore[index, call-overload]
         if isinstance(value, dict | list):
             continue
-        # A digit another digit, as in a path or a hash: still well-formed.
+        # Replace a digit by another, as in a path or a hash, so that it stays well-formed.
         other = value - 1 if isinstance(value, int) and value else 1 if isinstance(value, int) else None
         holder[place[-1]] = other if other is not None else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"  # type: ignore[index, call-overload]
         if accepted(name, dumped(forged)) is not None:

@@ -1,4 +1,4 @@
-"""Whatever is done to a fragment's bytes, the same records come out or an error does; the process lives on."""
+"""Whatever is done to a fragment's bytes, the result is the same records or an error; the process survives."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ CASES = int(os.environ.get("WAL3_FUZZ_CASES", "1500"))
 FIRST = int(os.environ.get("WAL3_FUZZ_FIRST", "0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 1])
 def test_attacked_fragments_decode_to_the_same_records_or_are_refused(part: int, tmp_path: Path) -> None:
-    """INV-9, in a process of its own: what ends it is a failed test, with the case that did."""
+    """INV-9, in a process of its own: a crash fails the test, which reports the case."""
     progress, first = tmp_path / "case", FIRST + part * CASES
     optimized = ["-O"] if sys.flags.optimize else []
 
@@ -51,6 +52,7 @@ def test_attacked_fragments_decode_to_the_same_records_or_are_refused(part: int,
         assert f"{attack} refused" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [KEYED[:12], PLAIN[:12]], ids=["keyed", "plain"])
 def test_every_flipped_bit_of_a_fragment_is_an_error_or_changes_nothing(messages: list[tuple[bytes, bytes]]) -> None:
     """INV-9."""
@@ -74,7 +76,7 @@ def test_every_truncation_and_every_lengthening_of_a_fragment_is_an_error() -> N
 
 
 def test_another_fragment_under_the_right_name_is_an_error() -> None:
-    """As many records, at the same places, of the same sizes: only their content tells."""
+    """The same number of records, positions and sizes: only the content differs."""
     stored, pointer = fragment(PLAIN)
     others = [
         fragment([(None, bytes(reversed(body or b""))) for _, body in PLAIN])[0],
@@ -91,7 +93,7 @@ def test_another_fragment_under_the_right_name_is_an_error() -> None:
 
 
 def test_column_of_one_fragment_in_another_is_an_error() -> None:
-    """Pages whose checksums hold, put where they do not belong."""
+    """Pages with valid checksums in the wrong place."""
     stored, pointer = fragment(PLAIN)
     other = Forgery.of(fragment([(None, b"x" + (body or b"")) for _, body in PLAIN])[0])
     for column in range(3):
@@ -108,8 +110,8 @@ def test_column_of_one_fragment_in_another_is_an_error() -> None:
     [("footer", 3), ("group", 3), ("chunk", 5), ("chunk", 7), ("chunk", 9)],
     ids=["records", "group's records", "values", "stored size", "offset"],
 )
-@pytest.mark.parametrize("told", [-(2**63), -1, 0, 1, 61, 2**31, 2**40, 2**63 - 1])
-def test_footer_that_lies_about_a_number_is_an_error(holder: str, field: int, told: int) -> None:
+@pytest.mark.parametrize("false", [-(2**63), -1, 0, 1, 61, 2**31, 2**40, 2**63 - 1])
+def test_footer_with_a_false_number_is_an_error(holder: str, field: int, false: int) -> None:
     stored, pointer = fragment(KEYED)
     forgery = Forgery.of(stored)
     target = {
@@ -117,23 +119,23 @@ def test_footer_that_lies_about_a_number_is_an_error(holder: str, field: int, to
         "group": forgery.group(),
         "chunk": forgery.groups[0][3].metadata,
     }[holder]
-    target.set(field, told, I64)
+    target.set(field, false, I64)
 
     assert decoded(forgery.build(settle=False), pointer) is None
 
 
-def test_footer_that_lies_only_where_nobody_relies_on_it_changes_nothing() -> None:
-    """The expanded sizes it names: a writer of another kind may count them otherwise."""
+def test_footer_with_a_false_number_that_is_never_used_changes_nothing() -> None:
+    """The expanded size: other writers may count it differently."""
     stored, pointer = fragment(KEYED)
     good = decoded(stored, pointer)
-    for told in (0, 1, 2**40):
+    for false in (0, 1, 2**40):
         forgery = Forgery.of(stored)
-        forgery.group().set(2, told, I64)
+        forgery.group().set(2, false, I64)
 
         assert decoded(forgery.build(), pointer) == good
 
 
-def test_footer_the_decoder_would_end_the_process_over_is_an_error() -> None:
+def test_footer_that_would_crash_the_decoder_is_an_error() -> None:
     """The level histograms of a column that has another number of levels."""
     forgery = Forgery.of(written(table_of(KEYED), compression="none", use_dictionary=False))
     sizes = next(chunk.metadata for chunk in forgery.groups[0] if chunk.metadata.has(16)).inner(16)
@@ -151,7 +153,7 @@ def test_footer_of_another_kind_is_an_error(ending: bytes) -> None:
     assert decoded(stored[:-4] + ending, pointer) is None
 
 
-def test_error_names_the_fragment_and_keeps_what_the_decoder_said() -> None:
+def test_error_names_the_fragment_and_keeps_the_decoder_s_message() -> None:
     stored, pointer = fragment(PLAIN)
     forgery = Forgery.of(stored)
     forgery.groups[0][2].pages[0].payload = bytes(reversed(forgery.groups[0][2].pages[0].payload))

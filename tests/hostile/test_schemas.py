@@ -1,4 +1,4 @@
-"""Parquet that is sound but no fragment of ours: read as the same records, or refused. Nothing in it is ever run."""
+"""Sound Parquet that is no fragment of wal3: read as the same records, or refused. Nothing in it is ever executed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_form_that_no_fragment_has_is_an_error(form: str) -> None:
     assert decoded(data, pointer) is None
 
 
-def test_no_rows_are_an_error_where_records_are_pointed_to() -> None:
+def test_no_rows_are_an_error_where_the_pointer_names_records() -> None:
     empty = written(TABLE.slice(0, 0))
 
     assert read(empty) is None
@@ -144,7 +144,7 @@ def test_encrypted_file_is_an_error() -> None:
         value = Struct([[1, STRUCT, Struct()]]) if kind == STRUCT else b"key"
         forgery.footer.set(number, value, kind)
 
-    # Signed, as it stands there: readable, and the setsum speaks for what is read.
+    # Signed and not encrypted: readable, and verified by the setsum.
     assert decoded(forgery.build(), pointer) == decoded(stored, pointer)
     for chunk in forgery.chunks(3):
         chunk.entry.set(8, Struct([[1, STRUCT, Struct()]]), STRUCT)
@@ -152,11 +152,11 @@ def test_encrypted_file_is_an_error() -> None:
     assert decoded(forgery.build(), pointer) is None
 
 
-def _described(stored: bytes, **told: bytes | None) -> bytes:
-    """Say other things of a file in its metadata, or nothing."""
+def _described(stored: bytes, **changes: bytes | None) -> bytes:
+    """Change or remove entries of a file's metadata."""
     forgery = Forgery.of(stored)
     kept = {bytes(each[1]): each for each in forgery.footer.items(5)}  # type: ignore[index, arg-type]
-    for name, value in told.items():
+    for name, value in changes.items():
         kept.pop(f"wal3.{name}".encode(), None)
         if value is not None:
             pair = Struct([[1, BINARY, f"wal3.{name}".encode()], [2, BINARY, value]])
@@ -167,14 +167,14 @@ def _described(stored: bytes, **told: bytes | None) -> bytes:
 
 @pytest.mark.parametrize("name", ["writer", "fragment_seq_no", "setsum", "key_index"])
 @pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"[]", b"0" * 64, b"[[" * 10_000, b"9" * 100_000])
-def test_metadata_that_says_something_else_is_an_error_and_none_is_not(name: str, value: bytes) -> None:
+def test_contradicting_metadata_is_an_error_and_missing_metadata_is_not(name: str, value: bytes) -> None:
     stored, pointer = fragment(KEYED)
 
     assert decoded(_described(stored, **{name: value}), pointer) is None
     assert decoded(_described(stored, **{name: None}), pointer) == decoded(stored, pointer)
 
 
-def test_position_that_is_null_is_an_error_where_an_index_is_made_of_it_too() -> None:
+def test_null_position_is_an_error_even_where_an_index_uses_it() -> None:
     stored, pointer = fragment(KEYED)
     metadata = pq.read_metadata(io.BytesIO(stored)).metadata
     sink = io.BytesIO()
@@ -185,7 +185,7 @@ def test_position_that_is_null_is_an_error_where_an_index_is_made_of_it_too() ->
     assert decoded(sink.getvalue(), pointer) is None
 
 
-def test_metadata_told_twice_is_an_error_or_the_truth() -> None:
+def test_duplicate_metadata_is_an_error_or_the_right_records() -> None:
     stored, pointer = fragment(KEYED)
     forgery = Forgery.of(stored)
     pairs = forgery.footer.items(5)
@@ -197,7 +197,7 @@ def test_metadata_told_twice_is_an_error_or_the_truth() -> None:
 
 
 class Runs:
-    """What a pickle would run, were it ever read."""
+    """Executed by a pickle, if it were ever loaded."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -206,8 +206,8 @@ class Runs:
         return os.mkdir, (self.path,)
 
 
-def test_pickle_in_a_stored_schema_is_never_run(tmp_path: Path) -> None:
-    """Arrow once unpickled what a file's schema carried."""
+def test_pickle_in_a_stored_schema_is_never_executed(tmp_path: Path) -> None:
+    """Arrow once unpickled data from a file's schema."""
     ran = tmp_path / "ran"
     for name in ("arrow.py_extension_type", "pandas", "arrow.opaque"):
         loaded = {
@@ -227,7 +227,7 @@ def test_pickle_in_a_stored_schema_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", [b"", b"\0", b"=" * 100, base64.b64encode(b"\xff" * 400), b"A" * 4000])
-def test_stored_schema_that_is_none_is_an_error_or_nothing(schema: bytes) -> None:
+def test_invalid_stored_schema_is_an_error_or_ignored(schema: bytes) -> None:
     forgery = Forgery.of(written(TABLE))
     for pair in forgery.footer.items(5):
         assert isinstance(pair, Struct)

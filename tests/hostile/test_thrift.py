@@ -1,10 +1,10 @@
-"""Where a decoder would read something else than we do, nothing is read."""
+"""A footer that a decoder would read differently than wal3 does is not read at all."""
 
 from __future__ import annotations
 
 import pytest
 
-from wal3_core.model.thrift import I32, STRUCT, Layout, read_struct
+from wal3_core.model.parquet.thrift import I32, STRUCT, Layout, read_struct
 
 LISTS = Layout(lists={1: STRUCT, 2: I32})
 

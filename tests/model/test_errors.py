@@ -1,4 +1,4 @@
-"""Errors go from process to process: a pool, a job's worker, a copy."""
+"""Errors can be copied and sent from process to process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import wal3_core
 from wal3_core.errors import ConditionNotMetError, LogError, MissingError
-from wal3_core.log.reader import FragmentMissingError
+from wal3_core.log.read.reader import FragmentMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def kinds(kind: type[LogError] = LogError) -> Iterator[type[LogError]]:
         yield from kinds(below)
 
 
-def test_every_public_error_is_looked_at() -> None:
+def test_every_public_error_is_covered() -> None:
     public = {getattr(wal3_core, name) for name in wal3_core.__all__ if name.endswith("Error")}
 
     assert public | ATTRIBUTES.keys() <= set(kinds())
@@ -39,7 +39,7 @@ def test_every_public_error_is_looked_at() -> None:
 def test_error_that_is_copied_or_sent_to_another_process_keeps_its_message_and_attributes(
     kind: type[LogError], again: Callable[[LogError], LogError]
 ) -> None:
-    """A reader's error about a missing object could not be unpickled: the pool that it came from hung."""
+    """A reader's error about a missing object could not be unpickled, and its pool hung."""
     error = kind("what went wrong", **ATTRIBUTES.get(kind, {}))
     error.add_note("where")
 

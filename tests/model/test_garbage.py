@@ -1,4 +1,4 @@
-"""The cut through a log's tree, the document that names what it leaves, and how the manifest takes it."""
+"""The cut through a log's tree, the garbage document, and the manifest's transitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.garbage import Cut, Garbage, cut_below
-from wal3_core.model.manifest import Intent, Manifest, Place
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Announcement, Boundary
 from wal3_core.model.paths import fragment_path, garbage_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
@@ -30,19 +31,19 @@ def cut(tree: Tree, offset: int) -> Cut:
 
 
 def take(tree: Tree, offset: int) -> Cut:
-    """Cut, and let the manifest begin there."""
+    """Cut, and prune the manifest."""
     found = cut(tree, offset)
     for snapshot in found.written:
         tree.keep(snapshot)
-    announced, intent = announce(tree, found)
-    tree.manifest = announced.apply_garbage(intent, found.pointers)
+    announced, announcement = announce(tree, found)
+    tree.manifest = announced.apply_garbage(announcement, found.pointers)
     return found
 
 
-def announce(tree: Tree, found: Cut) -> tuple[Manifest, Intent]:
-    announced = tree.manifest.apply_intent(garbage_path(sum_setsums(found.dropped), TOKEN), found.first)
-    assert announced.collecting is not None
-    return announced, announced.collecting
+def announce(tree: Tree, found: Cut) -> tuple[Manifest, Announcement]:
+    announced = tree.manifest.apply_announcement(garbage_path(sum_setsums(found.dropped), TOKEN), found.first)
+    assert announced.announced is not None
+    return announced, announced.announced
 
 
 def deep_tree() -> Tree:
@@ -78,11 +79,11 @@ def test_cut_where_nothing_lies_below_changes_nothing() -> None:
     pointers = tree.manifest.pointers
 
     assert cut(tree, 3) == Cut(
-        first=Place(FragmentSeqNo(1), pointers[0].start), pointers=pointers, dropped=(), replaced=(), written=()
+        first=Boundary(FragmentSeqNo(1), pointers[0].start), pointers=pointers, dropped=(), replaced=(), written=()
     )
 
 
-def test_cut_above_everything_keeps_nothing_and_begins_where_the_next_append_goes() -> None:
+def test_cut_above_everything_keeps_nothing_and_begins_at_the_next_append() -> None:
     tree = deep_tree()
 
     assert cut(tree, 25) == Cut(
@@ -90,7 +91,7 @@ def test_cut_above_everything_keeps_nothing_and_begins_where_the_next_append_goe
     )
 
 
-def test_cut_between_snapshots_makes_none() -> None:
+def test_cut_between_snapshots_writes_none() -> None:
     tree = deep_tree()
 
     found = cut(tree, 13)
@@ -101,7 +102,7 @@ def test_cut_between_snapshots_makes_none() -> None:
     assert tree.loaded == []
 
 
-def test_cut_through_a_snapshot_of_depth_1_makes_one_of_what_stays() -> None:
+def test_cut_through_a_snapshot_of_depth_1_writes_one_with_the_kept_part() -> None:
     tree = deep_tree()
     deep, straddled = tree.manifest.snapshots
 
@@ -114,7 +115,7 @@ def test_cut_through_a_snapshot_of_depth_1_makes_one_of_what_stays() -> None:
     assert found.pointers == (part.pointer_to(part.to_bytes()), *tree.manifest.fragments)
 
 
-def test_cut_through_a_snapshot_of_depth_2_makes_one_of_each_depth_the_deepest_first() -> None:
+def test_cut_through_a_snapshot_of_depth_2_writes_one_of_each_depth_deepest_first() -> None:
     tree = deep_tree()
     [first, second] = tree.snapshots[tree.manifest.snapshots[0].path].pointers
 
@@ -127,7 +128,7 @@ def test_cut_through_a_snapshot_of_depth_2_makes_one_of_each_depth_the_deepest_f
     assert found.dropped == (first, *tree.snapshots[second.path].pointers[:1])  # type: ignore[union-attr]
 
 
-def test_fragment_that_stands_for_several_goes_whole_or_stays_whole() -> None:
+def test_compacted_fragment_is_dropped_whole_or_kept_whole() -> None:
     """A compacted fragment begins with an earlier number than its own."""
     plain = fragments_after(Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1), 3)
     merged = replace(plain[2], first_seq_no=plain[0].first_seq_no, start=plain[0].start)
@@ -138,8 +139,8 @@ def test_fragment_that_stands_for_several_goes_whole_or_stays_whole() -> None:
     assert cut(tree, 10).dropped == (merged,)
 
 
-def test_what_is_made_carries_the_manifest_s_fence() -> None:
-    """So that an upload condemned before is never taken for it."""
+def test_written_snapshots_carry_the_manifest_s_fence() -> None:
+    """So that none is taken for an earlier upload that is marked for deletion."""
     tree = deep_tree()
     before = cut(tree, 10)
 
@@ -155,6 +156,7 @@ def test_what_is_made_carries_the_manifest_s_fence() -> None:
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     nodes=st.lists(SIZES, max_size=3),
@@ -165,7 +167,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 def test_any_cuts_through_any_tree_lose_nothing_and_balance(
     nodes: list[list[int]], leaves: list[int], loose: int, cuts: list[int]
 ) -> None:
-    """INV-13: what stays, and what goes, is what was there; the sums say so; and the manifest passes its checks."""
+    """INV-13: every fragment is kept or dropped, the setsums balance, and the manifest passes its checks."""
     tree = Tree()
     for sizes in nodes:
         tree.node(sizes)
@@ -192,52 +194,52 @@ def test_any_cuts_through_any_tree_lose_nothing_and_balance(
 # ---------------------------------------------------------------------- the manifest
 
 
-def test_whoever_looks_while_a_collection_is_announced_is_told_what_will_stay() -> None:
+def test_announced_manifest_shows_what_will_stay() -> None:
     tree = deep_tree()
     found = cut(tree, 10)
 
-    announced, intent = announce(tree, found)
+    announced, announcement = announce(tree, found)
 
     assert tree.manifest.first_kept == tree.manifest.first
     assert announced.first_kept == found.first
     assert announced.first == tree.manifest.first
-    assert announced.withdraw_intent(intent) == tree.manifest
+    assert announced.withdraw_announcement(announcement) == tree.manifest
     assert Manifest.from_bytes(announced.to_bytes()) == announced
 
 
 @pytest.mark.parametrize("seq_no", [0, 1, 10])
-def test_collection_of_nothing_or_of_what_is_not_there_is_not_announced(seq_no: int) -> None:
+def test_collection_of_nothing_or_beyond_the_end_is_not_announced(seq_no: int) -> None:
     tree = deep_tree()
 
     with pytest.raises(InvalidRequestError, match=f"a fragment from 2 to 9, found {seq_no}"):
-        tree.manifest.apply_intent(garbage_path(EMPTY, TOKEN), Place(FragmentSeqNo(seq_no), LogPosition(1, 1)))
+        tree.manifest.apply_announcement(garbage_path(EMPTY, TOKEN), Boundary(FragmentSeqNo(seq_no), LogPosition(1, 1)))
 
 
-def test_only_what_is_announced_is_pruned_or_withdrawn() -> None:
+def test_only_an_announced_collection_is_pruned_or_withdrawn() -> None:
     tree = deep_tree()
     found = cut(tree, 10)
-    announced, intent = announce(tree, found)
-    withdrawn = replace(announced.withdraw_intent(intent), generation=announced.generation + 2)
-    other = tree.manifest.apply_intent(garbage_path(EMPTY, TOKEN), found.first)
-    again = withdrawn.apply_intent(intent.garbage, intent.first)
+    announced, announcement = announce(tree, found)
+    withdrawn = replace(announced.withdraw_announcement(announcement), generation=announced.generation + 2)
+    other = tree.manifest.apply_announcement(garbage_path(EMPTY, TOKEN), found.first)
+    again = withdrawn.apply_announcement(announcement.garbage, announcement.first)
 
-    # The same collection announced again is another: somebody may have looked in between.
+    # The same collection announced again is another one: a cursor may have been created in between.
     for manifest in (tree.manifest, withdrawn, other, again):
         with pytest.raises(InvalidRequestError, match="to be announced"):
-            manifest.apply_garbage(intent, found.pointers)
+            manifest.apply_garbage(announcement, found.pointers)
         with pytest.raises(InvalidRequestError, match="to be announced"):
-            manifest.withdraw_intent(intent)
+            manifest.withdraw_announcement(announcement)
 
 
 def test_pruning_elsewhere_than_announced_is_refused() -> None:
     tree = deep_tree()
-    announced, intent = announce(tree, cut(tree, 10))
+    announced, announcement = announce(tree, cut(tree, 10))
 
-    with pytest.raises(InvalidRequestError, match="begins at fragment 4, found 7"):
-        announced.apply_garbage(intent, cut(tree, 19).pointers)
+    with pytest.raises(InvalidRequestError, match="begin at fragment 4, found 7"):
+        announced.apply_garbage(announcement, cut(tree, 19).pointers)
 
 
-def test_log_that_was_collected_whole_goes_on_where_it_was() -> None:
+def test_log_that_was_collected_whole_continues_at_its_end() -> None:
     tree = deep_tree()
     following = tree.manifest.next
 
@@ -267,7 +269,7 @@ def garbage_of(tree: Tree, offset: int) -> Garbage:
     )
 
 
-def condemned() -> Garbage:
+def marked() -> Garbage:
     return Garbage(
         generation=1,
         token=TOKEN,
@@ -286,7 +288,7 @@ def golden(name: str, stored: bytes) -> None:
 
 
 def test_formats_are_what_earlier_versions_wrote() -> None:
-    dropped, orphans = garbage_of(deep_tree(), 10), condemned()
+    dropped, orphans = garbage_of(deep_tree(), 10), marked()
 
     golden("garbage.json", dropped.to_bytes())
     golden("garbage_of_orphans.json", orphans.to_bytes())
@@ -294,7 +296,7 @@ def test_formats_are_what_earlier_versions_wrote() -> None:
     assert Garbage.from_bytes((GOLDEN / "garbage_of_orphans.json").read_bytes(), what="g") == orphans
 
 
-def test_document_counts_what_goes_and_is_named_for_it() -> None:
+def test_document_counts_what_is_dropped_and_is_named_for_it() -> None:
     tree = deep_tree()
 
     garbage = garbage_of(tree, 10)
@@ -343,14 +345,14 @@ def test_document_that_no_collection_wrote_is_an_error(changes: dict[str, object
         Garbage.from_bytes(forged(garbage_of(deep_tree(), 10), **changes), what="gc/X")
 
 
-def test_document_whose_run_has_a_gap_or_goes_on_elsewhere_is_an_error() -> None:
+def test_document_whose_run_has_a_gap_or_continues_elsewhere_is_an_error() -> None:
     garbage = garbage_of(deep_tree(), 19)
     assert garbage.first is not None
-    elsewhere = Place(FragmentSeqNo(garbage.first.seq_no + 1), garbage.first.position)
+    elsewhere = Boundary(FragmentSeqNo(garbage.first.seq_no + 1), garbage.first.position)
 
     with pytest.raises(CorruptError, match="expected first seq_no"):
         Garbage.from_bytes(replace(garbage_of(deep_tree(), 16), dropped=garbage.dropped[::-1]).to_bytes(), what="g")
-    with pytest.raises(CorruptError, match="expected the log to go on from fragment 7, found 8"):
+    with pytest.raises(CorruptError, match="expected the log to continue at fragment 7, found 8"):
         Garbage.from_bytes(replace(garbage, first=elsewhere).to_bytes(), what="g")
-    with pytest.raises(CorruptError, match="expected the log to go on from fragment 7, found None"):
+    with pytest.raises(CorruptError, match="expected the log to continue at fragment 7, found None"):
         Garbage.from_bytes(replace(garbage, first=None).to_bytes(), what="g")

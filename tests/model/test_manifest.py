@@ -14,7 +14,8 @@ from tests.model.conftest import TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Durability, Epoch, Manifest, Place, Seal
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
@@ -32,7 +33,7 @@ def rolled(manifest: Manifest, count: int) -> tuple[Manifest, Snapshot, Snapshot
 def test_new_manifest_is_empty_and_starts_at_offset_one(empty: Manifest) -> None:
     empty.check()
 
-    assert empty.first == empty.next == Place(FragmentSeqNo(1), LogPosition(1, empty.next.position.timestamp_us))
+    assert empty.first == empty.next == Boundary(FragmentSeqNo(1), LogPosition(1, empty.next.position.timestamp_us))
     assert (empty.generation, empty.num_records, empty.setsum) == (1, 0, EMPTY)
 
 
@@ -41,7 +42,7 @@ def test_appended_fragments_move_next_and_setsum(empty: Manifest, entry: Epoch) 
 
     manifest = empty.apply_fragments(entry, added)
 
-    assert manifest.next == Place(FragmentSeqNo(5), added[-1].limit)
+    assert manifest.next == Boundary(FragmentSeqNo(5), added[-1].limit)
     assert manifest.first == empty.first
     assert manifest.setsum == sum_setsums(added)
     assert (manifest.num_records, manifest.num_bytes) == (12, 100 + 101 + 102 + 103)
@@ -92,7 +93,7 @@ def test_snapshot_takes_the_place_of_its_run_and_the_balance_holds(held: Manifes
 
 
 def test_log_whose_fragments_are_all_in_snapshots_still_takes_appends(held: Manifest, entry: Epoch) -> None:
-    """The field's writers hung for ever once everything had moved into a snapshot."""
+    """Writers in the field hung for ever when every fragment had moved into a snapshot."""
     manifest, _, _ = rolled(held, 4)
 
     grown = manifest.apply_fragments(entry, fragments_after(manifest, 1))
@@ -109,8 +110,8 @@ def test_snapshot_of_a_run_that_changed_is_refused(held: Manifest) -> None:
         manifest.apply_snapshot(pointer, snapshot.pointers)
 
 
-def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Manifest) -> None:
-    """The field's snapshots collided: equal setsums, different fragments inside."""
+def test_two_snapshots_with_equal_setsums_and_different_content_have_two_names(held: Manifest) -> None:
+    """Snapshots in the field collided: equal setsums, different fragments inside."""
     plain = Snapshot(held.fragments, 0, LOG_ID)
     merged = Snapshot(
         (
@@ -135,7 +136,7 @@ def test_two_snapshots_with_one_setsum_and_other_content_have_two_names(held: Ma
 
 
 def test_snapshot_made_behind_another_fence_has_another_name(held: Manifest) -> None:
-    """INV-7: an upload condemned behind the fence is never taken for a later one's own."""
+    """INV-7: an upload marked for deletion under an earlier fence is never taken for a later one."""
     before, after = Snapshot(held.fragments, 0, LOG_ID), Snapshot(held.fragments, 1, LOG_ID)
 
     assert before.pointer_to(before.to_bytes()).path != after.pointer_to(after.to_bytes()).path
@@ -161,9 +162,9 @@ def test_nothing_is_appended_after_the_seal(held: Manifest, entry: Epoch) -> Non
         ({"pruned": sum_setsums([])}, None),
         ({"num_records": 11}, "records"),
         ({"num_bytes": 1}, "bytes"),
-        ({"next": Place(FragmentSeqNo(6), LogPosition(13, 0))}, "next"),
-        ({"next": Place(FragmentSeqNo(5), LogPosition(14, 0))}, "next"),
-        ({"first": Place(FragmentSeqNo(2), LogPosition(1, 0))}, "first"),
+        ({"next": Boundary(FragmentSeqNo(6), LogPosition(13, 0))}, "next"),
+        ({"next": Boundary(FragmentSeqNo(5), LogPosition(14, 0))}, "next"),
+        ({"first": Boundary(FragmentSeqNo(2), LogPosition(1, 0))}, "first"),
         ({"epochs": (Epoch(2, TOKEN, FragmentSeqNo(1)), Epoch(1, TOKEN, FragmentSeqNo(2)))}, "epochs"),
         ({"epochs": (Epoch(1, TOKEN, FragmentSeqNo(9)),)}, "epochs"),
     ],

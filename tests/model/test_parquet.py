@@ -1,4 +1,4 @@
-"""A fragment's bytes: what goes in comes out, and damage never does."""
+"""A fragment's bytes decode to the same records, and damage is an error."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def fragment_of(messages: Messages) -> tuple[bytes, FragmentPointer]:
     return bytes(encoded.data), pointer
 
 
+@pytest.mark.slow
 @given(MESSAGES)
-def test_records_come_back_as_they_went_in(messages: Messages) -> None:
+def test_records_decode_as_they_were_encoded(messages: Messages) -> None:
     data, pointer = fragment_of(messages)
 
     fragment = parquet.decode(data, pointer, expanded_bytes_max=GIB)
@@ -69,6 +70,7 @@ def test_records_come_back_as_they_went_in(messages: Messages) -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_a_flipped_bit_is_an_error_or_changes_nothing(data: st.DataObject) -> None:
@@ -113,17 +115,17 @@ def test_each_contradiction_with_the_pointer_is_named() -> None:
         parquet.decode(stored, pointer, expanded_bytes_max=10)
 
 
-def test_file_that_says_something_else_of_itself_is_an_error() -> None:
+def test_file_whose_own_metadata_is_wrong_is_an_error() -> None:
     stored, pointer = fragment_of([(b"a", b"1"), (b"b", b"2")])
-    for told, other in (
+    for written, other in (
         (TOKEN.encode(), b"f" * 16),
         (pointer.setsum.hexdigest().encode(), b"0" * 64),
         (b'["YQ==",1,42,42]', b'["YQ==",1,42,43]'),
         (b'["YQ==",1,42,42]', b'["YX==",1,42,42]'),
     ):
-        assert stored.count(told) == 1
+        assert stored.count(written) == 1
         with pytest.raises(CorruptError, match="as the file's wal3"):
-            parquet.decode(stored.replace(told, other), pointer, expanded_bytes_max=GIB)
+            parquet.decode(stored.replace(written, other), pointer, expanded_bytes_max=GIB)
 
 
 def test_a_file_with_other_columns_is_an_error() -> None:

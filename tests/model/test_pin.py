@@ -13,7 +13,7 @@ from tests.model.trees import Tree
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
-from wal3_core.model.manifest import Seal
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.pin import Pin
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_format_is_what_earlier_versions_wrote() -> None:
     assert Pin.from_bytes(path.read_bytes(), what="pin") == pin
 
 
-def test_manifest_comes_back_as_the_bytes_it_was(held: Manifest) -> None:
+def test_manifest_reads_back_byte_for_byte(held: Manifest) -> None:
     sealed = held.apply_seal(Seal(reason='"quoted"\n', sealed_by="\u00e9", timestamp_us=9, successor="t"))
 
     for manifest in (held, sealed, replace(held, fence=3)):
@@ -63,7 +63,7 @@ def test_every_shorter_document_is_an_error(held: Manifest) -> None:
             Pin.from_bytes(stored[:length], what="pin/audit")
 
 
-def test_document_that_nobody_wrote_is_an_error(held: Manifest) -> None:
+def test_forged_document_is_an_error(held: Manifest) -> None:
     pin = pin_of(held)
     unbalanced = json.loads(held.to_bytes())
     del unbalanced["checksum"]

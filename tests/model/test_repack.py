@@ -1,4 +1,4 @@
-"""Any tree comes out with the same fragments in order, shallow, and at least half full; a well-shaped one as it was."""
+"""Repacking keeps any tree's fragments in order, makes it shallow and half full, and leaves a well-shaped one alone."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ EXAMPLES = int(os.environ.get("WAL3_TREES", "100"))
 
 @dataclass(frozen=True)
 class Grown:
-    """A tree, how it came to be, and what it holds."""
+    """A tree and the fragments it holds."""
 
     tree: Tree
     fragments: list[FragmentPointer]
 
 
 def fragment_run(manifest: Manifest, steps: Sequence[tuple[int, int]]) -> Manifest:
-    """Append fragments, each so many microseconds later, compacted ones standing for several."""
+    """Append fragments by steps of (microseconds later, number of fragments that a compacted one replaces)."""
     plain = iter(fragments_after(manifest, sum(width for _, width in steps), step_us=0))
     at_us, made = manifest.next.position.timestamp_us, []
     for later_us, width in steps:
@@ -70,7 +70,7 @@ OPTIONS = st.builds(
 )
 STEPS = st.tuples(st.sampled_from([0, 1000, HOUR_US // 3, HOUR_US]), st.sampled_from([1, 1, 1, 5]))
 LEAF = st.lists(STEPS, min_size=1, max_size=9)
-# A number nests that many snapshots of one depth before it, so that those of all depths come in any order.
+# A number nests that many earlier snapshots of one depth, so that all depths come in any order.
 PARTS = st.lists(st.one_of(LEAF, st.integers(1, 12)), max_size=40)
 
 
@@ -110,6 +110,7 @@ def check_neighbours(sizes: list[int], full: int, falls_by: int | None) -> None:
         assert min(before, after) >= half(full) or before + after > full or falls, sizes
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_any_tree_keeps_its_fragments_in_order_and_comes_out_shallow_full_and_small(grown: Grown) -> None:
@@ -127,9 +128,10 @@ def test_any_tree_keeps_its_fragments_in_order_and_comes_out_shallow_full_and_sm
     check_well_shaped(tree)
 
 
+@pytest.mark.slow
 @given(grown_trees(), st.integers(1, 200))
 @settings(max_examples=EXAMPLES, derandomize=True)
-def test_packing_what_was_packed_does_nothing(grown: Grown, pointers_max: int) -> None:
+def test_packing_a_packed_tree_does_nothing(grown: Grown, pointers_max: int) -> None:
     grown.tree.compact(pointers_max=pointers_max)
     packed = grown.tree.manifest
 
@@ -138,19 +140,21 @@ def test_packing_what_was_packed_does_nothing(grown: Grown, pointers_max: int) -
     assert (steps, grown.tree.manifest) == ([], packed)
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
-def test_packed_tree_is_not_ripe_and_a_ripe_one_has_something_to_pack(grown: Grown) -> None:
+def test_packed_tree_needs_no_compaction_and_one_that_does_has_a_plan(grown: Grown) -> None:
     before, plan = measure_shape(grown.tree.manifest, grown.tree.options), grown.tree.plan()
     exact = grown.tree.shape()
 
     grown.tree.compact()
 
-    assert plan is not None or not (before.ripe or exact.ripe)
-    assert not grown.tree.shape().ripe
-    assert not measure_shape(grown.tree.manifest, grown.tree.options).ripe
+    assert plan is not None or not (before.needs_compaction or exact.needs_compaction)
+    assert not grown.tree.shape().needs_compaction
+    assert not measure_shape(grown.tree.manifest, grown.tree.options).needs_compaction
 
 
+@pytest.mark.slow
 @given(grown_trees())
 @settings(max_examples=EXAMPLES, derandomize=True)
 def test_every_step_leaves_fewer_bad_nodes(grown: Grown) -> None:
@@ -168,7 +172,7 @@ def test_every_step_leaves_fewer_bad_nodes(grown: Grown) -> None:
 
 
 def badness(tree: Tree) -> list[int]:
-    """Fragments too many; then of each depth the nodes that are not well filled, and those in the manifest."""
+    """Excess fragments; then for each depth the nodes that are not well filled, and those in the manifest."""
     options = tree.options
     fragments_max = options.fragments_kept + 2 * options.fragments_per_snapshot
     found = [max(0, len(tree.manifest.fragments) - fragments_max + 1)]
@@ -212,12 +216,12 @@ def test_manifest_of_a_writer_that_died_before_rolling_is_rolled() -> None:
 
 def test_only_the_nodes_that_fit_together_are_rewritten() -> None:
     tree = Tree()
-    untouched, mended = tree.node([4, 3, 4, 2]), tree.node([4, 1, 2, 4])
+    untouched, repacked = tree.node([4, 3, 4, 2]), tree.node([4, 1, 2, 4])
     tail = tree.leaf(3)
 
     [step] = tree.compact()
 
-    assert step.replaced == (mended,)
+    assert step.replaced == (repacked,)
     assert tree.sizes() == [[4, 3, 4, 2], [4, 3, 4], [3]]
     assert (tree.manifest.snapshots[0], tree.manifest.snapshots[2]) == (untouched, tail)
     assert [snapshot.depth for snapshot in step.written] == [1, 2]
@@ -243,7 +247,7 @@ def test_leaves_of_compacted_fragments_are_joined_and_their_parents_too() -> Non
     assert [len(leaves) for leaves in tree.sizes()] == [6, 6]
 
 
-def test_tree_cut_by_a_collection_is_joined_with_its_neighbour_once_they_fit_together() -> None:
+def test_node_cut_by_a_collection_is_joined_with_its_neighbour_when_they_fit_together() -> None:
     tree = Tree()
     tree.node([4, 4, 4, 4, 3])
     tree.node([1, 4])
@@ -262,12 +266,12 @@ def collect(tree: Tree, offset: int) -> None:
     cut = cut_below(tree.manifest, offset, tree.load)
     for snapshot in cut.written:
         tree.keep(snapshot)
-    announced = tree.manifest.apply_intent(garbage_path(sum_setsums(cut.dropped), TOKEN), cut.first)
-    assert announced.collecting is not None
-    tree.manifest = announced.apply_garbage(announced.collecting, cut.pointers)
+    announced = tree.manifest.apply_announcement(garbage_path(sum_setsums(cut.dropped), TOKEN), cut.first)
+    assert announced.announced is not None
+    tree.manifest = announced.apply_garbage(announced.announced, cut.pointers)
 
 
-def test_larger_fan_out_is_taken_over_and_a_smaller_one_too() -> None:
+def test_larger_and_smaller_fan_outs_are_adopted() -> None:
     tree = Tree()
     tree.node([4] * 6)
     tree.node([4] * 6)
@@ -284,7 +288,7 @@ def test_larger_fan_out_is_taken_over_and_a_smaller_one_too() -> None:
     assert tree.fragments == fragments
 
 
-def test_step_opens_no_more_than_it_may_and_loads_no_leaf_that_it_leaves() -> None:
+def test_step_keeps_to_its_limit_and_loads_no_leaf_that_it_leaves() -> None:
     tree = Tree()
     tree.node([4] * 5)
     tree.node([1] * 100)
@@ -338,7 +342,7 @@ def test_nodes_are_half_full_and_end_with_an_interval_where_one_ends_within_reac
         assert len(node) >= min(half(full), len(fragments))
     for node, after in pairwise(nodes):
         ends = [interval(a) != interval(b) for a, b in pairwise((*node, after[0]))]
-        # Whoever could have ended with an interval, half full, did.
+        # A node that could have ended with an interval, half full, did.
         assert ends[-1] or not any(ends[half(full) - 1 :])
 
 
@@ -359,7 +363,7 @@ def test_findings_name_every_reason_at_once() -> None:
     assert found[1].parents == tree.manifest.snapshots[:1]
 
 
-def test_node_that_comes_out_as_it_was_is_not_written_again() -> None:
+def test_unchanged_node_is_not_written_again() -> None:
     tree = Tree()
     first = tree.leaf(3)
     tree.append(1, step_us=HOUR_US)
@@ -391,7 +395,7 @@ def test_step_deep_in_a_tree_rewrites_one_snapshot_of_each_depth_above_it() -> N
     assert tree.below(tree.manifest.snapshots[0])[:2] == tree.below(top)[:2]
 
 
-def test_step_takes_as_many_runs_as_it_may() -> None:
+def test_step_takes_as_many_runs_as_its_limit_allows() -> None:
     tree = Tree()
     tree.node([4, 1, 1, 4, 2, 1, 4, 1, 2, 4, 1, 1, 4])
 

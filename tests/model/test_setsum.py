@@ -83,7 +83,7 @@ def test_columns_hash_as_their_records_do(rows: list[tuple[int, int, bytes]]) ->
 
 
 @given(st.integers(1, 2**64 - 2), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.binary(max_size=50))
-def test_key_tombstone_and_body_are_told_apart(offset: int, time: int, key: bytes, body: bytes) -> None:
+def test_key_tombstone_and_body_have_different_setsums(offset: int, time: int, key: bytes, body: bytes) -> None:
     variants = [
         Record(offset, time, None, body),
         Record(offset, time, key, body),

@@ -1,4 +1,4 @@
-"""A tree's shape tells an operator, and maintenance, whether packing it anew pays."""
+"""A tree's shape shows operators and maintenance whether repacking pays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_shape_counts_what_is_wasted_with_and_without_loading() -> None:
     assert (cheap.levels[0].smallest, cheap.levels[0].largest) == (3, 3)
 
 
-def test_shape_of_a_deep_tree_is_told_level_by_level() -> None:
+def test_shape_of_a_deep_tree_is_counted_level_by_level() -> None:
     tree = Tree()
     tree.replace([tree.replace([tree.node([4] * 6) for _ in range(6)]) for _ in range(3)])
     tree.leaf(2)
@@ -60,7 +60,7 @@ def test_shape_of_a_deep_tree_is_told_level_by_level() -> None:
             (4, 1, 3),
         ]
         assert shape.num_fragments == 3 * 144 + 2
-        assert not shape.ripe
+        assert not shape.needs_compaction
 
 
 def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
@@ -70,7 +70,7 @@ def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
     tree.leaf(4)
 
     assert tree.plan() is None
-    assert not tree.shape().ripe
+    assert not tree.shape().needs_compaction
     tree.options = replace(tree.options, snapshots_per_roll=4)
     assert tree.plan() is not None, "a writer with these options takes the smaller one into the larger"
 
@@ -80,16 +80,16 @@ def test_few_nodes_of_falling_size_are_what_a_writer_leaves() -> None:
     [([], [], 10), ([], [4] * 6, 0), ([], [5], 0), ([[4] * 7], [], 0), ([[1] * 6], [], 0)],
     ids=["fragments", "snapshots", "leaf too full", "node too full", "leaves nearly empty"],
 )
-def test_tree_that_no_writer_leaves_is_ripe(parts: Parts) -> None:
+def test_tree_that_no_writer_leaves_needs_compaction(parts: Parts) -> None:
     tree = grown(parts)
 
-    assert tree.shape().ripe
+    assert tree.shape().needs_compaction
     assert tree.plan() is not None
 
 
 @pytest.mark.parametrize("parts", [([], [], 0), ([[4, 4]], [4], 9), ([], [4] * 5, 0), ([[4] * 6, [2]], [2], 3)])
-def test_tree_that_a_writer_leaves_is_not_ripe(parts: Parts) -> None:
+def test_tree_that_a_writer_leaves_needs_no_compaction(parts: Parts) -> None:
     tree = grown(parts)
 
-    assert not tree.shape().ripe
+    assert not tree.shape().needs_compaction
     assert tree.plan() is None

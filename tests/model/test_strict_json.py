@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
         "[" * 100_000 + "]" * 100_000,
     ],
 )
-def test_what_is_not_a_strict_object_is_refused(text: str) -> None:
+def test_text_that_is_no_strict_object_is_refused(text: str) -> None:
     with pytest.raises(CorruptError, match=WHAT):
         strict_json.load(text.encode("utf-8", "surrogateescape"), what=WHAT, bytes_max=2**20)
 
@@ -100,7 +100,7 @@ def test_any_bytes_are_an_error_and_nothing_worse(data: bytes) -> None:
 
 
 COUNT = 50_000
-# What one document can be made of that takes the most memory for its bytes; ``%d`` makes each item another one.
+# Items that take the most memory for their bytes; ``%d`` makes each item different.
 EXPANDING = {
     "empty objects": b"{}",
     "empty lists": b"[]",
@@ -118,9 +118,10 @@ EXPANDING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_text", [0, 60], ids=lambda num_text: f"and {num_text} bytes of text")
 @pytest.mark.parametrize("name", EXPANDING)
-def test_whatever_the_bytes_memory_stays_below_twenty_times_as_many(name: str, num_text: int) -> None:
+def test_memory_stays_below_twenty_times_the_bytes(name: str, num_text: int) -> None:
     item = EXPANDING[name] + (b',"' + b"t" * num_text + b'"' if num_text else b"")
     count = COUNT if len(item) < 100 else COUNT // 10
     data = b'{"x":[' + b",".join(item.replace(b"%d", b"%d" % number) for number in range(count)) + b"]}"
@@ -146,7 +147,7 @@ def test_document_of_many_keys_is_refused_before_it_takes_memory() -> None:
 
 
 def test_real_documents_of_any_size_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the least digits, which makes the shortest pointers."""
+    """The golden documents have the fewest digits, and so the shortest pointers."""
     monkeypatch.setattr(strict_json, "_EXPANSION_FLOOR", 0)
     monkeypatch.setattr(strict_json, "_EXPANSION_MAX", 11)
     for path in sorted(GOLDEN.glob("manifest.json")) + sorted(GOLDEN.glob("snapshot*.json")):

@@ -1,4 +1,4 @@
-"""A tombstone says that nothing stands under a name, and nothing else is taken for one."""
+"""A tombstone marks a name as free, and no other document is taken for one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_format_is_what_earlier_versions_wrote() -> None:
     assert read(path.read_bytes()) == TOMBSTONE
 
 
-def test_what_stands_under_a_name_is_told_apart() -> None:
+def test_tombstone_and_cursor_are_distinguished() -> None:
     assert read(TOMBSTONE.to_bytes()) == TOMBSTONE
     assert read(CURSOR.to_bytes()) == CURSOR
     with pytest.raises(CorruptError, match="cursor/c"):
@@ -62,7 +62,7 @@ def test_every_shorter_tombstone_and_every_flipped_bit_is_an_error() -> None:
         ({"position": {"offset": 1, "timestamp_us": 0}}, "no further fields, found position"),
     ],
 )
-def test_tombstone_that_nobody_wrote_is_an_error(changes: dict[str, object], complaint: str) -> None:
+def test_forged_tombstone_is_an_error(changes: dict[str, object], complaint: str) -> None:
     document = json.loads(TOMBSTONE.to_bytes())
     del document["checksum"]
 

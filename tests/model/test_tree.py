@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.model.conftest import HOUR_US, fragments_after
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -16,7 +18,8 @@ from wal3_core.options import SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.model.manifest import Epoch, Manifest
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest_parts import Epoch
     from wal3_core.model.snapshot import Pointer, Snapshot
 
 SMALL = SnapshotOptions(
@@ -53,7 +56,7 @@ class Tree:
 
 
 def test_every_fragment_stays_reachable_in_order_within_few_levels(empty: Manifest, entry: Epoch) -> None:
-    """INV-8: a level more for every six times as many fragments."""
+    """INV-8: one more level for every six times as many fragments."""
     tree = Tree(empty, entry, SMALL)
 
     tree.grow(1000)
@@ -74,6 +77,7 @@ def test_newest_fragments_stay_in_the_manifest(empty: Manifest, entry: Epoch) ->
         assert len(tree.manifest.fragments) >= held
 
 
+@pytest.mark.slow
 def test_manifest_hardly_grows_with_the_log(empty: Manifest, entry: Epoch) -> None:
     """INV-8: up to 19 fragments, 7 snapshots of them, and 3 of those, each eight times as large as the next."""
     tree = Tree(empty, entry, SnapshotOptions())
@@ -95,7 +99,7 @@ class Root:
         self.most = 0
 
     def feed(self, depth: int, count: int) -> Root:
-        """Let so many full snapshots of a depth come, one by one; remember the most that the manifest held."""
+        """Add full snapshots of a depth one by one; remember the most that the manifest held."""
         for _ in range(count):
             self.snapshots = (*self.snapshots, sized(depth, SnapshotOptions().snapshot_pointers_max))
             while (roll := plan_roll(replace(self.empty, snapshots=self.snapshots), SnapshotOptions())) is not None:
@@ -125,12 +129,13 @@ def sized(depth: int, num_pointers: int) -> SnapshotPointer:
     )
 
 
+@pytest.mark.slow
 def test_root_of_a_hundred_million_fragments_is_as_small_as_of_ten_thousand(empty: Manifest) -> None:
-    """INV-8: it grew by a pointer for every 32,768 fragments, and was written with every commit."""
+    """INV-8: it once grew by a pointer for every 32,768 fragments, and was written with every commit."""
     options = SnapshotOptions()
     node = options.fragments_per_snapshot * options.snapshot_pointers_max
 
-    # Each level by itself, up to where it goes into the next: they are at their largest at different times.
+    # Each level by itself, up to where it becomes one node of the next: they peak at different times.
     leaves = Root(empty, [sized(3, 1024)]).feed(1, 1023).most - 1
     nodes = Root(empty).feed(2, 10**8 // node)
     deeper = Root(empty).feed(3, 14 * 10**10 // node // options.snapshot_pointers_max)

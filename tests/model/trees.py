@@ -1,4 +1,4 @@
-"""A manifest with its snapshots, grown into any shape and packed anew, without a store."""
+"""A manifest with its snapshots, grown into any shape and repacked, without a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tests.model.conftest import HOUR_US, TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Epoch, Manifest
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
@@ -26,12 +27,12 @@ ENTRY = Epoch(1, TOKEN, FragmentSeqNo(1))
 SMALL = SnapshotOptions(
     fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=3, snapshot_pointers_max=6, gc_interval_s=3600
 )
-# The smallest there can be: every step is cut short.
+# The smallest limit: every step is cut to it.
 STEP = 1
 
 
 class Tree:
-    """A manifest, its snapshots, and what re-packing did to them."""
+    """A manifest, its snapshots, and the depths of those that were loaded."""
 
     def __init__(self, options: SnapshotOptions = SMALL) -> None:
         self.options = options
@@ -63,7 +64,7 @@ class Tree:
             self.manifest = self.manifest.apply_fragments(ENTRY, added)
 
     def leaf(self, count: int, *, step_us: int = 1000) -> SnapshotPointer:
-        """Append a snapshot of so many fragments; none may lie loose before it."""
+        """Append a snapshot of ``count`` fragments; the manifest may hold no others."""
         self.append(count, step_us=step_us)
         return self.replace(self.manifest.fragments)
 
@@ -71,7 +72,7 @@ class Tree:
         return self.replace([self.leaf(size) for size in sizes])
 
     def roll(self) -> None:
-        """Do what a writer does."""
+        """Roll as a writer does."""
         while (roll := plan_roll(self.manifest, self.options)) is not None:
             pointer = self.keep(build_snapshot(roll, self.manifest, self.load))
             self.manifest = self.manifest.apply_snapshot(pointer, roll.replaced)
@@ -91,7 +92,7 @@ class Tree:
         return [each for each in found if isinstance(each, SnapshotPointer)]
 
     def sizes(self) -> list[list[int]]:
-        """How many pointers are in each snapshot: of depth 2 or more by those in it, of depth 1 alone."""
+        """Sizes of the manifest's snapshots: one number for depth 1, one for each node below for deeper ones."""
         return [
             [below.num_pointers for below in self.below(pointer)] or [pointer.num_pointers]
             for pointer in self.manifest.snapshots
@@ -121,7 +122,7 @@ class Tree:
         repacker, steps = Repacker(self.options, self.load, pointers_max=pointers_max), []
         while (repack := repacker.plan(self.manifest)) is not None:
             steps.append(self.take(repack))
-            assert len(steps) < 1000, "steps that come to no end"
+            assert len(steps) < 1000, "the steps do not end"
         return steps
 
 

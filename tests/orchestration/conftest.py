@@ -1,4 +1,4 @@
-"""A Dagster instance of the project's own settings, and logs to look after."""
+"""A Dagster instance with the project's settings, and logs for it to look after."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tick(Protocol):
     def __call__(self, after: SensorResult | None = None) -> SensorResult: ...
 
 
-# Dagster otherwise starts four processes a step, to catch what it prints.
+# Otherwise Dagster starts four processes per step, to capture its output.
 QUIET = """
 compute_logs:
   module: dagster._core.storage.noop_compute_log_manager
@@ -61,7 +61,7 @@ SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def make_home(home: Path) -> Path:
-    """An empty home with the project's settings."""
+    """Make an empty home with the project's settings."""
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + QUIET)
     return home
@@ -82,14 +82,14 @@ def instance(dagster_home: Path) -> Iterator[DagsterInstance]:
 
 @pytest.fixture
 def fleet(local_url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """The store that the code location sees: an empty local one."""
+    """The code location's store: empty and local."""
     monkeypatch.setenv("WAL3_STORE", local_url)
     return open_store(local_url)
 
 
 @pytest.fixture
 def write(fleet: ObjectStore) -> Write:
-    """Appends three records a fragment to a log of the fleet, creating it first if need be."""
+    """Appends fragments of three records to a log of the fleet, creating it if necessary."""
 
     def append(log: str, *, fragments: int = 1) -> None:
         with LogWriter.open_or_initialize(fleet, log) as writer:
@@ -101,7 +101,7 @@ def write(fleet: ObjectStore) -> Write:
 
 @pytest.fixture
 def run(instance: DagsterInstance) -> Run:
-    """Does a run that was requested, partitions and all, in this process; of ``only`` one of the job's assets."""
+    """Executes a requested run over its partitions in this process; with ``only``, just that asset of the job."""
 
     def execute(
         job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
@@ -131,7 +131,7 @@ def known(instance: DagsterInstance, write: Write) -> list[str]:
 
 @pytest.fixture
 def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001 - the sensor finds the fleet by the environment
-    """Evaluates the sensor and does what it asks of the partitions, as the daemon does."""
+    """Evaluates the sensor and changes the partitions as it requests, like the daemon."""
 
     def evaluate(after: SensorResult | None = None) -> SensorResult:
         resources = {"store": StoreResource.from_environment()}

@@ -1,4 +1,4 @@
-"""The project's code location on a store that stops runs where a test wants them to, and a process for one such run."""
+"""The project's code location on a store that stops runs at gates, and a process for one such run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ resources_module.open_store = lambda url, session=None: wait_at_gates(open_store
 
 
 def execute(job: str, log: str, environment: Mapping[str, str]) -> None:
-    """Do a run in this process; it exits with 1 when the run fails."""
+    """Execute a run in this process; exit with 1 when it fails."""
     os.environ.update(environment)
     request = run_request(log, log)
     with DagsterInstance.get() as instance:

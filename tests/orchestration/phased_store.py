@@ -1,4 +1,4 @@
-"""A store that stops a run at one of its writes: a log is named for the phase in which it does."""
+"""A store that stops a run at one of its writes: the log's name says in which phase."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PhasedStore:
     The log's name, ``<gate>/<phase>``, says which: ``before-`` or ``after-``, then ``document``,
     ``announced``, ``cut`` (the manifest pruned), ``marked`` (the document says so), ``deleted`` (half of
     it), ``removed`` (the document), ``uploaded`` (a snapshot), ``swapped`` (the manifest has it). A gate
-    is a folder below the one that WAL3_TEST_GATES names, open when it holds a file ``open``; who waits
-    leaves a file there, ``<phase>.<process>``.
+    is a folder below the one that WAL3_TEST_GATES names, open when it holds a file ``open``; a waiting
+    process creates a file there, ``<phase>.<process>``.
     """
 
     def __init__(self, inner: ObjectStore, gates: Path) -> None:
@@ -88,7 +88,7 @@ class PhasedStore:
     def _deleted(self, path: str) -> str:
         if "/gc/GARBAGE" in path:
             return "removed"
-        # Several go at once: exactly one of them is the second.
+        # Several are deleted at once: exactly one of them is the second.
         return "deleted" if path.endswith(".parquet") and self._count(".parquet", path) == 2 else ""
 
     def _count(self, part: str, path: str) -> int:
@@ -105,12 +105,12 @@ class PhasedStore:
         deadline_s = time.monotonic() + WAIT_S_MAX
         while not (self._gates / gate / "open").exists():
             if time.monotonic() > deadline_s:
-                # Whoever was to open it is gone.
+                # The process that opens the gate is gone.
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.02)
 
 
 def wait_at_gates(store: ObjectStore) -> ObjectStore:
-    """Let a process that was told of gates wait there."""
+    """Make a process wait at gates if its environment names them."""
     gates = os.environ.get(GATES_VARIABLE)
     return store if gates is None else PhasedStore(store, Path(gates))

@@ -1,4 +1,4 @@
-"""A bad name beside a good log: the sensors and steps serve the log, and tell of the name."""
+"""A bad name beside a good log: the sensors and steps serve the log, and report the name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dagster import AssetKey, SensorResult, build_sensor_context
 from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify_plan import plan_log
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
-from wal3_orchestration.garbage_due import find_due
-from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.defs.garbage_collection.due import find_due
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
+from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.outcomes import latest
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from conftest import Run, Tick, Write
     from dagster import DagsterInstance, RunRequest, SensorDefinition
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})
@@ -35,7 +36,7 @@ AT_ONCE = CollectorOptions(interval_s=0)
 STEPS = {
     "manifest_job": "manifest",
     "collection_job": "pruned_manifest",
-    "orphans_job": "condemned_orphans",
+    "orphans_job": "marked_orphans",
     "deletion_job": "deleted_garbage",
     "snapshot_compaction_job": "compacted_snapshots",
 }
@@ -43,7 +44,7 @@ STEPS = {
 
 def _prune(store: ObjectStore, log: str, offset: int) -> None:
     collector = Collector(store, log)
-    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Pruned)
+    assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Marked)
 
 
 def _evaluate(instance: DagsterInstance, sensor: SensorDefinition, **resources: object) -> list[RunRequest]:
@@ -61,7 +62,7 @@ def badness(
     instance: DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Badness:
-    """Two logs that are known, each with garbage that is due and more to collect; then one of them goes bad."""
+    """Two known logs, each with due garbage and more to collect; then one of them becomes bad."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in (BAD, GOOD):
         write(log, fragments=4)
@@ -73,7 +74,8 @@ def badness(
     return badness
 
 
-def test_garbage_of_the_good_log_is_found_due_and_the_bad_name_is_told(
+@pytest.mark.slow
+def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     due, unreadable = find_due(fleet, [BAD, GOOD], CollectionResource().options())
@@ -85,6 +87,7 @@ def test_garbage_of_the_good_log_is_found_due_and_the_bad_name_is_told(
     assert all(BAD in message for message in unreadable.values())
 
 
+@pytest.mark.slow
 def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_its_check(
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:
@@ -92,15 +95,16 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
     asked = _evaluate(instance, pruning)
 
     assert [request.partition_key for request in asked] == [GOOD]
-    told = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
-    assert told == (set() if KINDS[badness] is None else {BAD})
+    blocked = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
+    assert blocked == (set() if KINDS[badness] is None else {BAD})
     assert planned.success == (KINDS[badness] is None)
 
 
-def test_good_log_stays_known_and_is_looked_at_and_so_is_the_bad_name_where_a_log_wants_help(
+@pytest.mark.slow
+def test_good_log_stays_known_and_so_does_a_bad_name_that_needs_help(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance, tick: Tick
 ) -> None:
-    states = {state.log: type(state) for state in look_at_all(fleet, [BAD, GOOD])}
+    states = {state.log: type(state) for state in read_states(fleet, [BAD, GOOD])}
     requests = tick().run_requests or ()
 
     assert states.pop(GOOD) is LogState
@@ -114,6 +118,7 @@ def test_good_log_stays_known_and_is_looked_at_and_so_is_the_bad_name_where_a_lo
         assert [request.partition_key_range for request in requests] == [BOTH.partition_key_range]
 
 
+@pytest.mark.slow
 def test_steps_over_both_serve_the_good_log_and_fail_for_the_bad_name(
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:
@@ -132,7 +137,7 @@ def _find_due(store: ObjectStore) -> bool:
 
 
 def _look(store: ObjectStore) -> bool:
-    return GOOD in {state.log for state in look_at_all(store, list_logs(store)) if isinstance(state, LogState)}
+    return GOOD in {state.log for state in read_states(store, list_logs(store)) if isinstance(state, LogState)}
 
 
 def _plan(store: ObjectStore) -> bool:
@@ -142,10 +147,10 @@ def _plan(store: ObjectStore) -> bool:
 @pytest.mark.parametrize("serve", [_find_due, _look, _plan])
 @pytest.mark.parametrize("go", [lambda store: destroy(store, BAD), replace_log], ids=["destroyed", "replaced"])
 @pytest.mark.parametrize("place", range(1, 9))
-def test_log_that_goes_while_it_is_looked_at_hides_no_other(
+def test_log_that_vanishes_during_a_look_hides_no_other(
     memory_store: MemoryStore, serve: Callable[[ObjectStore], bool], go: Callable[[ObjectStore], object], place: int
 ) -> None:
-    """At each of the requests that are made of it."""
+    """It vanishes at each of the requests for it."""
     for log in (BAD, GOOD):
         with LogWriter.open_or_initialize(memory_store, log) as writer:
             for _ in range(4):

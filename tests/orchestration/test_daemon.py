@@ -13,7 +13,7 @@ from dagster import AssetKey, DagsterRunStatus
 
 from tests.programs import in_foreground
 from wal3_core import CursorStore, LogPosition, LogReader
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 def pruned(
     instance: DagsterInstance, write: Write, fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two logs with garbage: of one it is pruned, the other's was found by a plan that is to be carried out."""
+    """Two logs with garbage: pruned in one, and found by a plan tagged for collection in the other."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
     for log in ("planned", "pruned"):
         write(log, fragments=3)
@@ -43,7 +43,7 @@ def pruned(
 
 @pytest.fixture
 def daemon(instance: DagsterInstance, write: Write, pruned: None, tmp_path: Path) -> Iterator[Path]:  # noqa: ARG001 - its home and store, by the environment
-    """Dagster's daemon as a user runs it; yields what it printed so far."""
+    """Dagster's daemon as a user runs it; yields its output so far."""
     output = tmp_path / "daemon.log"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -73,7 +73,7 @@ def _eventually(seen: Callable[[], bool], output: Path, timeout_s: float = 120) 
 
 
 @pytest.mark.slow
-def test_running_daemon_finds_logs_looks_at_them_prunes_and_deletes_by_itself(
+def test_running_daemon_discovers_prunes_and_deletes_by_itself(
     write: Write, instance: DagsterInstance, fleet: ObjectStore, daemon: Path
 ) -> None:
     for log in ("alpha", "beta/one"):

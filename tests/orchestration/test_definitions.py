@@ -29,7 +29,7 @@ def _asset(spec: AssetSpec) -> dict[str, Any]:
         "partitions": None if partitions is None else partitions.name,
         "backfill": str(assets.backfill_policy),
         "pool": assets.op.pool,
-        # None: a step asks for its retries itself, or what was cancelled would be tried again.
+        # None: a step requests its retries itself; otherwise a cancelled step would be retried.
         "retries": assets.op.retry_policy,
         "group": spec.group_name,
         "checks": {
@@ -65,7 +65,7 @@ def test_definitions_load() -> None:
     Definitions.validate_loadable(defs())
 
 
-def test_asset_graph_is_the_one_agreed_upon() -> None:
+def test_asset_graph_is_the_agreed_one() -> None:
     graph = _graph()
 
     assert graph == json.loads(SNAPSHOT.read_text()), (
@@ -77,6 +77,7 @@ def test_definitions_stay_thin() -> None:
     assert len((ROOT / "wal3_orchestration" / "definitions.py").read_text().splitlines()) <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dagster_home")
 def test_workspace_file_loads() -> None:
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
@@ -87,7 +88,8 @@ def test_workspace_file_loads() -> None:
     assert "Validation successful for code location wal3" in outcome.stderr + outcome.stdout
 
 
-def test_loading_warns_of_nothing() -> None:
+@pytest.mark.slow
+def test_loading_prints_no_warnings() -> None:
     command = [sys.executable, "-c", "import wal3_orchestration.definitions"]
 
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
@@ -95,6 +97,7 @@ def test_loading_warns_of_nothing() -> None:
     assert outcome.stderr == ""
 
 
+@pytest.mark.slow
 def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstance) -> None:
     concurrency = instance.get_concurrency_config()
 
@@ -109,7 +112,8 @@ def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstanc
     assert Path(instance.storage_directory()).parent == Path(instance.root_directory)
 
 
-def test_queue_keeps_two_runs_off_one_log_and_lets_those_of_others_go_ahead(instance: DagsterInstance) -> None:
+@pytest.mark.slow
+def test_queue_runs_one_run_per_log_and_other_logs_beside_it(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (
         DagsterRun(job_name="collection_job", tags=run_request(log, log).tags) for log in ("alpha", "alpha", "gamma")
@@ -121,7 +125,8 @@ def test_queue_keeps_two_runs_off_one_log_and_lets_those_of_others_go_ahead(inst
     assert not counter.is_blocked(other)
 
 
-def test_queue_keeps_two_runs_that_were_launched_by_hand_off_one_log(instance: DagsterInstance) -> None:
+@pytest.mark.slow
+def test_queue_runs_one_manually_launched_run_per_log(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (
         DagsterRun(job_name="collection_job", tags={"dagster/partition": log}) for log in ("alpha", "alpha", "gamma")

@@ -11,10 +11,10 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
 from tests.programs import Program
 from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
-from wal3_orchestration.demo import PARTS, Places, java_problem, parts
+from wal3_orchestration.demo.__main__ import PARTS, Places, java_problem, parts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -27,7 +27,7 @@ def _program(path: Path, text: str) -> None:
 
 def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "wal3_orchestration.demo", *arguments]
-    # As a newcomer's is: no store is named.
+    # A new user's environment: no store is named.
     environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
@@ -44,7 +44,7 @@ def test_missing_java_is_named_with_what_to_install(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("told", "accepted"),
+    ("printed", "accepted"),
     [
         ('openjdk version "17.0.15" 2025-04-15', True),
         ('openjdk version "21" 2023-09-19', True),
@@ -56,10 +56,10 @@ def test_missing_java_is_named_with_what_to_install(tmp_path: Path, monkeypatch:
 def test_java_is_judged_by_its_version(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    told: str,
+    printed: str,
     accepted: bool,  # noqa: FBT001 - the table's column
 ) -> None:
-    _program(tmp_path / "bin" / "java", f"#!/bin/sh\ncat >&2 <<'END'\n{told}\nEND\n")
+    _program(tmp_path / "bin" / "java", f"#!/bin/sh\ncat >&2 <<'END'\n{printed}\nEND\n")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     problem = java_problem()
@@ -78,30 +78,30 @@ def test_parts_hold_every_message_once_and_in_order() -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_behind(tmp_path: Path) -> None:
+def test_demo_starts_over_and_leaves_a_collected_verified_store_and_its_runs(tmp_path: Path) -> None:
     places = Places(tmp_path / "demo")
     LogWriter.initialize(open_store(places.store.as_uri()), "from-an-earlier-run")
 
     outcome = _demo("--sample", "--folder", str(places.folder))
 
     assert outcome.returncode == 0, outcome.stderr
-    assert "Starting afresh" in outcome.stdout
+    assert "Starting over" in outcome.stdout
     assert "make dev" in outcome.stdout
     logs = set(list_logs(open_store(places.store.as_uri())))
     assert {"src", "slatedb", "root", "github"} <= logs
     assert "from-an-earlier-run" not in logs
     with DagsterInstance.from_config(str(places.home)) as instance:
-        whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "condemned_orphans", "verification")
+        whole = ("manifest", "garbage_plan", "pruned_manifest", "deleted_garbage", "marked_orphans", "verification")
         for asset in whole:
             assert instance.get_materialized_partitions(AssetKey(asset)) == logs, asset
         packed = instance.get_materialized_partitions(AssetKey("compacted_snapshots"))
         assert {"src", "slatedb"} <= packed < logs
         assert {run.status for run in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
         jobs = Counter(run.job_name for run in instance.get_runs())
-        # A look at every part, and at what the collection changed.
+        # One look after every part, and one after the collection.
         assert jobs.pop("manifest_job") > PARTS
         assert jobs.pop("snapshot_compaction_job") == len(packed)
-        # What is pruned is deleted at one time, what is condemned at another.
+        # Pruned garbage and marked orphans are deleted in separate runs.
         assert jobs.pop("deletion_job") == 2
         assert jobs == dict.fromkeys(("collection_job", "orphans_job", "verification_job"), 1)
     store = open_store(places.store.as_uri())
@@ -113,12 +113,13 @@ def test_demo_starts_afresh_and_leaves_a_collected_verified_store_and_its_runs_b
     assert all(SnapshotCompactor(store, log).plan().empty for log in packed)
 
 
-def test_demo_in_use_is_not_swept_away(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_demo_in_use_is_not_deleted(tmp_path: Path) -> None:
     keep = tmp_path / "store" / "keep"
     keep.parent.mkdir()
     keep.touch()
     places = f"Places(Path({str(tmp_path)!r}))"
-    program = f"from wal3_orchestration.demo import *\nhold({places})\nprint('held', flush=True)\ninput()"
+    program = f"from wal3_orchestration.demo.__main__ import *\nhold({places})\nprint('held', flush=True)\ninput()"
     with Program([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

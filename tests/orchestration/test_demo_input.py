@@ -7,7 +7,7 @@ import pytest
 
 from wal3_core import Message
 from wal3_core.model.paths import RESERVED_PARTS, check_log_name
-from wal3_orchestration.demo_input import log_of, read_input
+from wal3_orchestration.demo.input import log_of, read_input
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,14 +37,14 @@ def test_repository_becomes_a_log_for_each_top_level_folder(tmp_path: Path) -> N
     }
 
 
-def test_folder_without_a_repository_is_stood_in_for_by_the_sample(tmp_path: Path) -> None:
+def test_sample_replaces_a_missing_repository(tmp_path: Path) -> None:
     found = read_input(tmp_path)
 
     assert found.origin.startswith("the bundled sample (")
     assert sum(map(len, found.messages.values())) == 2500
 
 
-def test_machine_without_git_is_stood_in_for_by_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_replaces_missing_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert "install git" in read_input(tmp_path).origin

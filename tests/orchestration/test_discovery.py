@@ -15,7 +15,7 @@ from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableErr
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
-from wal3_orchestration.log_state import UnreadableLog, look_at_all
+from wal3_orchestration.log_state import UnreadableLog, read_states
 from wal3_orchestration.partitions import LOGS_NAME
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def _folder(store: ObjectStore, log: str) -> Path:
     return Path(urlsplit(store.url).path) / log
 
 
+@pytest.mark.slow
 def test_logs_become_partitions_and_are_looked_at_in_one_run(
     tick: Tick, write: Write, instance: DagsterInstance
 ) -> None:
@@ -50,7 +51,8 @@ def test_logs_become_partitions_and_are_looked_at_in_one_run(
     assert _asked(result) == [("alpha", "beta/one")]
 
 
-def test_unchanged_fleet_asks_for_no_run_and_says_so(tick: Tick, write: Write) -> None:
+@pytest.mark.slow
+def test_unchanged_fleet_requests_no_run_and_says_so(tick: Tick, write: Write) -> None:
     write("alpha")
 
     result = tick(tick())
@@ -60,6 +62,7 @@ def test_unchanged_fleet_asks_for_no_run_and_says_so(tick: Tick, write: Write) -
     assert result.skip_reason.skip_message == "1 logs, none changed"
 
 
+@pytest.mark.slow
 def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: Write) -> None:
     for log in ("alpha", "beta", "gamma"):
         write(log)
@@ -70,6 +73,7 @@ def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: 
     assert _asked(tick(before)) == [("beta", "beta")]
 
 
+@pytest.mark.slow
 def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     for log in ("alpha", "beta"):
         write(log)
@@ -80,6 +84,7 @@ def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fle
     assert _asked(tick(before)) == [("alpha", "alpha")]
 
 
+@pytest.mark.slow
 def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -94,7 +99,8 @@ def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
     assert _asked(result) == []
 
 
-def test_log_made_anew_under_its_name_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+@pytest.mark.slow
+def test_log_recreated_under_its_name_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     write("alpha")
     before = tick()
 
@@ -104,7 +110,8 @@ def test_log_made_anew_under_its_name_is_looked_at_again(tick: Tick, write: Writ
     assert _asked(tick(before)) == [("alpha", "alpha")]
 
 
-def test_repeated_tick_asks_for_the_same_run(tick: Tick, write: Write) -> None:
+@pytest.mark.slow
+def test_repeated_tick_requests_the_same_run(tick: Tick, write: Write) -> None:
     write("alpha")
 
     first, second = tick(), tick()
@@ -118,8 +125,9 @@ def _keys(result: SensorResult) -> list[str | None]:
     return [request.run_key for request in result.run_requests or ()]
 
 
-def test_damage_that_comes_again_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
-    """Dagster starts no second run of a key: each change has its own, also one that came before."""
+@pytest.mark.slow
+def test_recurring_damage_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+    """Dagster starts only one run per key: each change has its own key, also a recurring one."""
     write("alpha")
     path, ticks = f"alpha/{MANIFEST}", [tick()]
 
@@ -140,7 +148,8 @@ def test_damage_that_comes_again_is_looked_at_again(tick: Tick, write: Write, fl
     assert len({key for each in ticks for key in _keys(each)}) == 7
 
 
-def test_tick_that_is_repeated_after_a_change_asks_for_the_same_run(tick: Tick, write: Write) -> None:
+@pytest.mark.slow
+def test_tick_repeated_after_a_change_requests_the_same_run(tick: Tick, write: Write) -> None:
     write("alpha")
     before = tick()
     write("alpha")
@@ -151,7 +160,8 @@ def test_tick_that_is_repeated_after_a_change_asks_for_the_same_run(tick: Tick, 
     assert _keys(first) == _keys(second)
 
 
-def test_cursor_of_another_form_is_as_none(tick: Tick, write: Write) -> None:
+@pytest.mark.slow
+def test_cursor_of_another_form_is_ignored(tick: Tick, write: Write) -> None:
     write("alpha")
 
     result = tick(SensorResult(cursor='{"alpha": "0123456789abcdef"}'))
@@ -160,6 +170,7 @@ def test_cursor_of_another_form_is_as_none(tick: Tick, write: Write) -> None:
     assert _asked(tick(result)) == []
 
 
+@pytest.mark.slow
 def test_damaged_manifest_hides_no_other_log(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
@@ -177,21 +188,19 @@ def test_damaged_manifest_hides_no_other_log(
 
 
 @pytest.mark.parametrize("kind", ["get", "list"])
-def test_denied_log_hides_no_other_and_is_the_same_as_long_as_it_is_denied(
-    write: Write, fleet: ObjectStore, kind: str
-) -> None:
+def test_denied_log_hides_no_other_and_keeps_its_fingerprint(write: Write, fleet: ObjectStore, kind: str) -> None:
     for log in ("alpha", "beta", "secret"):
         write(log)
     store, denials = FaultyStore(fleet), count()
 
     def deny(asked: str, path: str) -> None:
-        # Who may list a store's folders need not be let into each.
+        # Permission to list a store's folders does not include access to each.
         if asked == kind and path.startswith("secret/") and (asked, path) != ("list", "secret/"):
             raise StoreDeniedError(f"{path}: expected access, found 403 (request {next(denials)})")
 
     store.before = deny
 
-    once, again = (look_at_all(store, list_logs(store)) for _ in range(2))
+    once, again = (read_states(store, list_logs(store)) for _ in range(2))
 
     assert [(state.log, isinstance(state, UnreadableLog)) for state in once] == [
         ("alpha", False),
@@ -201,7 +210,8 @@ def test_denied_log_hides_no_other_and_is_the_same_as_long_as_it_is_denied(
     assert [state.fingerprint for state in once] == [state.fingerprint for state in again]
 
 
-def test_many_scattered_changes_ask_for_few_runs(tick: Tick, write: Write) -> None:
+@pytest.mark.slow
+def test_many_scattered_changes_request_few_runs(tick: Tick, write: Write) -> None:
     logs = [f"log-{number:02}" for number in range(12)]
     for log in logs:
         write(log)
@@ -213,6 +223,7 @@ def test_many_scattered_changes_ask_for_few_runs(tick: Tick, write: Write) -> No
     assert len(_asked(tick(before))) == RUNS_PER_TICK_MAX
 
 
+@pytest.mark.slow
 def test_silent_store_fails_the_tick_and_keeps_the_partitions(
     tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +237,6 @@ def test_silent_store_fails_the_tick_and_keeps_the_partitions(
     with pytest.raises(UnavailableError):
         tick()
 
-    # Dagster gives up on a tick after a minute, and says nothing of the store.
+    # Dagster ends a tick after a minute, without naming the store.
     assert time.monotonic() - began_s < 60
     assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha"]

@@ -9,7 +9,7 @@ AT_ONCE = RETRIES._replace(delay=0)
 
 
 def _failing(errors: list[Exception]) -> AssetsDefinition:
-    """An asset that fails with each of the errors in turn, and then no more."""
+    """Make an asset that fails with each of the errors in turn, then succeeds."""
 
     @asset
     def work(context: AssetExecutionContext) -> None:
@@ -21,7 +21,7 @@ def _failing(errors: list[Exception]) -> AssetsDefinition:
 
 
 @pytest.mark.parametrize("error", [UnavailableError("503"), PySparkException("executor lost")])
-def test_store_or_cluster_that_comes_back_costs_retries_only(error: Exception) -> None:
+def test_recovering_store_or_cluster_costs_only_retries(error: Exception) -> None:
     with DagsterInstance.ephemeral() as instance:
         result = materialize([_failing([error] * 2)], instance=instance)
 
@@ -29,7 +29,7 @@ def test_store_or_cluster_that_comes_back_costs_retries_only(error: Exception) -
     assert result.retry_attempts_for_node("work") == 2
 
 
-def test_store_that_stays_away_fails_the_step_after_the_retries() -> None:
+def test_unreachable_store_fails_the_step_after_the_retries() -> None:
     with DagsterInstance.ephemeral() as instance:
         result = materialize([_failing([UnavailableError("503")] * 9)], instance=instance, raise_on_error=False)
 
@@ -41,7 +41,7 @@ def test_store_that_stays_away_fails_the_step_after_the_retries() -> None:
 @pytest.mark.parametrize(
     "error", [CorruptError("fragment 7: torn"), StoreDeniedError("403"), InvalidRequestError("no such log")]
 )
-def test_what_another_try_can_not_mend_is_not_tried_again_and_says_what_it_was(error: LogError) -> None:
+def test_permanent_error_is_not_retried_and_is_named(error: LogError) -> None:
     with DagsterInstance.ephemeral() as instance:
         result = materialize([_failing([error] * 9)], instance=instance, raise_on_error=False)
 
@@ -51,7 +51,7 @@ def test_what_another_try_can_not_mend_is_not_tried_again_and_says_what_it_was(e
 
 
 @pytest.mark.parametrize(("transient", "attempts"), [(True, RETRIES.max_retries), (False, 0)])
-def test_step_over_many_logs_is_tried_again_only_if_that_may_do_and_names_those_that_failed(
+def test_step_over_many_logs_is_retried_only_if_transient_and_names_the_failed_logs(
     transient: bool,  # noqa: FBT001 - the table's column
     attempts: int,
 ) -> None:

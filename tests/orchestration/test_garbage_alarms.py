@@ -1,4 +1,4 @@
-"""Each alarm sounds for what it is for, and for nothing else."""
+"""Each alarm sounds in its own case, and in no other."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
-from wal3_core.log.collector import Collector
+from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
+from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
-from wal3_core.spark.collect_survey import CursorAge, Standing, Survey, survey_log
-from wal3_orchestration.garbage_alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
+from wal3_orchestration.defs.garbage_collection.alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.partitions import run_request
 from wal3_orchestration.resources import CollectionResource
 
@@ -36,14 +36,14 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
     CursorStore(memory_store, "a").init("reader", LogPosition(3, 0))
     survey = survey_log(memory_store, "a", CollectorOptions())
 
-    told = too_much_garbage(survey, CollectionResource(fraction_alarm=fraction_alarm))
+    warning = too_much_garbage(survey, CollectionResource(fraction_alarm=fraction_alarm))
 
-    assert (told is not None) is sounds
+    assert (warning is not None) is sounds
     assert too_much_garbage(QUIET, LIMITS) is None
 
 
 @pytest.mark.parametrize(
-    ("standing", "told"),
+    ("standing", "warning"),
     [
         (Standing(path="gc/x", age_s=201), "1 documents left, gc/x for 201 s"),
         (Standing(path="gc/x", age_s=199), None),
@@ -51,28 +51,28 @@ def test_alarm_for_a_plan_that_takes_a_large_part_of_the_log(
         (Standing(path="gc/x", age_s=49, announced=True), None),
     ],
 )
-def test_alarm_for_garbage_and_announcements_left_from_long_ago(standing: Standing, told: str | None) -> None:
+def test_alarm_for_old_garbage_and_old_announcements(standing: Standing, warning: str | None) -> None:
     found = overdue(replace(QUIET, documents=(standing,)), LIMITS)
 
-    assert found is None if told is None else found is not None and told in " ".join(found.split())
+    assert found is None if warning is None else found is not None and warning in " ".join(found.split())
 
 
 @pytest.mark.parametrize(
     ("lag", "idle_s", "sounds"), [(5, 1001, True), (4, 1001, False), (5, 999, False), (5, 0, False)]
 )
-def test_alarm_for_a_cursor_that_stands_still_while_the_log_grows(
+def test_alarm_for_a_cursor_that_does_not_move_while_the_log_grows(
     lag: int,
     idle_s: int,
     sounds: bool,  # noqa: FBT001 - the table's column
 ) -> None:
     survey = replace(QUIET, cursors=(CursorAge(name="reader", lag=lag, idle_s=idle_s),))
 
-    told = stuck_cursors(survey, LIMITS)
+    warning = stuck_cursors(survey, LIMITS)
 
-    assert (told is not None) is sounds
+    assert (warning is not None) is sounds
 
 
-def test_cursor_is_idle_only_if_the_log_grew_since_it_was_moved(memory_store: ObjectStore) -> None:
+def test_cursor_is_idle_only_if_the_log_grew_since_its_last_move(memory_store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append_many([b"x", b"y"])
         cursor = CursorStore(memory_store, "a").init("reader", LogPosition(2, 0)).cursor
@@ -98,14 +98,15 @@ def test_cursor_is_idle_only_if_the_log_grew_since_it_was_moved(memory_store: Ob
         ([90, 80, 70], False),
     ],
 )
-def test_alarm_for_many_orphans_and_for_ever_more_of_them(
+def test_alarm_for_many_orphans_and_for_rising_orphans(
     counts: list[int],
     sounds: bool,  # noqa: FBT001 - the table's column
 ) -> None:
     assert (many_orphans(counts, CollectionResource()) is not None) is sounds
 
 
-def test_alarm_for_a_log_that_plans_find_garbage_in_and_that_nothing_prunes(
+@pytest.mark.slow
+def test_alarm_for_planned_garbage_that_is_never_pruned(
     known: list[str], fleet: ObjectStore, run: Run, write: Write
 ) -> None:
     def late(job: str) -> set[str | None]:
@@ -129,10 +130,11 @@ def test_alarm_for_a_log_that_plans_find_garbage_in_and_that_nothing_prunes(
     CursorStore(fleet, "alpha").init("reader", LogPosition(7, 0))
     found.append(late("garbage_plan_job"))
 
-    # Gamma's garbage is new when it is collected, and alpha's afterwards.
+    # Gamma's garbage is new when it is collected; alpha's is new afterwards.
     assert found == [set(), {"alpha"}, {"alpha"}, set()]
 
 
+@pytest.mark.slow
 def test_alarms_are_asset_checks_that_warn_and_stop_nothing(known: list[str], fleet: ObjectStore, run: Run) -> None:
     for log in known:
         CursorStore(fleet, log).init("reader", LogPosition(4, 0))

@@ -1,4 +1,4 @@
-"""The collection's workflow, run by run on a real instance: what is planned, checked, pruned and deleted."""
+"""The collection workflow, run by run on a real instance: plans, checks, pruning and deletion."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipR
 
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.model.paths import POLICY, fragment_path
 from wal3_core.model.position import FragmentSeqNo
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import Done
-from wal3_core.storage.policy_store import PolicyStore
-from wal3_orchestration.defs.garbage_collection import daily_collection
-from wal3_orchestration.defs.orphans import weekly_orphans
+from wal3_orchestration.defs.garbage_collection.assets import daily_collection
+from wal3_orchestration.defs.garbage_collection.orphans import weekly_orphans
 from wal3_orchestration.defs.snapshot_compaction import weekly_snapshot_compaction
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was pruned may be deleted at once: nothing here waits for a clock."""
+    """Pruned garbage can be deleted at once: nothing here waits for a clock."""
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
 
 
@@ -41,7 +41,7 @@ def long_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> None:
-    """Put a cursor somewhere, wherever it was."""
+    """Create a cursor at an offset, or move it there."""
     cursors = CursorStore(store, log)
     witness = cursors.load(name)
     position = LogPosition(offset, 0)
@@ -52,7 +52,7 @@ def move(store: ObjectStore, log: str, offset: int, name: str = "reader") -> Non
 
 
 def fragments(store: ObjectStore, log: str) -> int:
-    """How many fragments lie in the store."""
+    """Count the fragments in the store."""
     return len(list(life_store(store, log).list_objects("log/")))
 
 
@@ -61,7 +61,7 @@ def first_offset(store: ObjectStore, log: str) -> int:
 
 
 def recorded(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dict[str, Any]]:
-    """What a run recorded of an asset, by partition."""
+    """Return what a run recorded of an asset, by partition."""
     return {
         event.partition: {
             label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
@@ -72,7 +72,7 @@ def recorded(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dic
 
 
 def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str], str]:
-    """What the checks found wrong, by log and check."""
+    """Return what the checks found wrong, by log and check."""
     return {
         (check.partition, check.check_name): check.description or ""
         for check in result.get_asset_check_evaluations()
@@ -80,7 +80,8 @@ def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str]
     }
 
 
-def test_log_is_planned_pruned_and_deleted_and_each_step_says_what_it_did(
+@pytest.mark.slow
+def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -112,6 +113,7 @@ def test_log_is_planned_pruned_and_deleted_and_each_step_says_what_it_did(
     assert scrub(fleet, "alpha").sound
 
 
+@pytest.mark.slow
 def test_numbers_of_each_log_plot_over_time_and_nothing_is_pickled(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -133,10 +135,11 @@ def test_numbers_of_each_log_plot_over_time_and_nothing_is_pickled(
     assert DagsterEventType.LOADED_INPUT not in kinds
     for asset in ("garbage_plan", "pruned_manifest", "deleted_garbage"):
         assert instance.get_materialized_partitions(AssetKey(asset)) == set(known)
-    # Where pickled values would lie.
+    # Pickled values would be here.
     assert list(Path(instance.storage_directory()).glob("*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_interval")
 def test_what_was_pruned_waits_for_its_interval(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
@@ -159,11 +162,12 @@ def test_what_was_pruned_waits_for_its_interval(
     assert (pruned["garbage_documents"], more["garbage_documents"], more["cutoff_offset"]) == (1, 2, 13)
 
 
-def test_refused_plan_stops_the_run_before_anything_is_changed_and_is_not_tried_again(
+@pytest.mark.slow
+def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     move(fleet, "alpha", 4)
-    # All of it would go.
+    # The plan takes the whole log.
     move(fleet, "gamma", 7)
     move(fleet, "beta/one", 1)
 
@@ -184,7 +188,8 @@ def test_refused_plan_stops_the_run_before_anything_is_changed_and_is_not_tried_
     assert check
 
 
-def test_log_without_cursors_is_told_of_and_keeps_no_other_from_being_collected(
+@pytest.mark.slow
+def test_log_without_cursors_is_reported_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
     for log in ("alpha", "gamma"):
@@ -199,6 +204,7 @@ def test_log_without_cursors_is_told_of_and_keeps_no_other_from_being_collected(
     assert recorded(result, "pruned_manifest")["beta/one"]["outcome"] == "nothing to prune"
 
 
+@pytest.mark.slow
 def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -216,7 +222,8 @@ def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (10, 0)
 
 
-def test_damaged_policy_blocks_the_collection_and_is_no_mere_lack_of_cursors(
+@pytest.mark.slow
+def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -227,11 +234,12 @@ def test_damaged_policy_blocks_the_collection_and_is_no_mere_lack_of_cursors(
     result = run("collection_job", run_request("alpha", "alpha"))
 
     assert not result.success
-    assert "its policy can not be read" in failed_checks(result)["alpha", "safe_to_collect"]
+    assert "its policy cannot be read" in failed_checks(result)["alpha", "safe_to_collect"]
     assert "blocking asset check" in str(result.failure_data_for_node("garbage_plan"))
     assert recorded(result, "pruned_manifest") == {}
 
 
+@pytest.mark.slow
 def test_damaged_log_fails_the_step_and_the_others_are_pruned_and_deleted(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
@@ -255,7 +263,8 @@ def test_damaged_log_fails_the_step_and_the_others_are_pruned_and_deleted(
     assert [fragments(fleet, log) for log in known] == [2, 1, 1]
 
 
-def test_cursor_that_moves_back_after_the_check_keeps_the_log_as_it_is(
+@pytest.mark.slow
+def test_cursor_that_moves_back_after_the_check_prevents_pruning(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -272,6 +281,7 @@ def test_cursor_that_moves_back_after_the_check_keeps_the_log_as_it_is(
     assert first_offset(fleet, "alpha") == 1
 
 
+@pytest.mark.slow
 def test_repeated_steps_change_nothing_more(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -291,7 +301,8 @@ def test_repeated_steps_change_nothing_more(
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (7, 4)
 
 
-def test_what_another_process_announced_is_carried_out(
+@pytest.mark.slow
+def test_announcement_of_another_process_is_carried_out(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -303,10 +314,11 @@ def test_what_another_process_announced_is_carried_out(
     run("collection_job", run_request("alpha", "alpha"))
 
     manifest = LogReader.open(fleet, "alpha").manifest()
-    assert (manifest.first.position.offset, manifest.collecting) == (7, None)
+    assert (manifest.first.position.offset, manifest.announced) == (7, None)
 
 
-def test_what_a_pin_holds_is_counted_and_stays(
+@pytest.mark.slow
+def test_objects_that_a_pin_holds_are_counted_and_kept(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
@@ -322,7 +334,8 @@ def test_what_a_pin_holds_is_counted_and_stays(
     assert fragments(fleet, "alpha") == 6
 
 
-def test_orphans_are_condemned_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
+@pytest.mark.slow
+def test_orphans_are_marked_and_then_deleted(known: list[str], fleet: ObjectStore, run: Run) -> None:
     orphan = fragment_path(FragmentSeqNo(7), "00000000deadbeef")
     assert isinstance(life_store(fleet, "alpha").create(orphan, b"never committed"), Done)
 
@@ -331,12 +344,12 @@ def test_orphans_are_condemned_and_then_deleted(known: list[str], fleet: ObjectS
 
     assert listed.success
     assert failed_checks(listed) == {}
-    assert {log: each["orphans"] for log, each in recorded(listed, "condemned_orphans").items()} == {
+    assert {log: each["orphans"] for log, each in recorded(listed, "marked_orphans").items()} == {
         "alpha": 1,
         "beta/one": 0,
         "gamma": 0,
     }
-    assert recorded(listed, "condemned_orphans")["alpha"]["bytes"] == 15
+    assert recorded(listed, "marked_orphans")["alpha"]["bytes"] == 15
     assert recorded(deleted, "deleted_garbage")["alpha"]["orphans"] == 1
     assert [fragments(fleet, log) for log in known] == [2, 2, 2]
 
@@ -364,7 +377,8 @@ def test_many_logs_go_through_the_same_steps_on_spark(
     assert all(scrub(fleet, log).sound for log in logs)
 
 
-def test_schedules_ask_for_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
+@pytest.mark.slow
+def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_collects(
     known: list[str], instance: DagsterInstance
 ) -> None:
     with build_schedule_context(instance) as context:
@@ -378,11 +392,13 @@ def test_schedules_ask_for_the_whole_fleet_in_one_run_and_only_the_daily_one_col
     assert [COLLECT_TAG in request.tags for request in requests] == [True, False, False]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_schedules_skip_while_no_log_is_known(instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
         for schedule in (daily_collection, weekly_orphans, weekly_snapshot_compaction):
             assert isinstance(schedule(context), SkipReason)
 
 
+@pytest.mark.slow
 def test_run_of_one_log_carries_its_tag(known: list[str]) -> None:
     assert run_request(known[1], known[1], tags={"a": "b"}).tags[LOG_TAG] == known[1]

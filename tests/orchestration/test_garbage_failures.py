@@ -1,4 +1,4 @@
-"""A store that does not answer for one log is asked again; what another try can not mend is not tried again."""
+"""A step is retried when the store does not answer for one log; a permanent error is not retried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster import DagsterInstance, RetryPolicy
 
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Flaky:
-    """Fails the requests at some places of a run, whichever attempt they fall into."""
+    """Fails the requests at some places of a run, whatever the attempt."""
 
     def __init__(self, places: set[int]) -> None:
         self._places = places
@@ -39,8 +39,9 @@ class Flaky:
             raise UnavailableError(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_same(
+def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     write("alpha", fragments=6)
@@ -48,14 +49,14 @@ def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_s
     instance.add_dynamic_partitions(LOGS_NAME, ["alpha"])
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
-    # What is not answered once fails its step: nothing below the step asks again.
+    # One unanswered request fails its step: nothing below the step retries.
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
     faulty, places = FaultyStore(fleet), random.Random(seed)
     monkeypatch.setattr("wal3_orchestration.resources.open_store", lambda _url, session: faulty)  # noqa: ARG005 - as it is called
 
     attempts, failed = 0, 0
     for job in ("collection_job", "snapshot_compaction_job", "orphans_job", "deletion_job"):
-        # Three at most: a step has that many retries.
+        # At most three: a step has three retries.
         faulty.before = flaky = Flaky(set(places.sample(range(1, 16), 3)))
         result = run(job, run_request("alpha", "alpha"))
         assert result.success, job
@@ -65,7 +66,7 @@ def test_steps_that_are_tried_again_wherever_the_store_failed_them_come_to_the_s
 
     manifest = LogReader.open(fleet, "alpha").manifest()
     assert failed >= attempts > 0
-    assert (manifest.first.position.offset, manifest.collecting) == (13, None)
+    assert (manifest.first.position.offset, manifest.announced) == (13, None)
     assert len(list(life_store(fleet, "alpha").list_objects("log/"))) == 2
     assert list(Deleter(fleet, "alpha").documents()) == []
     assert scrub(fleet, "alpha").sound

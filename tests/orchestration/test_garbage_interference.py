@@ -1,7 +1,7 @@
-"""Runs that are cancelled, die, are marked failed while they go on, or run twice: the log comes to the same.
+"""Runs that are cancelled, die, continue after being marked failed, or run twice: the log ends in the same state.
 
-Every run is a process of its own. Nothing keeps runs off a log here, neither queue nor pool: what
-keeps the log safe is the manifest's CAS.
+Every run is a process of its own. No queue or pool separates runs of a log here: the manifest's CAS alone
+keeps the log safe.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.orchestration.gated_location import execute
 from tests.orchestration.phased_store import GATES_VARIABLE
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store, scrub
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
-# Where a run stops, and what run that is.
+# Where a run stops, and its job.
 PHASES = {
     "before-document": "collection_job",
     "after-document": "collection_job",
@@ -56,13 +56,13 @@ PHASES = {
     "after-uploaded": "snapshot_compaction_job",
     "after-swapped": "snapshot_compaction_job",
 }
-# Launched as Dagster does it, a run takes seconds of importing: some phases of each job must do.
+# A run launched by Dagster takes seconds to import: only some phases of each job are launched.
 LAUNCHED = ("before-document", "after-announced", "after-cut", "after-deleted", "after-uploaded")
 FRAGMENTS = 12
-# The log begins there when it is collected: six of its fragments are not needed.
+# Where the log begins once it is collected: six of its fragments are garbage.
 FIRST = 19
 KEPT = ["a record", "another", "a third"] * (FRAGMENTS - 6)
-# Snapshots of two where the default is 16: there is something to pack.
+# Snapshots of two where the default is 16, so that the tree is lopsided.
 LOPSIDED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -100,7 +100,7 @@ def gate(gates: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def logs(gate: Path, fleet: ObjectStore, instance: DagsterInstance, run: Run) -> list[str]:
-    """A log for each phase, in which a run that stops in that phase has something to do."""
+    """One log for each phase, with work for a run that stops in that phase."""
     names = [f"{gate.name}/{phase}" for phase in PHASES]
     for log in names:
         with LogWriter.open_or_initialize(fleet, log, options=LOPSIDED) as writer:
@@ -123,7 +123,7 @@ class Start(Protocol):
 
 @pytest.fixture
 def start(gates: Path) -> Iterator[Start]:
-    """Starts a log's run in a process of its own, by no queue and no pool."""
+    """Starts a log's run in a process of its own, without queue or pool."""
     FORKS.set_forkserver_preload(["tests.orchestration.gated_location"])
     names = ("DAGSTER_HOME", "WAL3_STORE", "WAL3_GC_INTERVAL_S")
     environment = {**{name: os.environ[name] for name in names}, GATES_VARIABLE: str(gates)}
@@ -142,7 +142,7 @@ def start(gates: Path) -> Iterator[Start]:
 
 
 def _eventually(missing: Callable[[], list[str]], timeout_s: float = 180) -> None:
-    """Wait until nothing is missing any more."""
+    """Wait until nothing is missing."""
     deadline = time.monotonic() + timeout_s
     while found := missing():
         assert time.monotonic() < deadline, found
@@ -150,7 +150,7 @@ def _eventually(missing: Callable[[], list[str]], timeout_s: float = 180) -> Non
 
 
 def _await(gate: Path, logs: Sequence[str]) -> None:
-    """Wait until a run of each log waits."""
+    """Wait until a run of each log waits at the gate."""
     phases = {log.partition("/")[2] for log in logs}
     _eventually(lambda: sorted(phases - {each.name.partition(".")[0] for each in gate.iterdir()}))
 
@@ -160,19 +160,20 @@ def _logs_of(instance: DagsterInstance, status: DagsterRunStatus) -> list[str]:
 
 
 def _finish(run: Run, logs: Sequence[str]) -> None:
-    """What schedules and sensors do in their time, orphans included: what a dead run uploaded is one."""
+    """Do what schedules and sensors do later, including orphans: a dead run's upload is one."""
     request = run_request(logs[0], logs[-1])
     for job in ("collection_job", "snapshot_compaction_job", "deletion_job", "orphans_job", "deletion_job"):
-        assert run(job, request).success, job
+        result = run(job, request)
+        assert result.success, (job, [event.event_specific_data for event in result.all_events if event.is_failure])
 
 
 def _assert_collected(store: ObjectStore, log: str) -> None:
-    """Nothing is lost, nothing is left, nothing stands in the way of the next collection."""
+    """Assert that nothing is lost, nothing is left over, and nothing blocks the next collection."""
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
     fragments = {meta.path for meta in life_store(store, log).list_objects("log/")}
     snapshots = {meta.path for meta in life_store(store, log).list_objects("snapshot/")}
-    assert manifest.collecting is None, log
+    assert manifest.announced is None, log
     assert list(Deleter(store, log).documents()) == [], log
     assert manifest.first.position.offset == FIRST, log
     assert fragments == {pointer.path for pointer in reader.scan()}, log
@@ -186,7 +187,7 @@ def _running(instance: DagsterInstance) -> list[str]:
     return [run.run_id for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))]
 
 
-def test_runs_that_are_cancelled_in_any_phase_are_made_up_for_by_the_next(
+def test_next_run_completes_a_run_cancelled_in_any_phase(
     gates: Path, gate: Path, logs: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     logs = [log for log in logs if log.partition("/")[2] in LAUNCHED]
@@ -215,7 +216,7 @@ def test_runs_that_are_cancelled_in_any_phase_are_made_up_for_by_the_next(
             for run_id in launched:
                 assert instance.run_launcher.terminate(run_id)
             _eventually(lambda: _logs_of(instance, DagsterRunStatus.CANCELING))
-            # Threads of theirs may still be about to delete something, and do.
+            # Their threads may still be about to delete something, and do.
             (gate / "open").touch()
 
     _finish(run, logs)
@@ -226,7 +227,7 @@ def test_runs_that_are_cancelled_in_any_phase_are_made_up_for_by_the_next(
         _assert_collected(fleet, log)
 
 
-def test_runs_that_are_killed_in_any_phase_are_made_up_for_by_the_next(
+def test_next_run_completes_a_run_killed_in_any_phase(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     processes = [start(log) for log in logs]
@@ -247,7 +248,7 @@ def test_runs_that_are_killed_in_any_phase_are_made_up_for_by_the_next(
         _assert_collected(fleet, log)
 
 
-def test_runs_marked_failed_that_go_on_meet_what_others_did_meanwhile_and_do_no_harm(
+def test_run_that_continues_after_being_marked_failed_does_no_harm(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     zombies = [start(log) for log in logs]
@@ -264,18 +265,18 @@ def test_runs_marked_failed_that_go_on_meet_what_others_did_meanwhile_and_do_no_
     _finish(run, logs)
 
     ended = {log: zombie.exitcode for log, zombie in zip(logs, zombies, strict=True)}
-    # Those that only had to look, or to delete, find it done; the others may be refused what is done already.
+    # Deletion runs find the work done and succeed; the others may be refused because it is done already.
     assert {ended[log] for log in _of("deletion_job", logs)} == {0}
     assert set(ended.values()) <= {0, 1}
     for log in logs:
         _assert_collected(fleet, log)
 
 
-def test_runs_that_are_two_at_once_in_any_phase_come_to_one(
+def test_two_concurrent_runs_in_any_phase_give_the_result_of_one(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run
 ) -> None:
     pairs = [partial(start, log) for log in logs for _ in range(2)]
-    # The second prunes for the first, which stopped behind its announcement: it never comes to that place itself.
+    # The second run prunes for the first, which stopped after its announcement, and so never stops there itself.
     processes = [begin() for begin in pairs]
     _await(gate, logs)
 

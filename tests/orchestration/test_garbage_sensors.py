@@ -1,4 +1,4 @@
-"""What starts a collection's runs: plans to be carried out, and garbage whose interval is over."""
+"""The sensors request runs for plans to carry out, and for garbage whose interval is over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dagster import SensorResult, build_sensor_context
 
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import CursorStore, LogPosition
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.defs.garbage_sensors import deletion, pruning
-from wal3_orchestration.garbage_due import find_due
+from wal3_orchestration.defs.garbage_collection.due import find_due
+from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
 
@@ -76,10 +77,11 @@ def _prune(store: ObjectStore, log: str) -> str:
     _claim(store, log)
     collector = Collector(store, log)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     return outcome.path
 
 
+@pytest.mark.slow
 def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
@@ -93,7 +95,8 @@ def test_each_log_with_something_to_collect_gets_a_run_of_its_own(
     assert _asked(prune_tick(result)) == []
 
 
-def test_repeated_tick_asks_for_the_same_collections(
+@pytest.mark.slow
+def test_repeated_tick_requests_the_same_collections(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, *known)
@@ -105,7 +108,8 @@ def test_repeated_tick_asks_for_the_same_collections(
     assert _keys(first) == _keys(second)
 
 
-def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not_carried_out(
+@pytest.mark.slow
+def test_plans_without_the_collect_tag_are_not_carried_out(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, *known)
@@ -116,14 +120,15 @@ def test_plan_that_was_made_for_a_look_and_that_of_the_collection_itself_are_not
 
     assert _asked(result) == []
     assert result.skip_reason is not None
-    assert result.skip_reason.skip_message == "4 new plans, none to be carried out"
+    assert result.skip_reason.skip_message == "4 new plans, none to carry out"
 
 
+@pytest.mark.slow
 def test_refused_log_is_left_alone_and_the_others_are_collected(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick
 ) -> None:
     _claim(fleet, "alpha", "gamma")
-    # All of it would go.
+    # The plan takes the whole log.
     CursorStore(fleet, "beta/one").init("reader", LogPosition(7, 0))
     planned = run("garbage_plan_job", _whole(known, COLLECT))
 
@@ -131,7 +136,8 @@ def test_refused_log_is_left_alone_and_the_others_are_collected(
     assert _asked(prune_tick()) == ["alpha", "gamma"]
 
 
-def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
+@pytest.mark.slow
+def test_deletion_is_requested_when_the_interval_is_over_and_not_before(
     known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prune(fleet, "alpha")
@@ -145,12 +151,13 @@ def test_deletion_is_asked_for_when_the_interval_is_over_and_not_before(
     assert known == ["alpha", "beta/one", "gamma"]
     assert _asked(early) == []
     assert early.skip_reason is not None
-    assert early.skip_reason.skip_message == "3 logs, no garbage that is due"
+    assert early.skip_reason.skip_message == "3 logs, no garbage is due"
     assert _asked(result) == ["alpha", "gamma"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
-def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
+def test_running_deletion_is_not_requested_again_but_new_garbage_is(
     fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
@@ -159,17 +166,18 @@ def test_deletion_that_is_under_way_is_not_asked_for_again_but_new_garbage_is(
     first, second = delete_tick(), delete_tick()
     Deleter(fleet, "alpha", options=CollectionResource().options()).delete(path)
     done = delete_tick()
-    condemned = Collector(fleet, "alpha").condemn([], "a test")
+    marked = Collector(fleet, "alpha").mark_orphans([], "a test")
     later = delete_tick()
 
-    assert isinstance(condemned, Pruned)
+    assert isinstance(marked, Marked)
     assert _keys(first) == _keys(second)
     assert _asked(done) == []
     assert _asked(later) == ["alpha"]
     assert _keys(later) != _keys(first)
 
 
-def test_garbage_that_stays_is_asked_for_again_an_interval_later(
+@pytest.mark.slow
+def test_remaining_garbage_is_requested_again_an_interval_later(
     known: list[str], fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prune(fleet, known[0])
@@ -177,14 +185,15 @@ def test_garbage_that_stays_is_asked_for_again_an_interval_later(
     options = CollectionResource().options()
 
     (now,), _ = find_due(fleet, known, options)
-    # A clock an hour ahead.
-    monkeypatch.setattr("wal3_orchestration.garbage_due.US_PER_S", 1)
+    # A clock that is an hour ahead.
+    monkeypatch.setattr("wal3_orchestration.defs.garbage_collection.due.US_PER_S", 1)
     (later,), _ = find_due(fleet, known, options)
 
     assert now.documents[0][:2] == later.documents[0][:2]
     assert now.documents[0][2] < later.documents[0][2]
 
 
+@pytest.mark.slow
 def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
     known: list[str], fleet: ObjectStore, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +208,7 @@ def test_foreign_file_among_the_garbage_of_one_log_hides_no_other(
     assert _asked(delete_tick()) == ["gamma"]
 
 
+@pytest.mark.slow
 def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectStore) -> None:
     store = FaultyStore(fleet)
     store.fail("get", "alpha/", "denied", times=1_000_000)
@@ -208,8 +218,9 @@ def test_denied_log_hides_no_garbage_of_another(known: list[str], fleet: ObjectS
     assert list(unreadable) == ["alpha"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
-def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
+def test_damaged_garbage_document_is_requested_and_fails_its_run_by_name(
     fleet: ObjectStore, run: Run, delete_tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
@@ -224,7 +235,8 @@ def test_damaged_garbage_document_is_asked_for_and_fails_its_run_with_its_name(
     assert result.retry_attempts_for_node("deleted_garbage") == 0
 
 
-def test_log_that_is_gone_is_asked_for_no_more(
+@pytest.mark.slow
+def test_vanished_log_is_no_longer_requested(
     known: list[str], fleet: ObjectStore, run: Run, prune_tick: Tick, instance: DagsterInstance
 ) -> None:
     _claim(fleet, *known)

@@ -1,15 +1,17 @@
-"""The project's dagster.yaml is one that the installed Dagster takes."""
+"""The installed Dagster accepts the project's dagster.yaml."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import pytest
 from dagster import DagsterInstance
 
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 def test_instance_starts_with_the_project_s_settings_and_without_a_dialog(tmp_path: Path) -> None:
     shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
 

@@ -1,4 +1,4 @@
-"""A store that is another one, or gone, changes nothing: the tick turns red and says what to do."""
+"""If the store is gone or a different one, nothing changes: the tick fails and says what to do."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def _accept(instance: DagsterInstance, **said: str | int | None) -> bool:
     return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success
 
 
+@pytest.mark.slow
 def test_store_whose_folder_was_renamed_empties_nothing(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
-    """As when the volume is not mounted: the folder is there, or is not, and there is nothing in it."""
+    """As when the volume is not mounted: the folder is missing or empty."""
     write("alpha")
     write("beta")
     before = tick()
     _root(fleet).rename(_root(fleet).with_name("elsewhere"))
 
     for _ in range(3):
-        with pytest.raises(Failure, match="looks after, found no identity: look whether WAL3_STORE is right") as failed:
+        with pytest.raises(Failure, match="looks after, found no identity: check that WAL3_STORE is right") as failed:
             tick(before)
     assert ACCEPT_JOB in str(failed.value.description)
     assert _logs(instance) == ["alpha", "beta"]
@@ -60,10 +61,11 @@ def test_store_whose_folder_was_renamed_empties_nothing(
     assert _logs(instance) == ["alpha", "beta"]
 
 
-def test_mistyped_address_of_a_store_that_is_there_empties_nothing(
+@pytest.mark.slow
+def test_wrong_url_of_an_existing_store_removes_no_partitions(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logs of the same names do not help: it is another store."""
+    """Even with logs of the same names, it is another store."""
     for log in ("alpha", "beta"):
         write(log)
     before = tick()
@@ -79,7 +81,7 @@ def test_mistyped_address_of_a_store_that_is_there_empties_nothing(
 
 
 @pytest.mark.spark
-def test_red_verification_stays_red_while_the_store_is_gone(
+def test_failed_verification_stays_failed_while_the_store_is_gone(
     tick: Tick, write: Write, run: Run, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     write("alpha")
@@ -97,11 +99,12 @@ def test_red_verification_stays_red_while_the_store_is_gone(
     assert "looks after, found no identity" in str(again.failure_data_for_node("verification"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [11, 13, 24])
-def test_many_logs_gone_at_once_are_kept_until_somebody_says_that_it_is_meant(
+def test_many_logs_gone_at_once_are_kept_until_accepted(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance, gone: int
 ) -> None:
-    """More than half and more than ten, or all."""
+    """The limit is more than half and more than ten, or all."""
     for log in LOGS:
         write(log)
     before = tick()
@@ -126,10 +129,11 @@ def test_many_logs_gone_at_once_are_kept_until_somebody_says_that_it_is_meant(
     assert _logs(instance) == LOGS[gone:]
 
 
+@pytest.mark.slow
 def test_another_store_is_looked_after_once_it_is_accepted(
     tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
-    """The store lost its identity: the logs are there, and it gets a new one."""
+    """The store keeps its logs, loses its identity, and gets a new one."""
     for log in ("alpha", "beta"):
         write(log)
     before = tick()
@@ -143,7 +147,8 @@ def test_another_store_is_looked_after_once_it_is_accepted(
     assert _logs(instance) == ["alpha", "beta"]
 
 
-def test_store_that_can_not_be_reached_for_some_ticks_is_taken_up_where_it_was(
+@pytest.mark.slow
+def test_store_unreachable_for_some_ticks_keeps_its_state(
     tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for log in ("alpha", "beta"):
@@ -164,9 +169,8 @@ def test_store_that_can_not_be_reached_for_some_ticks_is_taken_up_where_it_was(
     assert [request.partition_key for request in after.run_requests or ()] == ["beta"]
 
 
-def test_store_without_logs_is_not_taken_for_the_one_to_look_after(
-    tick: Tick, write: Write, fleet: ObjectStore
-) -> None:
+@pytest.mark.slow
+def test_store_without_logs_is_not_remembered(tick: Tick, write: Write, fleet: ObjectStore) -> None:
     tick()
     assert store_identity(fleet) is None
 

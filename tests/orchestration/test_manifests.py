@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pytest
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance
 
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
@@ -11,7 +12,6 @@ from wal3_core.options import SnapshotOptions
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
-    import pytest
     from conftest import Run
     from dagster import ExecuteInProcessResult
 
@@ -21,7 +21,7 @@ KEY = AssetKey("manifest")
 
 
 def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, Any]]:
-    """What the run recorded of each partition."""
+    """Return what the run recorded of each partition."""
     return {
         event.partition: {
             label: value.value for label, value in event.step_materialization_data.materialization.metadata.items()
@@ -30,6 +30,7 @@ def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, Any]
     }
 
 
+@pytest.mark.slow
 def test_recorded_numbers_are_the_manifests_on_every_store(
     store_url: str, instance: DagsterInstance, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +38,7 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     store = open_store(store_url)
     snapshots = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1)
     with LogWriter.open_or_initialize(store, "team/events", options=WriterOptions(snapshots=snapshots)) as writer:
-        # A snapshot is used by the first commit after it is durable: that is soon, but not when exactly.
+        # The first commit after a snapshot is durable uses it: soon, but at no fixed commit.
         appended = 0
         while appended < 8 or not LogReader.open(store, "team/events").manifest().snapshots:
             writer.append_many([b"x", b"y"])
@@ -72,6 +73,7 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
     assert (tags or {})["dagster/data_version"] == held
 
 
+@pytest.mark.slow
 def test_many_logs_are_recorded_apart_by_one_run(known: list[str], run: Run, instance: DagsterInstance) -> None:
     result = run("manifest_job", run_request(known[0], known[-1]))
 
@@ -80,6 +82,7 @@ def test_many_logs_are_recorded_apart_by_one_run(known: list[str], run: Run, ins
     assert len(instance.get_runs()) == 1
 
 
+@pytest.mark.slow
 def test_each_log_has_labels_of_its_own_to_plot_over_time(known: list[str], run: Run) -> None:
     result = run("manifest_job", run_request(known[0], known[-1]))
 
@@ -92,12 +95,14 @@ def test_each_log_has_labels_of_its_own_to_plot_over_time(known: list[str], run:
     assert {"alpha: records", "beta/one: records", "gamma: bytes"} <= set(labels)
 
 
+@pytest.mark.slow
 def test_nothing_is_handed_to_an_io_manager(known: list[str], run: Run) -> None:
     result = run("manifest_job", run_request(known[0], known[-1]))
 
     assert not [event for event in result.all_events if event.event_type == DagsterEventType.HANDLED_OUTPUT]
 
 
+@pytest.mark.slow
 def test_damaged_manifest_fails_the_run_once_and_the_other_logs_are_recorded(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
@@ -113,9 +118,8 @@ def test_damaged_manifest_fails_the_run_once_and_the_other_logs_are_recorded(
     assert instance.get_materialized_partitions(KEY) == {"alpha", "beta/one"}
 
 
-def test_log_whose_manifest_is_lost_is_told_apart_from_one_that_vanished(
-    known: list[str], fleet: ObjectStore, run: Run
-) -> None:
+@pytest.mark.slow
+def test_lost_manifest_is_distinguished_from_a_vanished_log(known: list[str], fleet: ObjectStore, run: Run) -> None:
     fleet.delete("gamma/manifest/MANIFEST.json")
 
     result = run("manifest_job", run_request(known[0], known[-1]))
@@ -124,6 +128,7 @@ def test_log_whose_manifest_is_lost_is_told_apart_from_one_that_vanished(
     assert "beside its fragments, found none" in str(result.failure_data_for_node("manifest"))
 
 
+@pytest.mark.slow
 def test_vanished_log_fails_the_run_and_is_named(known: list[str], run: Run, instance: DagsterInstance) -> None:
     instance.add_dynamic_partitions(LOGS_NAME, ["never-there"])
 

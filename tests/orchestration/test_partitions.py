@@ -12,15 +12,15 @@ def test_neighbours_are_covered_by_one_run() -> None:
     assert cover(KEYS, {"b", "c", "d"}, runs_max=4) == [("b", "d")]
 
 
-def test_distant_ones_get_runs_of_their_own() -> None:
+def test_distant_partitions_get_separate_runs() -> None:
     assert cover(KEYS, {"a", "b", "j"}, runs_max=4) == [("a", "b"), ("j", "j")]
 
 
-def test_smallest_gaps_are_bridged_when_runs_are_few() -> None:
+def test_smallest_gaps_are_bridged_when_runs_are_limited() -> None:
     assert cover(KEYS, {"a", "c", "f", "j"}, runs_max=2) == [("a", "f"), ("j", "j")]
 
 
-def test_nothing_wanted_asks_for_nothing() -> None:
+def test_nothing_wanted_requests_nothing() -> None:
     assert cover(KEYS, set(), runs_max=4) == []
 
 
@@ -35,7 +35,7 @@ def test_every_wanted_partition_is_covered_once_by_at_most_the_runs_allowed(want
 
 
 @given(wanted=st.sets(st.sampled_from(KEYS)))
-def test_with_runs_enough_nothing_else_is_covered(wanted: set[str]) -> None:
+def test_with_enough_runs_nothing_else_is_covered(wanted: set[str]) -> None:
     ranges = cover(KEYS, wanted, runs_max=len(KEYS))
 
     assert {key for first, last in ranges for key in KEYS[KEYS.index(first) : KEYS.index(last) + 1]} == wanted

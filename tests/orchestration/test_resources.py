@@ -4,16 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import boto3
+import pytest
 from dagster_aws.s3 import S3Resource
 
 from wal3_core import LogWriter, list_logs
 from wal3_orchestration.resources import StoreResource, spark_resource
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,11 +21,12 @@ def test_store_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyP
     assert StoreResource.from_environment().url == "s3://bucket/prefix"
 
 
-def test_code_location_without_a_store_does_not_load_and_says_what_to_set() -> None:
-    """It once looked after an empty folder below wherever it was started."""
+@pytest.mark.slow
+def test_code_location_without_a_store_fails_to_load_and_names_the_variable() -> None:
+    """Regression: it looked after an empty folder in its working directory."""
     environment = {name: value for name, value in os.environ.items() if name != "WAL3_STORE"}
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=ROOT,
         env=environment,
@@ -38,8 +36,8 @@ def test_code_location_without_a_store_does_not_load_and_says_what_to_set() -> N
         timeout=120,
     )
 
-    assert told.returncode == 1
-    assert "WAL3_STORE: expected the store's URL, found none: set it for the code location" in told.stdout + told.stderr
+    assert done.returncode == 1
+    assert "WAL3_STORE: expected the store's URL, found none: set it for the code location" in done.stdout + done.stderr
 
 
 def test_s3_store_is_opened_with_the_session_and_endpoint_of_the_s3_resource(

@@ -1,4 +1,4 @@
-"""Trees that writers left lopsided are found, packed anew, and described."""
+"""Trees that writers left lopsided are found, repacked, and described."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _recorded(result: ExecuteInProcessResult) -> dict[str | None, dict[str, obje
     }
 
 
-def test_lopsided_tree_is_asked_for_once_packed_and_asked_for_no_more(
+@pytest.mark.slow
+def test_lopsided_tree_is_requested_once_and_packed(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     assert _tick(instance).run_requests == []
@@ -60,7 +61,7 @@ def test_lopsided_tree_is_asked_for_once_packed_and_asked_for_no_more(
     assert (request.partition_key, request.run_key) == (known[0], again.run_key)
     (numbers,) = _recorded(result).values()
     assert result.success
-    assert numbers["ripe"] is False
+    assert numbers["needs_compaction"] is False
     assert numbers["steps"] != 0
     assert isinstance(numbers["snapshots"], int)
     assert isinstance(numbers["snapshots_before"], int)
@@ -69,6 +70,7 @@ def test_lopsided_tree_is_asked_for_once_packed_and_asked_for_no_more(
     assert scrub(fleet, known[0]).sound
 
 
+@pytest.mark.slow
 def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: Run) -> None:
     manifest = next((Path(urlsplit(fleet.url).path) / "gamma").glob("manifest/MANIFEST*"))
     manifest.write_bytes(manifest.read_bytes()[:-9])
@@ -80,8 +82,9 @@ def test_damaged_log_hides_no_other(known: list[str], fleet: ObjectStore, run: R
     assert "1 of 3 logs: gamma: " in str(result.failure_data_for_node("compacted_snapshots"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
-def test_quiet_fleet_is_told_of(instance: DagsterInstance) -> None:
+def test_fleet_without_lopsided_trees_is_reported(instance: DagsterInstance) -> None:
     skipped = _tick(instance).skip_reason
 
     assert skipped is not None

@@ -21,7 +21,7 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionResolvedStatus
 
 from tests.stores import life_store
-from wal3_core.log.scrub import Problem, ScrubReport
+from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.defs.verification import (
     PROBLEMS_SHOWN_MAX,
@@ -44,7 +44,7 @@ KEY = AssetKey("verification")
 
 @asset(deps=[verification], partitions_def=LOGS, backfill_policy=BackfillPolicy.single_run())
 def downstream() -> None:
-    """Stands for what must not touch a damaged log."""
+    """A downstream asset that must not run for a damaged log."""
 
 
 def _damage(store: ObjectStore, log: str) -> str:
@@ -68,7 +68,7 @@ def _materialize(instance: DagsterInstance, logs: list[str]) -> ExecuteInProcess
 
 
 def _outcomes(instance: DagsterInstance) -> dict[AssetCheckExecutionResolvedStatus, set[str]]:
-    """What Dagster's UI shows of the check, by partition."""
+    """Return what Dagster's UI shows of the check, by partition."""
     with partition_loading_context(dynamic_partitions_store=instance):
         state = instance.event_log_storage.get_asset_check_state([(SOUND.key, LOGS)])[SOUND.key]
     return {
@@ -95,7 +95,7 @@ def test_fleet_is_verified_in_one_run_and_each_log_has_its_outcome(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("known")
-def test_one_log_can_be_verified_alone(run: Run, instance: DagsterInstance) -> None:
+def test_single_log_can_be_verified(run: Run, instance: DagsterInstance) -> None:
     result = run("verification_job", run_request("beta/one", "beta/one"))
 
     assert result.success
@@ -103,7 +103,7 @@ def test_one_log_can_be_verified_alone(run: Run, instance: DagsterInstance) -> N
 
 
 @pytest.mark.spark
-def test_sound_fleet_lets_what_lies_downstream_go_ahead(known: list[str], instance: DagsterInstance) -> None:
+def test_sound_fleet_lets_downstream_assets_run(known: list[str], instance: DagsterInstance) -> None:
     result = _materialize(instance, known)
 
     assert result.success
@@ -111,7 +111,7 @@ def test_sound_fleet_lets_what_lies_downstream_go_ahead(known: list[str], instan
 
 
 @pytest.mark.spark
-def test_damaged_fragment_fails_its_log_alone_and_stops_what_lies_downstream(
+def test_damaged_fragment_fails_only_its_log_and_stops_downstream_assets(
     known: list[str], fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     fragment = _damage(fleet, "beta/one")
@@ -153,7 +153,7 @@ def test_log_damaged_after_it_was_found_sound_is_shown_as_failed_until_it_is_sou
     assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: set(known)}
 
 
-def test_endless_list_of_problems_is_cut_but_counted() -> None:
+def test_long_list_of_problems_is_cut_but_counted() -> None:
     problems = tuple(Problem(f"log/{number}", "gone") for number in range(PROBLEMS_SHOWN_MAX + 7))
     report = ScrubReport(
         log="alpha", setsum="", num_records=0, num_bytes=0, num_fragments=0, num_snapshots=0, problems=problems
@@ -165,7 +165,8 @@ def test_endless_list_of_problems_is_cut_but_counted() -> None:
     assert len(outcome.metadata["problems"].value) == PROBLEMS_SHOWN_MAX  # type: ignore[arg-type]
 
 
-def test_schedule_asks_for_the_whole_fleet_in_one_run(known: list[str], instance: DagsterInstance) -> None:
+@pytest.mark.slow
+def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
         request = nightly_verification(context)
 
@@ -175,6 +176,7 @@ def test_schedule_asks_for_the_whole_fleet_in_one_run(known: list[str], instance
     assert (covered.start, covered.end) == (known[0], known[-1])
 
 
+@pytest.mark.slow
 def test_schedule_skips_while_no_log_is_known(instance: DagsterInstance, write: Write) -> None:
     write("not-yet-discovered")
 

@@ -1,4 +1,4 @@
-"""Cuts the power after every step of a recorded run, and looks at each disk that may then be found."""
+"""Cuts the power after every step of a recorded run, and checks each disk that may result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.power.process import Process
 from tests.power.session import LOG, OPTIONS
 from wal3_core import LogReader, LogWriter, scrub
 from wal3_core.model.paths import MANIFEST
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends.local import LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +25,12 @@ MANIFEST_PATH = f"{LOG}/{MANIFEST}"
 
 
 class BrokenPromiseError(AssertionError):
-    """A disk that may be found after power was lost breaks a promise."""
+    """A disk that may result from a power loss breaks a promise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a new process finds on a disk: objects by path, the log's records by offset, and what went wrong."""
+    """What a new process finds on a disk: objects by path, the log's records by offset, and its error, if any."""
 
     objects: dict[str, bytes]
     records: dict[int, bytes]
@@ -39,7 +39,7 @@ class Recovered:
 
 @dataclass
 class Checker:
-    """Recovers each disk once; ``folder`` is where they are laid out."""
+    """Recovers each disk once; disks are laid out in ``folder``."""
 
     folder: Path
     seed: int = 0
@@ -49,11 +49,11 @@ class Checker:
 
     @property
     def disks(self) -> int:
-        """How many different disks were recovered."""
+        """The number of different disks recovered."""
         return len(self._known)
 
     def check(self, session: Session) -> None:
-        """Raise BrokenPromiseError for the first disk, that breaks a promise."""
+        """Raise BrokenPromiseError for the first disk that breaks a promise."""
         for number, volume in session.recorder.replay():
             if number < session.first:
                 continue
@@ -92,8 +92,8 @@ def _recover(store: LocalStore) -> Recovered:
             records = _read(store, process)
             report = scrub(store, LOG, runtime=process)
             assert report.sound, f"scrub: {report.problems}"
-        _go_on(store, process, records)
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is what the survivor finds)
+        _append_again(store, process, records)
+    except Exception as error:  # noqa: BLE001 (any error is a finding)
         return Recovered(objects, records, f"{type(error).__name__}: {error}")
     return Recovered(objects, records, "")
 
@@ -102,7 +102,7 @@ def _read(store: LocalStore, process: Process) -> dict[int, bytes]:
     return {record.offset: record.body or b"" for record in LogReader.open(store, LOG, runtime=process).records()}
 
 
-def _go_on(store: LocalStore, process: Process, records: dict[int, bytes]) -> None:
+def _append_again(store: LocalStore, process: Process, records: dict[int, bytes]) -> None:
     with LogWriter.open_or_initialize(store, LOG, options=OPTIONS, runtime=process) as writer:
         offset = writer.append(b"after").offset
         assert offset == len(records) + 1, f"offset {offset} after {len(records)} records"
@@ -112,7 +112,7 @@ def _go_on(store: LocalStore, process: Process, records: dict[int, bytes]) -> No
 
 
 def _broken(session: Session, step: int, found: Recovered) -> str:
-    """Name the promise that a disk breaks; empty when it keeps them all."""
+    """Return the promise that a disk breaks; empty when it keeps them all."""
     if found.trouble:
         return found.trouble
     return _broken_object(session, step, found) or _broken_record(session, step, found)
@@ -129,10 +129,10 @@ def _broken_object(session: Session, step: int, found: Recovered) -> str:
 
 
 def _allowed(changes: list[Change], step: int) -> list[bytes | None]:
-    """What an object may be: what it was made last and for certain, or anything that was tried since.
+    """List what an object may be: its last acknowledged content, or anything that was tried since.
 
-    An object that was deleted may come back as it last was: a cursor then pins more than it must
-    until it is deleted again, and a fragment or snapshot that nothing names is garbage again.
+    A deleted object may come back as it last was: a cursor then keeps more than it must until it is
+    deleted again, and a fragment or snapshot that nothing refers to is garbage again.
     """
     certain = [change for change in changes if change.kept(step) and change.data is not None]
     last = max((change.began for change in certain), default=-1)
@@ -148,10 +148,10 @@ def _broken_record(session: Session, step: int, found: Recovered) -> str:
             return f"record {append.body!r}: acknowledged at {append.offset}, found {found.records}"
     for sight in session.sights:
         if sight.step <= step and found.records.get(sight.offset) != sight.body:
-            return f"record {sight.body!r}: was read at {sight.offset}, found {found.records}"
+            return f"record {sight.body!r}: read earlier at {sight.offset}, found {found.records}"
     for body, count in Counter(found.records.values()).items():
         if count > 1 or body not in begun:
-            return f"record {body!r}: expected once at most, and only if appended, found {found.records}"
+            return f"record {body!r}: expected at most once, and only if appended, found {found.records}"
     return ""
 
 

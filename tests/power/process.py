@@ -1,4 +1,4 @@
-"""Processes that take turns in one thread: a run is the same every time, and any step can be its last."""
+"""Processes that take turns in one thread: runs are deterministic, and can end after any step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alarm:
 
 @dataclass(eq=False)
 class Process:
-    """A Runtime without threads: what was spawned runs while somebody waits. ``alive`` raises once it is dead."""
+    """A Runtime without threads: spawned tasks run in ``wait``. ``alive`` raises once the process is dead."""
 
     name: str
     alive: Callable[[], None] = field(default=lambda: None)
@@ -79,28 +79,28 @@ class Process:
         return future.result(0)
 
     def work(self) -> None:
-        """Run one task, the next that is due."""
+        """Run the next task that is due."""
         self.alive()
         assert next(self._steps) < STEPS_MAX, f"{self.name}: no end after {STEPS_MAX} steps"
         if self._tasks:
             self._tasks.popleft()()
             return
-        assert self._alarms, f"{self.name}: waits for what nobody does"
+        assert self._alarms, f"{self.name}: waits for a task that does not exist"
         due_s, _, alarm = heapq.heappop(self._alarms)
         self.now_s = max(self.now_s, due_s)
         if alarm.task is not None:
             alarm.task()
 
     def finish(self) -> None:
-        """Run what is left to do."""
+        """Run the remaining tasks."""
         while self._tasks:
             self.work()
 
     def publish(self, topic: str) -> None:
-        """Nobody follows here."""
+        """There are no followers here."""
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
-        raise AssertionError(f"{topic}: nobody follows here (after {seen}, for {timeout_s} s)")
+        raise AssertionError(f"{topic}: expected no follower here (after {seen}, for {timeout_s} s)")
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
-"""Records every call by which the local store changes the disk, while it is done for real.
+"""Records every call by which the local store changes the disk, while really making it.
 
-The store's modules are given stand-ins for ``os``, ``io``, ``tempfile`` and ``fcntl`` that know what
-they let pass. A call they do not know ends the run, and so does a disk that in the end holds
-something else than what was recorded: no change can escape the check unnoticed.
+The store's modules are given stand-ins for ``os``, ``io``, ``tempfile`` and ``fcntl`` with a list of
+known calls. An unknown call ends the run, and so does a disk that differs in the end from the
+recorded one: no change is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
 
 from tests.power.volume import Entry, Lock, Step, Sync, Tree, Volume, Write
-from wal3_core.storage import file_lock, local, local_roots
+from wal3_core.storage.backends import file_lock, local, local_durability, local_roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,14 +25,28 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import Buffer
 
 StrPath = str | os.PathLike[str]
-# What reads, or names.
-_HARMLESS = {"fspath", "path", "stat", "lstat", "fstat", "scandir", "listdir", "strerror", "sep", "altsep", "PathLike"}
+# Calls and names that change nothing.
+_HARMLESS = {
+    "fspath",
+    "path",
+    "stat",
+    "lstat",
+    "fstat",
+    "major",
+    "minor",
+    "scandir",
+    "listdir",
+    "strerror",
+    "sep",
+    "altsep",
+    "PathLike",
+}
 _HARMLESS |= {"fsencode", "walk", "DirEntry", "name", "getcwd", "curdir", "error"}
 _LOCKS = {"LOCK_EX", "LOCK_SH", "LOCK_UN", "LOCK_NB"}
 
 
 class UnknownCallError(BaseException):
-    """The store changes the disk by a call that the recorder does not know: teach it, or the check is blind."""
+    """The store changes the disk by a call that the recorder does not know: add it, or the check misses it."""
 
 
 class KilledError(BaseException):
@@ -40,7 +54,7 @@ class KilledError(BaseException):
 
 
 class Recorder:
-    """A folder on which the store works, and every step it took there."""
+    """A folder in which the store works, and every step it took there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -57,7 +71,7 @@ class Recorder:
         self._waiting = False
 
     def __enter__(self) -> Self:
-        """Put the stand-ins in place."""
+        """Install the stand-ins."""
         system = _System(self)
         files = SimpleNamespace(open=self.open_file, text_encoding=io.text_encoding)
         temporary = SimpleNamespace(mkstemp=self.mkstemp, NamedTemporaryFile=self.named_temporary_file)
@@ -68,7 +82,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the stand-ins away; the disk must be what was recorded."""
+        """Remove the stand-ins, and close the files that are still open."""
         for module, name, kept in self._kept:
             if kept is None:
                 delattr(module, name)
@@ -79,7 +93,7 @@ class Recorder:
                 os.close(handle)
 
     def check_complete(self) -> None:
-        """Raise UnknownCallError where the disk holds something else than what was recorded."""
+        """Raise UnknownCallError if the disk differs from the recorded one."""
         real, recorded = _disk(self.root), self.volume.tree()
         if real != recorded:
             differing = sorted(path for path in {*real, *recorded} if real.get(path, 0) != recorded.get(path, 0))
@@ -91,7 +105,7 @@ class Recorder:
             raise KilledError
 
     def step(self, call: str, *changes: Entry | Write | Sync | Lock) -> None:
-        """Note a call that was just done."""
+        """Record a call that was just made."""
         step = Step(call, changes)
         for inode, folder in self._new:
             self.volume.add(inode, folder=folder)
@@ -108,7 +122,7 @@ class Recorder:
                 self._waiting = False
 
     def replay(self) -> Iterator[tuple[int, Volume]]:
-        """Go through the disk's past: after how many steps, and what was there and what was certain."""
+        """Yield the disk after each number of steps."""
         volume = Volume(local_roots.OWN_FOLDER)
         yield 0, volume
         for number, (step, made) in enumerate(zip(self.steps, self.made, strict=True), 1):
@@ -118,7 +132,7 @@ class Recorder:
             yield number, volume
 
     def place(self, path: StrPath) -> tuple[int, str]:
-        """Find the folder of a path, and its name there."""
+        """Return the folder of a path, and the name in it."""
         below = self.below(path)
         folder = self.volume.find(below.rpartition("/")[0])
         if folder is None:
@@ -151,7 +165,7 @@ class Recorder:
         """``os.open``."""
         self.alive()
         if flags & os.O_DIRECTORY and not Path(path).is_relative_to(self.root):
-            # What was there before the run is certain.
+            # Folders from before the run are durable.
             handle = os.open(os.fspath(path), flags, mode)
             self._outside.add(handle)
             return handle
@@ -169,7 +183,7 @@ class Recorder:
         return handle
 
     def close_handle(self, handle: int) -> None:
-        """``os.close``: the system does it for the dead, too."""
+        """``os.close``; the system also closes the files of a dead process."""
         self._open.pop(handle, None)
         self._outside.discard(handle)
         os.close(handle)
@@ -189,7 +203,7 @@ class Recorder:
         """``open``, by path or handle."""
         self.alive()
         if not set(mode) & set("wax+"):
-            return io.open(path, mode, *args, **options)  # noqa: UP020 (the caller closes it; the name open is what we stand in for)
+            return io.open(path, mode, *args, **options)  # noqa: UP020 (the caller closes it; the name open is replaced by this)
         if mode not in {"wb", "ab", "xb", "w+b"}:
             raise UnknownCallError(f"open({path}, {mode!r})")
         if not isinstance(path, int):
@@ -197,14 +211,14 @@ class Recorder:
             path = self.open_handle(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
         return io.BufferedWriter(_File(self, path, mode[0]))
 
-    def mkstemp(self, *, dir: Path) -> tuple[int, str]:  # noqa: A002 (the name it has in tempfile)
-        """``tempfile.mkstemp``, with names that are the same every time."""
+    def mkstemp(self, *, dir: Path) -> tuple[int, str]:  # noqa: A002 (tempfile's name)
+        """``tempfile.mkstemp``, with deterministic names."""
         self._names += 1
         name = str(dir / f"staged{self._names}")
         return self.open_handle(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), name
 
     @contextlib.contextmanager
-    def named_temporary_file(self, *, dir: Path) -> Iterator[SimpleNamespace]:  # noqa: A002 (the name it has in tempfile)
+    def named_temporary_file(self, *, dir: Path) -> Iterator[SimpleNamespace]:  # noqa: A002 (tempfile's name)
         """``tempfile.NamedTemporaryFile``."""
         handle, name = self.mkstemp(dir=dir)
         try:
@@ -214,14 +228,14 @@ class Recorder:
             _System(self).unlink(name)
 
     def lock(self, file: io.BufferedWriter, operation: int) -> None:
-        """``fcntl.flock``; who steps in while another one holds the lock gets an error instead of waiting for ever."""
+        """``fcntl.flock``; a process that interrupts the lock's holder gets an error instead of waiting for ever."""
         self.alive()
         fcntl.flock(file, operation | (fcntl.LOCK_NB if self._waiting else 0))
         self.step(f"lock {Path(file.name).name}" if isinstance(file.name, str) else "lock", Lock())
 
 
 class _File(io.FileIO):
-    """A file that notes what is written when it is written, not when it is buffered."""
+    """A file that records writes to the system, not to its buffer."""
 
     def __init__(self, recorder: Recorder, handle: int, mode: str) -> None:
         super().__init__(handle, "ab" if mode == "a" else "wb")
@@ -269,7 +283,7 @@ class _System:
         inode = self._recorder.present(source)
         source_path = self._recorder.below(source)
         arrival, departure = self._recorder.place(target), self._recorder.place(source)
-        os.rename(os.fspath(source), os.fspath(target))  # noqa: PTH104 (Path would come back to here)
+        os.rename(os.fspath(source), os.fspath(target))  # noqa: PTH104 (Path would call this again)
         entries = Entry(*arrival, inode), Entry(*departure, None, moved_to=arrival)
         self._recorder.step(f"rename {source_path} to {self._recorder.below(target)}", *entries)
 
@@ -294,11 +308,11 @@ class _System:
 
     def mkdir(self, path: StrPath, mode: int = 0o777) -> None:
         self._recorder.alive()
-        os.mkdir(os.fspath(path), mode)  # noqa: PTH102 (Path would come back to here)
+        os.mkdir(os.fspath(path), mode)  # noqa: PTH102 (Path would call this again)
         self._recorder.step(f"mkdir {self._recorder.below(path)}", self._recorder.new(path, folder=True))
 
     def fchmod(self, handle: int, mode: int) -> None:
-        """Who may read a file is not part of the model."""
+        """Not recorded: the model has no access rights."""
         self._recorder.alive()
         os.fchmod(handle, mode)
 
@@ -311,7 +325,7 @@ class _Locks:
 
     def __getattr__(self, name: str) -> object:
         if name == "F_FULLFSYNC":
-            # Elsewhere than on macOS there is none; the model takes fsync at its word.
+            # It exists on macOS only; the model assumes that fsync is complete.
             raise AttributeError(name)
         if name in _LOCKS:
             return getattr(fcntl, name)
@@ -319,7 +333,7 @@ class _Locks:
 
 
 _PLACES: list[tuple[object, str]] = [(local, name) for name in ("os", "tempfile", "fcntl", "open")]
-_PLACES += [(file_lock, name) for name in ("os", "fcntl")]
+_PLACES += [(module, name) for module in (file_lock, local_durability) for name in ("os", "fcntl")]
 _PLACES += [(pathlib, "os"), (pathlib, "io")]
 
 

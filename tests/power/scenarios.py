@@ -1,4 +1,4 @@
-"""What is run on a recorded disk: whole lives, and one act that others step into or that ends half way."""
+"""The scenarios run on a recorded disk: whole lives, and single acts that are interrupted or cut short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.power.recorder import Recorder
 from tests.power.session import Session
-from wal3_core.storage.local_roots import OWN_FOLDER
+from wal3_core.storage.backends.local_roots import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ def record(folder: Path, run: Callable[[Session], None], *, store: str = "store"
 
 
 def life(session: Session) -> None:
-    """Two writers in turn, snapshots of both depths, and cursors that come, move and go."""
+    """Run two writers in turn, with snapshots of both depths, and cursors created, moved and deleted."""
     first, second = session.user("first"), session.user("second")
     first.initialize()
     first.append()
@@ -49,7 +49,7 @@ def life(session: Session) -> None:
 
 
 def objects(session: Session) -> None:
-    """The store's own calls, on folders that are new, shared and emptied."""
+    """Call the store directly, in folders that are new, shared and emptied."""
     user = session.user("user")
     store = user.store
     for path in ("x/y/one", "x/y/two", "x/z/one", "top"):
@@ -71,12 +71,12 @@ def nothing(_user: User) -> None:
 
 
 def begun(user: User) -> None:
-    """An empty log."""
+    """Make an empty log."""
     user.initialize()
 
 
 def grown(user: User) -> None:
-    """A log that is about to roll fragments into a snapshot, and a cursor in it."""
+    """Make a log that is about to roll fragments into a snapshot, with a cursor."""
     user.initialize()
     user.append(2)
     user.save_cursor()
@@ -102,7 +102,7 @@ def delete_cursor(user: User) -> None:
     user.save_cursor()
 
 
-# What a process does while others look on, and what was there before.
+# Each act, after the preparation of the store for it.
 ACTS: dict[str, tuple[Callable[[User], None], Callable[[User], None]]] = {
     "initialize": (nothing, initialize),
     "first append": (begun, append),
@@ -114,7 +114,7 @@ ACTS: dict[str, tuple[Callable[[User], None], Callable[[User], None]]] = {
 
 
 def step_in(user: User) -> None:
-    """Do a bit of everything."""
+    """Make one call of each kind."""
     user.initialize()
     user.read()
     user.save_cursor()
@@ -131,9 +131,9 @@ def look_on(user: User) -> None:
 def joined(
     name: str, step: int, *, killed: bool, known: bool = False, others: Callable[[User], None] = step_in
 ) -> Callable[[Session], None]:
-    """Let another process step in after so many steps of an act, which goes on later or never.
+    """Let another process act after this step of an act, which then continues or was killed.
 
-    ``known`` when that process has worked in the store before, and so takes some of it for durable.
+    ``known`` when that process has used the store before, and so considers some of it durable.
     """
     before, act = ACTS[name]
 
@@ -158,7 +158,7 @@ def joined(
 
 
 def moments(folder: Path, name: str, *, known: bool = False) -> list[int]:
-    """Count the steps of an act up to each at which others see a change: in between they would do the same."""
+    """List the steps of an act that others can see; between them they would do the same."""
     session = record(folder, joined(name, NEVER, killed=False, known=known))
     calls = [step.call for step in session.recorder.steps[session.first :]]
     if os.environ.get("WAL3_POWER_EVERY_STEP"):

@@ -1,4 +1,4 @@
-"""Runs processes on a recorded disk, and keeps what each of them was told and when."""
+"""Runs processes on a recorded disk, and records the answer to each call and its step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.power.process import Process
 from tests.power.recorder import KilledError, Recorder
 from wal3_core import CursorStore, LogError, LogReader, LogWriter, WriterOptions
 from wal3_core.options import RetryOptions, SnapshotOptions
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Etag, PutOutcome, Refused, Versioned
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ OPTIONS = WriterOptions(batch_age_s_max=0.0, reseals_max=2, retry=RETRY, snapsho
 
 @dataclass
 class Change:
-    """An object was to become ``data`` (None: be gone) between two steps; ``kept`` once the store said so."""
+    """A request to write ``data`` (None: to delete), between two steps; ``kept`` once the store acknowledged it."""
 
     path: str
     data: bytes | None
@@ -45,7 +45,7 @@ class Change:
 
 @dataclass
 class Append:
-    """A record was to be appended; ``offset`` is what the caller was told at step ``ended``."""
+    """An append of a record; ``offset`` was acknowledged at step ``ended``."""
 
     body: bytes
     began: int
@@ -55,7 +55,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A reader was given a record at a step."""
+    """A record that a reader returned at a step."""
 
     step: int
     offset: int
@@ -67,12 +67,12 @@ class Session:
     """One recorded run."""
 
     recorder: Recorder
-    # The store's folder, below the one that is there from the beginning.
+    # The store's folder, below the recorder's root.
     folder: str = "store"
     changes: list[Change] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     sights: list[Sight] = field(default_factory=list)
-    # Where the part of the run begins that is to be cut.
+    # The first step after which the power is cut.
     first: int = 0
 
     @property
@@ -91,11 +91,11 @@ class Session:
         return User(self, name)
 
     def after_step(self, step: int, act: Callable[[], None]) -> None:
-        """Let others act right after a step, while whoever took it stands still."""
+        """Let others act right after a step, while the process that took it is paused."""
         self.recorder.at_step[step] = act
 
     def kill_after_step(self, step: int) -> None:
-        """Let the process that takes a step die with it."""
+        """Kill the process that takes this step, right after it."""
 
         def die() -> None:
             self.recorder.dead = True
@@ -105,7 +105,7 @@ class Session:
 
     @contextlib.contextmanager
     def until_killed(self) -> Iterator[None]:
-        """Run a process to its end or its death; others live on."""
+        """Run a process until it ends or is killed; other processes stay alive."""
         with contextlib.suppress(KilledError):
             yield
         self.recorder.dead = False
@@ -113,7 +113,7 @@ class Session:
 
 
 class NotedStore:
-    """Notes what a process was told of its changes."""
+    """Records the outcomes of a process's changes."""
 
     def __init__(self, session: Session, inner: LocalStore) -> None:
         self._session = session
@@ -163,7 +163,7 @@ class NotedStore:
 
 
 class User:
-    """A process with the store open; errors of the library are answers like others."""
+    """A process that uses the store; errors of the library are ignored."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
@@ -175,7 +175,7 @@ class User:
         self._cursors = CursorStore(self.store, LOG, runtime=self.process, retry=RETRY)
 
     def swap(self, path: str, data: bytes) -> None:
-        """Replace an object, whatever it is now."""
+        """Replace the current version of an object."""
         found = self.store.get(path)
         assert isinstance(found, Versioned)
         self.store.replace(path, data, found.etag)
@@ -213,7 +213,7 @@ class User:
         return LogReader.open(self.store, LOG, runtime=self.process).manifest().next.position
 
     def save_cursor(self, name: str = "c") -> None:
-        """Put the cursor at the log's end, as one does who has read it all."""
+        """Put the cursor at the log's end, as a consumer does that has read all records."""
         with contextlib.suppress(LogError):
             witness = self._cursors.load(name)
             if witness is None:

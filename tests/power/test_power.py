@@ -1,6 +1,6 @@
-"""No promise of the local store is broken by losing power, whatever the file system then kept.
+"""A power loss breaks no promise of the local store, whatever the file system kept.
 
-WAL3_POWER_EVERY_STEP=1 lets others step in after every step of an act, not only after those they can see.
+With WAL3_POWER_EVERY_STEP=1 others interrupt after every step of an act, not only after those they can see.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """An empty folder, in memory where there is one: hundreds of disks are laid out."""
+    """An empty folder, in memory if possible: hundreds of disks are laid out."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Checker]:
-    """One for all runs of the sound store: they come to the same disks again and again."""
+    """One checker for all runs of the correct store, which often produce the same disks."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         yield Checker(Path(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [life, objects])
 def test_what_was_acknowledged_survives_and_nothing_is_torn(disk: Path, scenario: Callable[[Session], None]) -> None:
     session, checker = record(disk / "run", scenario), Checker(disk / "cuts")
@@ -50,38 +51,42 @@ def test_what_was_acknowledged_survives_and_nothing_is_torn(disk: Path, scenario
     assert checker.disks > 30
 
 
-def test_store_survives_whose_folder_was_made_with_those_above_it(disk: Path) -> None:
+@pytest.mark.slow
+def test_store_survives_when_its_folder_is_made_with_its_parents(disk: Path) -> None:
     session = record(disk / "run", life, store="deep/er/store")
 
     Checker(disk / "cuts").check(session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "overtaken"])
 @pytest.mark.parametrize("act", ACTS)
-def test_what_others_build_on_an_act_under_way_survives(
+def test_state_that_others_build_on_an_unfinished_act_survives(
     disk: Path, checker: Checker, act: str, *, killed: bool, known: bool
 ) -> None:
     if act == "initialize" and known:
-        pytest.skip("who has worked in the log has found it initialized")
+        pytest.skip("a process that has used the log has found it initialized")
     for moment in moments(disk / "whole", act, known=known):
         checker.check(record(disk / str(moment), joined(act, moment, killed=killed, known=known)))
 
     assert checker.disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "under way"])
 @pytest.mark.parametrize("act", ["first append", "append and snapshot"])
-def test_what_readers_were_given_of_an_append_under_way_survives(
+def test_records_read_from_an_unfinished_append_survive(
     disk: Path, checker: Checker, act: str, *, killed: bool
 ) -> None:
-    """They see a version as soon as it has its name, which is before its folder is synced."""
+    """Readers see a version as soon as it has its name, before its folder is synced."""
     for moment in moments(disk / "whole", act):
         checker.check(record(disk / str(moment), joined(act, moment, killed=killed, others=look_on)))
 
     assert checker.disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     checker = Checker(disk / "cuts")
@@ -109,7 +114,7 @@ def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     ],
 )
 def test_change_that_is_not_recorded_ends_the_run(disk: Path, call: str) -> None:
-    behind = Mutation("behind", "wal3_core.storage.local:_link_new", "os.link(staged, target)", call)
+    behind = Mutation("behind", "wal3_core.storage.backends.local:_link_new", "os.link(staged, target)", call)
 
     with applied(behind), pytest.raises(UnknownCallError):
         record(disk / "run", lambda session: session.user("user").store.create("x", b"x") and None)
@@ -147,7 +152,7 @@ def test_model_tears_a_file_until_it_is_synced() -> None:
     assert disks(volume) == {frozenset({("file", b"full")})}
 
 
-def test_model_keeps_a_renamed_file_under_one_name_at_least() -> None:
+def test_model_keeps_a_renamed_file_under_at_least_one_name() -> None:
     volume = Volume(".own")
     for inode, name in ((1, "old"), (2, "new")):
         volume.add(inode, folder=False)

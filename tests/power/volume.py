@@ -1,8 +1,8 @@
-"""What a POSIX file system may hold after power was lost: the model behind the checker.
+"""The model of what a POSIX file system may hold after a power loss.
 
-Promised by the system: a file's bytes as of its last fsync; a folder's entries as of its own last
-fsync. Of what came later each change of an entry is there or not, whatever became of the others; a
-file's bytes are old, new, cut short or zeros. A rename is there or not: its file is never without a name.
+The system guarantees a file's bytes as of its last fsync, and a folder's entries as of its own last
+fsync. Each later change of an entry may be lost or kept, independently of the others; a file's bytes
+are old, new, cut short or zeros. A rename is atomic: its file is never without a name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 ROOT = 0
 STATES_MAX = 64
 SAMPLES = 24
-# A path is that of a file with its bytes, or of a folder with None.
+# Files by path with their bytes, folders with None.
 Tree = dict[str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name in a folder from now on stands for ``inode``, or for nothing; None with ``moved_to`` is half a rename."""
+    """A name in a folder is set to ``inode``, or removed; None with ``moved_to`` is half of a rename."""
 
     folder: int
     name: str
@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes of a file are changed from ``at`` on; ``size`` cuts it there first."""
+    """A file's bytes are changed from ``at`` on; with ``size`` it is first truncated to that."""
 
     inode: int
     at: int
@@ -52,12 +52,12 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Nothing the disk knows of; a moment at which others may step in."""
+    """No change of the disk, but a step after which others may act."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call to the system; a rename is two entries at once."""
+    """One system call; a rename has two entries."""
 
     call: str
     changes: tuple[Entry | Write | Sync | Lock, ...]
@@ -65,56 +65,56 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One possible disk: the store's objects and folders, and what lies in the store's own folder."""
+    """One possible disk: the store's objects and folders, and the content of the store's own folder."""
 
     objects: Tree
     own: Tree
 
     @property
     def key(self) -> frozenset[tuple[str, bytes | None]]:
-        """Equal for disks with the same objects; what lies in the store's own folder is left to chance."""
+        """Equal for disks with the same objects; the store's own folder is left to chance."""
         return frozenset(self.objects.items())
 
 
 @dataclass
 class Volume:
-    """A disk under power, and what of it is certain."""
+    """A disk in operation, and which part of it would survive a power loss for certain."""
 
     own_folder: str
     live: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
     certain: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
     pending: list[Entry] = field(default_factory=list)
     files: dict[int, bytes] = field(default_factory=dict)
-    # What a file not synced since may hold instead; the last is what it holds under power.
+    # The possible contents of each file that is not synced; the last is its current content.
     unsynced: dict[int, list[bytes]] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
 
     def find(self, path: str) -> int | None:
-        """Return what a path stands for under power."""
+        """Return a path's current inode."""
         inode: int | None = ROOT
         for part in path.split("/") if path else ():
             inode = self.live.get(inode, {}).get(part) if inode is not None else None
         return inode
 
     def path(self, inode: int) -> str:
-        """Name a file or folder as it is called under power."""
+        """Return the current path of a file or folder."""
         if inode == ROOT:
             return "."
         for folder, entries in self.live.items():
             for name, each in entries.items():
                 if each == inode:
                     return f"{self.path(folder)}/{name}".removeprefix("./")
-        return f"what was {inode}"
+        return f"removed inode {inode}"
 
     def add(self, inode: int, *, folder: bool) -> None:
-        """Make a file or folder that has no name yet."""
+        """Add a file or folder that has no name yet."""
         if folder:
             self.live[inode], self.certain[inode] = {}, {}
         else:
             self.files[inode], self.unsynced[inode] = b"", [b""]
 
     def apply(self, step: Step) -> None:
-        """Do what a call did."""
+        """Apply a call's changes."""
         for change in step.changes:
             match change:
                 case Entry():
@@ -131,7 +131,7 @@ class Volume:
             return
         self.live[entry.folder][entry.name] = entry.inode
         if entry.inode not in self.live and entry.inode not in self.files:
-            raise AssertionError(f"{entry}: nobody made what it names")
+            raise AssertionError(f"{entry}: expected a known inode")
         if entry.folder in self.own or entry.name == self.own_folder:
             self.own.add(entry.inode)
         else:
@@ -165,11 +165,11 @@ class Volume:
             self.certain[folder][name] = inode
 
     def tree(self) -> Tree:
-        """Return the whole disk as it is under power."""
+        """Return the whole current disk."""
         return self._tree(ROOT, self.live, self.files)
 
     def states(self, chance: random.Random) -> Iterator[State]:
-        """Go through the disks that may be found after power was lost now: all where few, else many by chance."""
+        """Yield the disks that may result from a power loss now: all if few, else a random sample and extremes."""
         axes = self._axes()
         objects = {axis: options for axis, options in axes.items() if not self._is_own(axis)}
         own = {axis: options for axis, options in axes.items() if self._is_own(axis)}
@@ -183,7 +183,7 @@ class Volume:
         return folder in self.own or name == self.own_folder
 
     def _axes(self) -> dict[Axis, list[Value]]:
-        """Each name whose meaning is uncertain, and each file whose bytes are, with its possible values."""
+        """Return each name and each file that is uncertain, with its possible values."""
         axes: dict[Axis, list[Value]] = {}
         for entry in self.pending:
             before = self.certain[entry.folder].get(entry.name)
@@ -215,7 +215,7 @@ class Volume:
         return State({path: data for path, data in whole.items() if path not in own}, own)
 
     def _keep_named(self, picks: dict[Axis, Value]) -> None:
-        """A rename that is half there is not there: give its file the old name back."""
+        """Undo a rename that is only half kept: give its file the old name back."""
         for entry in self.pending:
             if entry.moved_to is None or picks[entry.folder, entry.name] is not None:
                 continue

@@ -1,4 +1,4 @@
-"""Processes of a test's own: quick to start, and killed when the test is done with them."""
+"""Processes of a test: quick to start, and killed when the test ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 ANSWER_S_MAX = 120
 
-# Forked from a server that has the imports behind it and uses none of them: the object store's client has
-# threads once it is used, and they do not survive a fork.
+# Forked from a server that has the imports loaded and uses none of them: the object store's client starts
+# threads when it is used, and they do not survive a fork.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pytest", "wal3_core.storage.open_store"])
 
@@ -41,18 +41,18 @@ def child(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseP
 
 def _begin(environment: dict[str, str], work: Callable[..., None], connection: Connection, *arguments: object) -> None:
     os.environ.update(environment)
-    # The parent may ignore it, as in the background of a shell; the fork server does in any case.
+    # The parent may ignore SIGINT, as in the background of a shell; the fork server always does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         work(connection, *arguments)
-    except BaseException:  # noqa: BLE001 - whatever it was, the process ends by it
-        # At once: a thread that goes on would hide the failure.
+    except BaseException:  # noqa: BLE001 - any exception ends the process
+        # At once, because a thread that continues would hide the failure.
         traceback.print_exc()
         os._exit(1)
 
 
 def await_word(connection: Connection, word: str) -> object:
-    """Skip what a process says until it says ``(word, value)``; return the value."""
+    """Receive until the process sends ``(word, value)``; return the value."""
     until_s = time.monotonic() + ANSWER_S_MAX
     while connection.poll(max(0.0, until_s - time.monotonic())):
         said, value = connection.recv()

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: journals, and a proxy in front of the S3 server that fails requests."""
+"""Shared by the tests of this folder: journals, and a proxy in front of the S3 server that fails requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def journals(tmp_path: Path) -> Path:
-    """Where the processes of one test say what they were told."""
+    """The folder where the processes of one test write their journals."""
     folder = tmp_path / "journals"
     folder.mkdir()
     return folder
@@ -23,7 +23,7 @@ def journals(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(s3_endpoint: str) -> Iterator[FaultProxy]:
-    """A proxy that lets everything through until told otherwise."""
+    """A proxy that passes every request on until it is set to fail some."""
     if not s3_endpoint.startswith("http://"):
         pytest.skip("the proxy speaks plain HTTP: name a server in WAL3_TEST_S3_ENDPOINT that does too")
     with fault_proxy(s3_endpoint) as running:

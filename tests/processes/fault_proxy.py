@@ -1,6 +1,6 @@
-"""A proxy in front of an S3 server that fails requests as it is told: over real sockets, at run time, from a seed.
+"""A proxy in front of an S3 server that fails requests on demand: over real sockets, at run time, from a seed.
 
-What it lets through is forwarded byte for byte, the Host header included, so signatures hold.
+Requests are forwarded byte for byte, the Host header included, so signatures hold.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 UPSTREAM_S_MAX = 30
 DELAY_S_MAX = 0.1
-# Of a connection, not of a message.
+# Headers of a connection, not of a message.
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 class Fault(StrEnum):
-    """What may become of a request."""
+    """What can happen to a request."""
 
-    DROP_REQUEST = "the connection closes and the server never hears of it"
+    DROP_REQUEST = "the connection closes and the server never gets it"
     DROP_REPLY = "the server does it and the connection closes before the reply"
     LATE = "the connection closes, and the request arrives later"
     DELAY = "the request takes its time"
@@ -42,11 +42,11 @@ class Fault(StrEnum):
     CONFLICT = "409 ConditionalRequestConflict, not done"
 
 
-# A hang is not among them: it takes as long as the client has patience.
+# HANG is not among them: it lasts as long as the client waits.
 WRITE_FAULTS = tuple(fault for fault in Fault if fault not in {Fault.TRUNCATE, Fault.HANG})
 READ_FAULTS = (Fault.DROP_REQUEST, Fault.DROP_REPLY, Fault.DELAY, Fault.SLOW_DOWN, Fault.TRUNCATE, Fault.DENY)
 _UNANSWERED = {Fault.DROP_REQUEST, Fault.DROP_REPLY, Fault.LATE, Fault.HANG}
-# Not yet, in the case of what is late.
+# A late request is not done yet.
 _NOT_DONE = {Fault.DROP_REQUEST, Fault.LATE, Fault.SLOW_DOWN, Fault.DENY, Fault.FULL, Fault.CONFLICT}
 _REFUSALS = {
     Fault.SLOW_DOWN: (503, "SlowDown"),
@@ -68,7 +68,7 @@ class _Rule:
 
 @dataclass
 class FaultProxy:
-    """Decides what becomes of each request; lets all of them through until told otherwise."""
+    """Decides what happens to each request; passes all of them on until ``fail`` or ``mix``."""
 
     upstream: str
     endpoint: str = ""
@@ -87,19 +87,19 @@ class FaultProxy:
         self._listener: _Listener | None = None
 
     def fail(self, fault: Fault, method: str, part: str = "", *, spared: int = 0, times: float = 1) -> None:
-        """Spare so many requests of a method whose path contains ``part``; let the next ``times`` meet a fault."""
+        """Spare the first ``spared`` requests of a method whose path contains ``part``; fail the next ``times``."""
         with self._lock:
             self._healed.clear()
             self._rules.append(_Rule(fault, method, part, spared, times))
 
     def mix(self, seed: int, rate: float) -> None:
-        """Let each request meet some fault with a probability of ``rate``; every kind of fault has its turn."""
+        """Fail each request with a probability of ``rate``; every kind of fault has its turn."""
         with self._lock:
             self._healed.clear()
             self._chance, self._rate = random.Random(seed), rate
 
     def heal(self) -> None:
-        """Let everything through again, and wait until what was held back has arrived."""
+        """Pass every request on again, and wait until the late ones have arrived."""
         with self._lock:
             self._rules.clear()
             self._rate = 0.0
@@ -109,7 +109,7 @@ class FaultProxy:
             thread.join(60)
 
     def listen(self, listener: _Listener | None) -> None:
-        """Take connections, or leave off."""
+        """Accept connections, or stop."""
         if self._listener is not None:
             self._listener.close()
         self._listener = listener
@@ -118,7 +118,7 @@ class FaultProxy:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Refuse connections within the block, and close those that are open: nothing listens there."""
+        """Refuse connections within the block, and close the open ones."""
         port = int(self.endpoint.rpartition(":")[2])
         self._down = True
         self.listen(None)
@@ -129,7 +129,7 @@ class FaultProxy:
             self.listen(_Listener(self, port))
 
     def decide(self, method: str, path: str) -> tuple[Fault | None, float]:
-        """Say what becomes of a request, and with what delay if there is to be one."""
+        """Choose the fault of a request, and a delay for faults that have one."""
         with self._lock:
             self.requests[method] += 1
             fault = Fault.DROP_REQUEST if self._down else self._decide(method, path)
@@ -156,11 +156,11 @@ class FaultProxy:
         return deck.pop()
 
     def await_healing(self) -> None:
-        """Block until everything is let through again."""
+        """Block until the proxy is healed."""
         self._healed.wait(UPSTREAM_S_MAX)
 
     def send_later(self, request: _Request, delay_s: float) -> None:
-        """Send a request when nobody waits for its answer any more."""
+        """Send a request after its client has stopped waiting."""
 
         def send() -> None:
             time.sleep(delay_s)
@@ -206,7 +206,7 @@ def forward(upstream: str, request: _Request) -> _Reply:
 
 
 def refusal(fault: Fault) -> _Reply:
-    """Make the reply of a server that refuses."""
+    """The reply of a server that refuses."""
     status, code = _REFUSALS[fault]
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{fault}</Message></Error>'
     return _Reply(status, code, [("Content-Type", "application/xml")], str(len(text)), text.encode())
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
-    # Headers and body are two writes; held back, the second would wait for the first one's acknowledgement.
+    # Headers and body are two writes; with Nagle, the second would wait for the first one's acknowledgement.
     disable_nagle_algorithm = True
     proxy: FaultProxy
 
@@ -233,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - as the base class calls them
 
     def _reply(self, request: _Request, fault: Fault | None, delay_s: float) -> _Reply | None:
-        """Give the client's reply, None for a connection that closes; do at the server what the fault says."""
+        """Apply the fault at the server; return the client's reply, None for a connection that closes."""
         if fault is Fault.DELAY:
             time.sleep(delay_s)
         if fault is Fault.LATE:
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or torn
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a client that is killed in mid-request is no news."""
+        """Stay silent: a client killed in mid-request is expected."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -264,7 +264,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: a client that is killed in mid-request is no news."""
+        """Stay silent: a client killed in mid-request is expected."""
 
 
 class _Listener:

@@ -1,7 +1,7 @@
 """A program: one writer on a small file system that is filled, freed, made read-only and writable again.
 
-``python -m tests.processes.full_disk MOUNTED_FOLDER JOURNALS_FOLDER`` prints what each append was told.
-It runs where the mount can be seen, and checks the log there.
+``python -m tests.processes.full_disk MOUNTED_FOLDER JOURNALS_FOLDER`` prints the outcome of each append.
+It runs where the mount is visible, and checks the log there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.processes.workers import LOG
 from wal3_core import LogWriter, open_store
 
 BALLAST_BYTES = 4096
-# About 60 kB that no compression makes smaller.
+# About 60 kB, incompressible.
 BULK = 200
 
 
 def fill(ballast: Path) -> None:
-    """Take all the space there is."""
+    """Fill the disk."""
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(bytes(BALLAST_BYTES)):
             pass

@@ -1,7 +1,7 @@
-"""What processes tried to append and were told, kept where no kill reaches it, and what must follow from it.
+"""Attempted appends and their outcomes, written where a kill cannot lose them, and what must follow from them.
 
-Each process writes a file of its own, unbuffered: a line before an append, and one after it. What a
-killed process had been told is there; what it had not been told may or may not be in the log.
+Each process writes a file of its own, unbuffered: a line before an append, and one after it. A record that a
+killed process saw acknowledged is in the log; one without an outcome may or may not be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wal3_core import LogPosition, Record
     from wal3_core.storage.object_store import ObjectStore
 
-Outcome = Literal["acked", "refused", "unknown", "untold"]
+Outcome = Literal["acked", "refused", "unknown", "pending"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +33,19 @@ class Attempt:
     name: str
     count: int
     began_ns: int
-    outcome: Outcome = "untold"
+    outcome: Outcome = "pending"
     offset: int = 0
-    told_ns: int = 2**63
+    answered_ns: int = 2**63
     why: str = ""
 
     @property
     def bodies(self) -> list[bytes]:
-        """What it appends: every body names its attempt, and no two are alike."""
+        """The bodies it appends: each names its attempt, and no two are alike."""
         return [body_of(self.name, part) for part in range(self.count)]
 
 
 def body_of(name: str, part: int) -> bytes:
-    """Make a body that tells by itself whether any byte of it was changed."""
+    """Make a body in which any changed byte is detectable."""
     head = f"{name}#{part}"
     chance = random.Random(head)
     return f"{head}:".encode() + chance.randbytes(chance.randrange(600))
@@ -58,7 +58,7 @@ class Journal:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     def append(self, name: str, count: int, action: Callable[[list[bytes]], LogPosition]) -> Outcome:
-        """Note the attempt, let ``action`` append its bodies, note what was told."""
+        """Record the attempt, let ``action`` append its bodies, record the outcome."""
         attempt = Attempt(name=name, count=count, began_ns=time.monotonic_ns())
         self._write({"name": name, "count": count, "began_ns": attempt.began_ns})
         outcome: Outcome
@@ -69,8 +69,8 @@ class Journal:
             outcome, why = "refused", f"{type(error.__cause__).__name__}: {error}"
         except UnknownDurabilityError as error:
             outcome, why = "unknown", f"{type(error.__cause__).__name__}: {error}"
-        told_ns = time.monotonic_ns()
-        self._write({"name": name, "outcome": outcome, "offset": offset, "told_ns": told_ns, "why": why})
+        answered_ns = time.monotonic_ns()
+        self._write({"name": name, "outcome": outcome, "offset": offset, "answered_ns": answered_ns, "why": why})
         return outcome
 
     def _write(self, line: Mapping[str, object]) -> None:
@@ -78,10 +78,10 @@ class Journal:
 
 
 def read_journals(folder: Path) -> dict[str, Attempt]:
-    """Gather what all processes wrote, by the attempts' names."""
+    """Collect the attempts of all processes, by name."""
     attempts: dict[str, Attempt] = {}
     for path in sorted(folder.iterdir()):
-        # A line that a kill cut short was told to nobody.
+        # A line cut short by a kill was never complete.
         for line in path.read_bytes().split(b"\n")[:-1]:
             fields = json.loads(line)
             name = fields["name"]
@@ -94,10 +94,10 @@ def read_journals(folder: Path) -> dict[str, Attempt]:
 
 
 def check_promises(store: ObjectStore, log: str, attempts: Mapping[str, Attempt]) -> list[Record]:
-    """Hold a log against what its writers were told; return its records.
+    """Compare a log with its writers' outcomes; return its records.
 
-    Acknowledged exactly once, where it was said to be; refused never; the others at most once;
-    nothing else; appends whole and in real time's order; no gap; sound.
+    Acknowledged records exist exactly once, at the reported offset; refused ones never; the others at most once;
+    no other records exist; appends are whole and in real time's order; no gap; sound.
     """
     records = list(LogReader.open(store, log).records())
     assert [record.offset for record in records] == list(range(1, len(records) + 1))
@@ -108,7 +108,7 @@ def check_promises(store: ObjectStore, log: str, attempts: Mapping[str, Attempt]
                 assert places.get(name) == attempt.offset, f"{attempt}: found at {places.get(name)}"
             case "refused":
                 assert name not in places, f"{attempt}: found at {places[name]}"
-            case "unknown" | "untold":
+            case "unknown" | "pending":
                 pass
     _check_order([attempts[name] for name in sorted(places, key=places.__getitem__)])
     report = scrub(store, log)
@@ -118,14 +118,14 @@ def check_promises(store: ObjectStore, log: str, attempts: Mapping[str, Attempt]
 
 
 def _places(records: Iterable[Record], attempts: Mapping[str, Attempt]) -> dict[str, int]:
-    """Find where each attempt's first record is; none may be there twice, in part, or with other bytes."""
+    """Find the first record of each attempt; none may be there twice, in part, or with other bytes."""
     places: dict[str, int] = {}
     expected: list[bytes] = []
     for record in records:
         assert record.body is not None
         if not expected:
             name = record.body.split(b"#", 1)[0].decode()
-            assert name in attempts, f"offset {record.offset}: nobody appended {record.body[:40]!r}"
+            assert name in attempts, f"offset {record.offset}: no attempt appended {record.body[:40]!r}"
             assert name not in places, f"{attempts[name]}: found at {places[name]} and again at {record.offset}"
             places[name], expected = record.offset, attempts[name].bodies
         wanted = expected.pop(0)
@@ -135,15 +135,17 @@ def _places(records: Iterable[Record], attempts: Mapping[str, Attempt]) -> dict[
 
 
 def _check_order(in_log: list[Attempt]) -> None:
-    """See that no append lies behind one that began after it had been acknowledged."""
+    """Check that no append lies behind one that began after it had been acknowledged."""
     earliest = None
     for attempt in reversed(in_log):
         if earliest is not None:
-            assert attempt.began_ns <= earliest.told_ns, f"{attempt} lies before {earliest}, which was told before"
-        if earliest is None or attempt.told_ns < earliest.told_ns:
+            assert attempt.began_ns <= earliest.answered_ns, (
+                f"{attempt} lies before {earliest}, which was acknowledged before"
+            )
+        if earliest is None or attempt.answered_ns < earliest.answered_ns:
             earliest = attempt
 
 
 def summary(attempts: Mapping[str, Attempt]) -> dict[str, int]:
-    """Count the outcomes, for people."""
+    """Count the outcomes, for printing."""
     return dict(Counter(attempt.outcome for attempt in attempts.values()))

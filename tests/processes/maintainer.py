@@ -1,4 +1,4 @@
-"""What maintenance does to a manifest, in a process of its own: changes it while others append."""
+"""The changes that maintenance makes to a manifest, made by a process of its own while others append."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wal3_core import open_store
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -26,13 +26,13 @@ Change = Literal["roll", "fence", "generation"]
 CHANGES: tuple[Change, ...] = ("roll", "fence", "generation")
 # A roll takes longest, so a commit of the writer's comes first more often.
 _WEIGHTS = (3, 1, 1)
-# Rolls earlier than the writers do, or there would be nothing left for it.
+# Rolls earlier than the writers do, so that something is left for it.
 _EAGER = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1, snapshots_per_roll=2, snapshot_pointers_max=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
-    """How a log is to be maintained: one change every ``pause_s``, a fence at most every ``fence_pause_s``."""
+    """How to maintain a log: one change every ``pause_s``, a fence at most every ``fence_pause_s``."""
 
     url: str
     log: str
@@ -41,7 +41,7 @@ class Upkeep:
 
 
 class Maintainer:
-    """Changes one log's manifest again and again; counts the changes that were installed."""
+    """Changes one log's manifest repeatedly; counts the changes that were installed."""
 
     def __init__(self, store: ObjectStore, upkeep: Upkeep) -> None:
         runtime = shared_runtime()
@@ -53,7 +53,7 @@ class Maintainer:
         self.installed: Counter[str] = Counter()
 
     def change(self) -> None:
-        """Try one change of some kind; another writer's commit may come first, which is as good."""
+        """Try one change of some kind; another writer's commit may come first, and that is fine."""
         found = self._manifests.load()
         kind = self._choose()
         changed = self._changed(found.manifest, kind)
@@ -64,7 +64,7 @@ class Maintainer:
         (kind,) = self._chance.choices(CHANGES, _WEIGHTS)
         if kind != "fence":
             return kind
-        # Each makes writers upload again what they have under way: real ones are minutes apart.
+        # Each fence makes writers upload again what is in flight: in production they are minutes apart.
         now_s = time.monotonic()
         if now_s < self._fenced_s + self._upkeep.fence_pause_s:
             return "generation"
@@ -86,7 +86,7 @@ class Maintainer:
 
 
 def maintain(connection: Connection, upkeep: Upkeep) -> None:
-    """Change the manifest until anything is said; then tell how many changes of each kind were installed."""
+    """Change the manifest until a message arrives; then send how many changes of each kind were installed."""
     maintainer = Maintainer(open_store(upkeep.url), upkeep)
     connection.send(("begun", None))
     while not connection.poll(upkeep.pause_s):

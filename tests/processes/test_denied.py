@@ -1,4 +1,4 @@
-"""A store that refuses, for want of access or of space: told at once and by name; healed, the same writer goes on."""
+"""A store that refuses access or space: the error comes at once and names the cause, and the writer recovers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 ROOT = Path(__file__).parent.parent.parent
-NOBODY = 65534
+UNPRIVILEGED = 65534
 FILE_BYTES_MAX = 32 * 1024
-# About 60 kB that no compression makes smaller.
+# About 60 kB, incompressible.
 BULK = 200
 ALWAYS = float("inf")
 
@@ -36,8 +36,9 @@ def phase(journal: Journal, writer: LogWriter, name: str, *, count: int = 1) -> 
     return [journal.append(f"{name}/{index}", count, writer.append_many) for index in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "target", "told"),
+    ("fault", "target", "outcome"),
     [
         (Fault.DENY, "/log/", "refused"),
         (Fault.DENY, "MANIFEST", "refused"),
@@ -46,8 +47,8 @@ def phase(journal: Journal, writer: LogWriter, name: str, *, count: int = 1) -> 
         (Fault.FULL, "MANIFEST", "unknown"),
     ],
 )
-def test_bucket_that_refuses_is_told_at_once_and_the_writer_goes_on_when_healed(
-    proxied_url: str, proxy: FaultProxy, journals: Path, fault: Fault, target: str, told: str
+def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_when_it_is_healed(
+    proxied_url: str, proxy: FaultProxy, journals: Path, fault: Fault, target: str, outcome: str
 ) -> None:
     store, journal = open_store(proxied_url), Journal(journals / "only")
     with LogWriter.open_or_initialize(store, LOG, options=WriterOptions(delivery_timeout_s=0.5)) as writer:
@@ -60,10 +61,10 @@ def test_bucket_that_refuses_is_told_at_once_and_the_writer_goes_on_when_healed(
 
     attempts = read_journals(journals)
     assert before == after == ["acked"] * 3
-    assert during == [told] * 3
+    assert during == [outcome] * 3
     named = "PermissionDenied" if fault is Fault.DENY else "InsufficientStorage"
     assert all(named in attempts[f"during/{index}"].why for index in range(3))
-    # A denial is not asked about again; the other is, as long as an append has time.
+    # A denied request is not retried; the other is, as long as the append has time.
     assert refusals == 3 if fault is Fault.DENY else 3 < refusals < 100
     check_promises(store, LOG, attempts)
 
@@ -71,9 +72,9 @@ def test_bucket_that_refuses_is_told_at_once_and_the_writer_goes_on_when_healed(
 def denied_append(url: str, proxy: FaultProxy, target: str) -> NotDurableError:
     with LogWriter.open_or_initialize(open_store(url), LOG) as writer:
         proxy.fail(Fault.DENY, "PUT", target, times=ALWAYS)
-        with pytest.raises(NotDurableError) as told:
+        with pytest.raises(NotDurableError) as caught:
             writer.append(b"denied")
-    return told.value
+    return caught.value
 
 
 def test_denied_upload_names_the_answer_of_the_server(proxied_url: str, proxy: FaultProxy) -> None:
@@ -102,35 +103,35 @@ def test_bucket_without_access_denies_opening_and_reading_by_name(proxied_url: s
 
 
 def serve(connection: Connection, url: str, journals: Path) -> None:
-    """As nobody, if that can be: append when told to, under the limit on files' size that is named."""
+    """Append on request, under a limit on file sizes, as an unprivileged user if possible."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
     journal = Journal(journals / "only")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with LogWriter.open_or_initialize(open_store(url), LOG) as writer:
         while (order := connection.recv()) is not None:
             name, file_bytes_max = order
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max or hard, hard))
-            connection.send(("told", phase(journal, writer, name, count=BULK)))
+            connection.send(("outcomes", phase(journal, writer, name, count=BULK)))
 
 
 def order(connection: Connection, name: str, *, file_bytes_max: int | None = None) -> object:
     connection.send((name, file_bytes_max))
-    return await_word(connection, "told")
+    return await_word(connection, "outcomes")
 
 
 @pytest.fixture
 def reachable_root() -> Iterator[Path]:
-    """A directory that nobody can reach and owns: pytest's own are ours alone."""
+    """A directory that an unprivileged user can reach and owns; pytest's own belong to this user."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "journals").mkdir()
         for path in (root, root / "journals"):
             path.chmod(0o755)
             if os.geteuid() == 0:
-                os.chown(path, NOBODY, NOBODY)
+                os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
         yield root
 
 
@@ -139,7 +140,8 @@ def set_mode(root: Path, mode: int) -> None:
         folder.chmod(mode)
 
 
-def test_directory_that_becomes_read_only_is_told_and_the_writer_goes_on_when_it_is_writable(
+@pytest.mark.slow
+def test_read_only_directory_is_reported_and_the_writer_continues_when_it_is_writable(
     reachable_root: Path,
 ) -> None:
     folder, journals = reachable_root / "store", reachable_root / "journals"
@@ -159,7 +161,8 @@ def test_directory_that_becomes_read_only_is_told_and_the_writer_goes_on_when_it
     check_promises(open_store(folder.as_uri()), LOG, attempts)
 
 
-def test_limit_on_file_size_is_told_and_the_writer_goes_on_when_it_is_raised(reachable_root: Path) -> None:
+@pytest.mark.slow
+def test_limit_on_file_size_is_reported_and_the_writer_continues_when_it_is_raised(reachable_root: Path) -> None:
     folder, journals = reachable_root / "store", reachable_root / "journals"
 
     with child(serve, folder.as_uri(), journals) as (_, connection):
@@ -176,12 +179,13 @@ def test_limit_on_file_size_is_told_and_the_writer_goes_on_when_it_is_raised(rea
 
 
 def in_small_file_system(folder: Path) -> list[str]:
-    """Prefix a command that shall see a file system of 2 MiB at ``folder``, which only it sees."""
+    """The prefix of a command that sees a file system of 2 MiB at ``folder``, which no other process sees."""
     unshare = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
     return [*unshare, "sh", "-c", 'mount -t tmpfs -o size=2m wal3 "$0" && exec "$@"', str(folder)]
 
 
-def test_full_and_read_only_disks_are_told_and_the_writer_goes_on_when_there_is_space(
+@pytest.mark.slow
+def test_full_and_read_only_disks_are_reported_and_the_writer_continues_when_there_is_space(
     tmp_path: Path, journals: Path
 ) -> None:
     mounted = tmp_path / "mounted"
@@ -201,9 +205,9 @@ def test_full_and_read_only_disks_are_told_and_the_writer_goes_on_when_there_is_
         timeout=600,
     ).stdout
 
-    told = json.loads(output)
-    full, read_only = told["full/0"][1], told["read-only/0"][1]
-    outcomes = {name.split("/")[0]: outcome for name, (outcome, _) in told.items()}
+    found = json.loads(output)
+    full, read_only = found["full/0"][1], found["read-only/0"][1]
+    outcomes = {name.split("/")[0]: outcome for name, (outcome, _) in found.items()}
     assert outcomes == {
         "before": "acked",
         "full": "refused",

@@ -1,4 +1,4 @@
-"""A network and a server that fail, over real sockets: nothing is lost, nothing is doubled, nothing is made up."""
+"""A network and a server that fail, over real sockets: no record is lost, doubled or invented."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def fill(store: ObjectStore, count: int) -> list[Record]:
 
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name)
-def test_append_is_in_the_log_once_whatever_becomes_of_its_put(
+def test_append_is_in_the_log_once_whatever_happens_to_its_put(
     proxied_url: str, proxy: FaultProxy, journals: Path, fault: Fault, target: str
 ) -> None:
-    """All but a denial are got over; a denial is told at once, and the record is not in the log."""
+    """The writer recovers from all but a denial; a denial is reported at once, and the record is not in the log."""
     store, journal = open_store(proxied_url), Journal(journals / "only")
     with LogWriter.open_or_initialize(store, LOG, options=SMALL) as writer:
         assert journal.append("before", 1, writer.append_many) == "acked"
@@ -62,7 +62,7 @@ def test_append_is_in_the_log_once_whatever_becomes_of_its_put(
 
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", READ_FAULTS, ids=lambda fault: fault.name)
-def test_read_gets_over_one_failed_request_and_is_whole(
+def test_read_recovers_from_one_failed_request_and_is_complete(
     proxied_url: str, proxy: FaultProxy, fault: Fault, target: str
 ) -> None:
     store = open_store(proxied_url)
@@ -79,6 +79,7 @@ def test_read_gets_over_one_failed_request_and_is_whole(
     assert proxy.fired == {fault: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", sorted(set(READ_FAULTS) - {Fault.DELAY}), ids=lambda fault: fault.name)
 def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
@@ -87,23 +88,24 @@ def test_read_that_is_never_answered_is_an_error_and_never_a_short_list(
     store = open_store(f"{proxied_url}&timeout_s=0")
     written = fill(store, 10)
     read: list[Record] = []
-    # A manifest that has not changed comes without a body, so the first GET of it has to fail.
+    # An unchanged manifest is answered without a body, so its first GET has to fail.
     proxy.fail(fault, "GET", target, spared=1 if target == "/log/" else 0, times=float("inf"))
 
-    with pytest.raises(UnavailableError) as told:
+    with pytest.raises(UnavailableError) as caught:
         for record in LogReader.open(store, LOG).records():
-            read.append(record)  # noqa: PERF402 - what came before the error counts
+            read.append(record)  # noqa: PERF402 - the records before the error count
 
-    assert isinstance(told.value, StoreDeniedError) == (fault is Fault.DENY)
+    assert isinstance(caught.value, StoreDeniedError) == (fault is Fault.DENY)
     assert read == written[: len(read)]
     assert proxy.fired[fault] < 50
     proxy.heal()
     assert list(LogReader.open(store, LOG).records()) == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("method", ["PUT", "GET"])
-def test_server_that_does_not_answer_is_left_after_a_while_and_nothing_is_lost(
+def test_hanging_request_is_abandoned_after_a_while_and_nothing_is_lost(
     proxied_url: str, proxy: FaultProxy, journals: Path, method: str, target: str
 ) -> None:
     store, journal = open_store(f"{proxied_url}&request_timeout_s=1"), Journal(journals / "only")
@@ -118,8 +120,9 @@ def test_server_that_does_not_answer_is_left_after_a_while_and_nothing_is_lost(
     assert proxy.fired == {Fault.HANG: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name)
-def test_cursor_is_where_its_mover_was_told_whatever_becomes_of_the_put(
+def test_cursor_is_where_its_mover_was_promised_whatever_happens_to_the_put(
     proxied_url: str, proxy: FaultProxy, fault: Fault
 ) -> None:
     store = open_store(proxied_url)
@@ -148,7 +151,7 @@ def test_cursor_is_where_its_mover_was_told_whatever_becomes_of_the_put(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
-def test_two_processes_and_a_reader_get_over_a_mix_of_faults(
+def test_two_processes_and_a_reader_survive_a_mix_of_faults(
     proxied_url: str, proxy: FaultProxy, journals: Path, seed: int
 ) -> None:
     print(f"replay: WAL3_TEST_SEED={seed} WAL3_TEST_SEEDS=1 pytest {__file__} -k mix_of_faults")

@@ -1,4 +1,4 @@
-"""Writers killed by SIGKILL: nothing acknowledged is lost, and whoever comes after goes on."""
+"""Writers killed by SIGKILL: no acknowledged record is lost, and the next writer continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROLLING = replace(
 
 
 def live_and_die(chance: random.Random, job: Job) -> str:
-    """Run a writer and kill it at a random moment of its life; return in which part of it."""
+    """Run a writer and kill it at a random moment of its life; return which part of it that was."""
     part = chance.choice(["starting", "open", "acking", "acking", "acking"])
     with child(write, job) as (process, connection):
         if part == "starting":
@@ -61,7 +61,7 @@ def live_and_die(chance: random.Random, job: Job) -> str:
 
 
 @pytest.mark.slow
-def test_writers_killed_at_random_moments_lose_nothing_that_was_acknowledged(store_url: str, journals: Path) -> None:
+def test_writers_killed_at_random_moments_lose_no_acknowledged_record(store_url: str, journals: Path) -> None:
     print(f"replay: WAL3_TEST_SEED={SEED} WAL3_TEST_KILLS={KILLS} pytest {__file__} -k random_moments")
     chance = random.Random(f"{SEED} {store_url.split(':', 1)[0]}")
     store = open_store(store_url)
@@ -79,8 +79,8 @@ def test_writers_killed_at_random_moments_lose_nothing_that_was_acknowledged(sto
     print(f"killed while {dict(lives)}; appends: {summary(attempts)}")
     assert check_promises(store, LOG, attempts) == read
     assert LogReader.open(store, LOG).manifest().snapshots
-    # Killed at work, and not only before or after it.
-    assert summary(attempts)["untold"] > KILLS // 10
+    # Killed while appending, and not only before or after.
+    assert summary(attempts)["pending"] > KILLS // 10
     assert summary(attempts)["acked"] > KILLS // 4
 
 
@@ -108,9 +108,7 @@ def write_and_die(connection: Connection, job: Job, moment: int) -> None:
 
 
 @pytest.mark.slow
-def test_kill_just_before_and_just_after_every_put_loses_nothing_that_was_acknowledged(
-    store_url: str, tmp_path: Path
-) -> None:
+def test_kill_just_before_and_just_after_every_put_loses_no_acknowledged_record(store_url: str, tmp_path: Path) -> None:
     """From the first PUT of a new log on, through its fragments, commits and snapshots."""
     store = open_store(store_url)
     met: set[tuple[str, bool]] = set()
@@ -126,9 +124,9 @@ def test_kill_just_before_and_just_after_every_put_loses_nothing_that_was_acknow
         assert exit_code in {0, -signal.SIGKILL}
         journal = Journal(journals / "successor")
         with LogWriter.open_or_initialize(store, log, options=ROLLING) as writer:
-            told = [journal.append(f"successor/{index}", 1, writer.append_many) for index in range(3)]
+            outcomes = [journal.append(f"successor/{index}", 1, writer.append_many) for index in range(3)]
 
-        assert told == ["acked"] * 3
+        assert outcomes == ["acked"] * 3
         attempts = read_journals(journals)
         bodies = {record.body for record in check_promises(store, log, attempts)}
         met |= {(attempt.outcome, attempt.bodies[0] in bodies) for attempt in attempts.values()}
@@ -138,11 +136,11 @@ def test_kill_just_before_and_just_after_every_put_loses_nothing_that_was_acknow
     assert exit_code == 0, f"writer: expected fewer than {MOMENTS_MAX} moments"
     assert LogReader.open(store, log).manifest().snapshots
     # Killed before the commit, killed after it but before the acknowledgement, and acknowledged.
-    assert met == {("untold", False), ("untold", True), ("acked", True)}
+    assert met == {("pending", False), ("pending", True), ("acked", True)}
 
 
 def held_locks(root: Path) -> list[str]:
-    """Name the locks of a local store that somebody holds right now."""
+    """Name the locks of a local store that a process holds right now."""
     held = []
     for path in sorted((root / ".wal3" / "locks").glob("*")):
         with path.open("ab") as file:
@@ -162,7 +160,7 @@ def stopped_with_a_lock(root: Path, process: BaseProcess) -> Iterator[None]:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.002)
         if held_locks(root):
-            # A call of the system that was under way comes to its end yet.
+            # A system call under way still completes.
             time.sleep(0.02)
         if held_locks(root):
             yield
@@ -172,7 +170,8 @@ def stopped_with_a_lock(root: Path, process: BaseProcess) -> Iterator[None]:
     pytest.fail(f"writer: expected to hold a lock at one of {STOPS_MAX} moments")
 
 
-def test_writer_killed_while_it_holds_a_lock_holds_up_nobody(local_url: str, journals: Path) -> None:
+@pytest.mark.slow
+def test_writer_killed_while_it_holds_a_lock_blocks_no_other_writer(local_url: str, journals: Path) -> None:
     root = Path(local_url.removeprefix("file://"))
     LogWriter.initialize(open_store(local_url), LOG)
     with (
@@ -194,7 +193,8 @@ def test_writer_killed_while_it_holds_a_lock_holds_up_nobody(local_url: str, jou
     check_promises(open_store(local_url), LOG, attempts)
 
 
-def test_what_killed_writers_leave_behind_is_swept_a_day_later_and_disturbs_nobody(
+@pytest.mark.slow
+def test_remains_of_killed_writers_are_deleted_a_day_later_and_disturb_no_writer(
     local_url: str, journals: Path
 ) -> None:
     chance = random.Random(SEED)

@@ -21,7 +21,7 @@ def test_no_append_fails_while_another_process_changes_the_manifest(store_url: s
     store = open_store(store_url)
     LogWriter.initialize(store, LOG)
     upkeep = Upkeep(url=store_url, log=LOG, pause_s=0.002, fence_pause_s=0.2)
-    # The limits that users have: nothing is made easier for the writer.
+    # The default limits: nothing is made easier for the writer.
     job = Job(url=store_url, journals=journals, number=0, appends=80, options=WriterOptions())
 
     with child(maintain, upkeep) as (_, maintaining), Follower(store) as follower:
@@ -41,5 +41,5 @@ def test_no_append_fails_while_another_process_changes_the_manifest(store_url: s
     manifest = LogReader.open(store, LOG).manifest()
     assert manifest.fence == installed["fence"]
     assert manifest.snapshots
-    # By one writer, in one stay unless the fence moved.
+    # By one writer, in one term unless the fence moved.
     assert manifest.last_epoch <= 1 + installed["fence"]

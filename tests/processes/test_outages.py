@@ -27,7 +27,7 @@ ANSWER_S_MAX = 60
 def test_no_line_of_a_slow_stream_is_missing_or_out_of_order_after_refused_connections(
     proxied_url: str, proxy: FaultProxy
 ) -> None:
-    """The log held lines 26 and 28, and line 28 came before line 27 when that was appended again."""
+    """Regression: the log held lines 26 and 28, and line 28 came before line 27 when that was appended again."""
     process = subprocess.Popen(
         [PROGRAM, "--store", proxied_url, "append", "--raw", "--create", LOG],
         stdin=subprocess.PIPE,
@@ -48,15 +48,15 @@ def test_no_line_of_a_slow_stream_is_missing_or_out_of_order_after_refused_conne
     with proxy.refusing():
         feed(lines[15:45])
     feed(lines[45:])
-    told, complaint = process.communicate(timeout=ANSWER_S_MAX)
+    output, complaint = process.communicate(timeout=ANSWER_S_MAX)
 
     assert (process.returncode, complaint) == (0, b"")
-    assert told == f"50 records appended (offsets 1 to 50) to {LOG}\n".encode()
+    assert output == f"50 records appended (offsets 1 to 50) to {LOG}\n".encode()
     assert [record.body for record in LogReader.open(open_store(proxied_url), LOG).records()] == lines
 
 
 @pytest.mark.slow
-def test_appends_reads_and_cursors_ride_through_refused_connections(proxied_url: str, proxy: FaultProxy) -> None:
+def test_appends_reads_and_cursors_survive_refused_connections(proxied_url: str, proxy: FaultProxy) -> None:
     store = open_store(proxied_url)
     with LogWriter.open_or_initialize(store, LOG) as writer, ThreadPoolExecutor(4) as pool:
         writer.append(b"before")

@@ -1,4 +1,4 @@
-"""What the tests' processes and threads do: append from several callers at once, or follow."""
+"""The work of the tests' processes and threads: append from several callers at once, or follow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FOLLOWING = ReaderOptions(poll_s_min=0.005, poll_s_max=0.05)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one writing process is to do; ``appends`` a caller, or for ever; ``waits`` for a word before it begins."""
+    """The work of one writing process; ``appends`` per caller, None for endless; ``waits`` for a message to begin."""
 
     url: str
     journals: Path
@@ -67,7 +67,7 @@ class Teller:
 
 
 def write(connection: Connection, job: Job) -> None:
-    """Append from several callers; say ``open``, ``acked`` at the first acknowledgement, and ``done``."""
+    """Append from several callers; send ``open``, ``acked`` at the first acknowledgement, and ``done``."""
     write_to(open_store(job.url), connection, job)
 
 
@@ -94,7 +94,7 @@ def write_to(store: ObjectStore, connection: Connection, job: Job) -> None:
 
 @dataclass
 class Follower:
-    """A thread that follows the log from its beginning until it is left, and remembers what it read."""
+    """A thread that follows the log from its beginning until the block ends, and keeps the records it read."""
 
     store: ObjectStore
     seen: list[Record] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Follower:
         self._pool.shutdown()
 
     def records(self) -> list[Record]:
-        """Stop following, read what is left, and return all that was read."""
+        """Stop following, read the rest, and return all records read."""
         self._left.set()
         self._following.result()
         return self.seen

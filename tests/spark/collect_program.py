@@ -1,4 +1,4 @@
-"""A deletion on a Spark whose tasks really die and are really run again, and that two jobs do at once.
+"""A deletion by two Spark jobs at once, whose tasks are killed and run again.
 
 Arguments: the store's URL, the log, the garbage document's path, a folder for marks.
 """
@@ -35,7 +35,7 @@ DELETES = 3
 
 @dataclass(frozen=True, slots=True)
 class DyingWork:
-    """Takes its process along at the third delete, whenever a task is run for the first time."""
+    """Kills its process at the third delete of each task's first attempt."""
 
     options: CollectorOptions
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on two cores that knows how to read logs."""
+    """A session on two cores that can read logs."""
     session = local_session("wal3-tests", cores=2)
     session.sparkContext.setLogLevel("OFF")
     yield session

@@ -1,4 +1,4 @@
-"""Logs for the tests, and what maintenance does to them."""
+"""Logs for the tests, and maintenance steps on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Message, WriterOptions
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import fragment_path
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import Done, log_store
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per
 
 
 def fill(store: ObjectStore, log: str, *, fragments: int, snapshots: SnapshotOptions | None = None) -> None:
-    """Append ten records a fragment; every third has a key, every ninth is a tombstone."""
+    """Append ten records per fragment; every third has a key, every ninth is a tombstone."""
     options = WriterOptions(snapshots=snapshots or SnapshotOptions())
     with LogWriter.open_or_initialize(store, log, options=options) as writer:
         for fragment in range(fragments):
@@ -37,7 +37,7 @@ def fill(store: ObjectStore, log: str, *, fragments: int, snapshots: SnapshotOpt
 
 
 def message(log: str, number: int) -> Message:
-    """The record that ``fill`` appends as its ``number``-th."""
+    """Message number ``number`` that ``fill`` appends."""
     body = f"{log} {number}".encode()
     return Message(None if number % 9 == 0 else body, b"%d" % number if number % 3 == 0 else None)
 
@@ -48,20 +48,20 @@ def pointers(store: ObjectStore, log: str) -> list[FragmentPointer]:
 
 
 def collect(store: ObjectStore, log: str, count: int) -> None:
-    """Do as garbage collection does with the first fragments: prune them, then delete them."""
+    """Prune and delete the first fragments, as garbage collection does."""
     manifests, found = _load(store, log)
     gone, kept = found.manifest.fragments[:count], found.manifest.fragments[count:]
     pruned = found.manifest.pruned
     for pointer in gone:
         pruned += pointer.setsum
-    first = Place(kept[0].first_seq_no, kept[0].start)
+    first = Boundary(kept[0].first_seq_no, kept[0].start)
     _install(manifests, found, replace(_counted(found.manifest, kept), pruned=pruned, first=first))
     for pointer in gone:
         life_store(store, log).delete(pointer.path)
 
 
 def merge(store: ObjectStore, log: str, at: int) -> None:
-    """Do as compaction does with two fragments: put one in their place, then delete them."""
+    """Replace two fragments by one and delete them, as compaction does."""
     manifests, found = _load(store, log)
     fragments = found.manifest.fragments
     first, second = fragments[at : at + 2]

@@ -1,4 +1,4 @@
-"""What a user writes: a session of one's own, the data source, and a verification. Run by test_session.py."""
+"""A user's program: its own session, the data source, and a verification. Run by test_session.py."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A bad name beside a good log: jobs over many logs serve the log, and tell of the name."""
+"""A bad name beside a good log: jobs over many logs serve the log and report the name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tests.bad_names import BAD, GOOD, KINDS, Badness, deny, spoil
 from tests.spark.logs import TREE, fill
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import CURSOR_FOLDER, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
@@ -36,7 +37,7 @@ ORPHAN = fragment_path(FragmentSeqNo(9000), "00000000deadbeef")
 def _prune(store: ObjectStore, log: str) -> str:
     collector = Collector(store, log, options=AT_ONCE)
     outcome = collector.prune(collector.announce(collector.plan()))
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     return outcome.path
 
 
@@ -49,13 +50,13 @@ def _make(store: ObjectStore, log: str) -> None:
 
 @pytest.fixture(params=Badness)
 def badness(request: pytest.FixtureRequest, local_store: ObjectStore) -> Badness:
-    """Two such logs, one of which goes bad when its documents are named."""
+    """Two such logs, and how the test spoils one of them."""
     for log in BOTH:
         _make(local_store, log)
     return Badness(request.param)
 
 
-def test_every_job_over_both_serves_the_good_log_and_tells_of_the_bad_name(
+def test_every_job_over_both_serves_the_good_log_and_reports_the_bad_name(
     spark: SparkSession, local_url: str, local_store: ObjectStore, badness: Badness
 ) -> None:
     documents = [(log, _prune(local_store, log)) for log in BOTH]
@@ -82,7 +83,7 @@ def test_every_job_over_both_serves_the_good_log_and_tells_of_the_bad_name(
 
 
 @pytest.mark.parametrize("folder", [FRAGMENT_FOLDER, SNAPSHOT_FOLDER, CURSOR_FOLDER])
-def test_part_of_a_log_that_is_denied_is_a_problem_of_that_log_and_the_rest_is_read_back(
+def test_denied_part_of_a_log_is_a_problem_of_that_log_and_the_rest_is_read_back(
     spark: SparkSession, local_url: str, local_store: ObjectStore, folder: str
 ) -> None:
     for log in BOTH:
@@ -100,7 +101,7 @@ def test_part_of_a_log_that_is_denied_is_a_problem_of_that_log_and_the_rest_is_r
     assert read is None or bad.num_fragments == read
 
 
-def test_log_that_is_destroyed_while_its_garbage_is_deleted_keeps_no_other_s_document(
+def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
     spark: SparkSession, local_url: str, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for log in BOTH:
@@ -122,7 +123,7 @@ def test_log_that_is_destroyed_while_its_garbage_is_deleted_keeps_no_other_s_doc
     assert good.refusal is None
 
 
-def test_store_that_does_not_answer_is_everybody_s(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_does_not_answer_fails_every_log(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.0)
     fill(memory_store, GOOD, fragments=1)
     store = FaultyStore(memory_store)

@@ -1,4 +1,4 @@
-"""Filters narrow what is read to exactly what satisfies them, or are left to Spark."""
+"""Filters narrow a read to exactly the records that satisfy them, or are left to Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class Boundary:
     log: str
     offset: int
     timestamp_us: int
@@ -38,7 +38,7 @@ class Place:
 
 LOGS = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-2, 6)
-PLACES = [Place(log, offset, timestamp_us) for log in "abc" for offset in range(6) for timestamp_us in range(6)]
+PLACES = [Boundary(log, offset, timestamp_us) for log in "abc" for offset in range(6) for timestamp_us in range(6)]
 COMPARISONS: dict[type[Filter], Callable[[int, int], bool]] = {
     EqualTo: lambda a, b: a == b,
     EqualNullSafe: lambda a, b: a == b,
@@ -60,7 +60,7 @@ FILTERS = st.one_of(
 )
 
 
-def satisfies(place: Place, condition: Filter) -> bool:
+def satisfies(place: Boundary, condition: Filter) -> bool:
     if isinstance(condition, IsNotNull):
         return True
     value = getattr(place, condition.attribute[0])
@@ -70,7 +70,7 @@ def satisfies(place: Place, condition: Filter) -> bool:
 
 
 @given(st.lists(FILTERS, max_size=5))
-def test_bounds_hold_exactly_what_satisfies_every_filter_taken(filters: list[Filter]) -> None:
+def test_bounds_hold_exactly_the_records_that_satisfy_the_filters(filters: list[Filter]) -> None:
     bounds = Bounds()
     for condition in filters:
         narrowed = apply_filter(bounds, condition)
@@ -83,7 +83,7 @@ def test_bounds_hold_exactly_what_satisfies_every_filter_taken(filters: list[Fil
     assert not (inside and bounds.empty)
 
 
-def holds(bounds: Bounds, place: Place) -> bool:
+def holds(bounds: Bounds, place: Boundary) -> bool:
     return (
         bounds.wants(place.log)
         and bounds.offsets.start <= place.offset < bounds.offsets.limit
@@ -91,7 +91,7 @@ def holds(bounds: Bounds, place: Place) -> bool:
     )
 
 
-def test_filters_that_bounds_can_not_express_are_left_to_spark() -> None:
+def test_filters_that_bounds_cannot_express_are_left_to_spark() -> None:
     for condition in (
         Not(EqualTo(("offset",), 3)),
         In(("offset",), (1, 3)),

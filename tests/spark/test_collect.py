@@ -1,4 +1,4 @@
-"""Collection as Spark jobs finds and deletes what the collector finds and the deleter deletes, in many logs at once."""
+"""Spark jobs plan and delete in many logs exactly what the collector and the deleter do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter, Part
+from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter, Part
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
-from wal3_core.spark.collect_survey import Survey, survey_log
 from wal3_core.spark.collect_task import to_text
 from wal3_core.storage.object_store import Done
 
@@ -42,12 +43,12 @@ def cursor(store: ObjectStore, log: str, offset: int) -> None:
 
 
 def prune(store: ObjectStore, log: str) -> tuple[str, set[str]]:
-    """Prune what lies below the log's cursors; return the garbage document's path, and all that goes with it."""
+    """Prune below the log's cursors; return the garbage document's path, and all paths that are to be deleted."""
     collector = Collector(store, log, options=AT_ONCE)
     plan = collector.plan()
     doomed = set(collector.objects(plan))
     outcome = collector.prune(collector.announce(plan))
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     return outcome.path, doomed | {outcome.path}
 
 
@@ -73,13 +74,13 @@ def referred(store: ObjectStore, log: str) -> set[str]:
 
 
 def leave_orphan(store: ObjectStore, log: str, seq_no: int) -> str:
-    """Leave what a writer leaves that died before its commit."""
+    """Upload a fragment as a writer that dies before its commit."""
     path = fragment_path(FragmentSeqNo(seq_no), "00000000deadbeef")
     assert isinstance(life_store(store, log).create(path, b"never committed"), Done)
     return path
 
 
-def test_plans_of_many_logs_are_what_the_collector_plans_and_a_bad_log_hides_no_other(
+def test_plans_of_many_logs_equal_the_collector_s_and_a_bad_log_hides_no_other(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     for log in ("a/deep", "plain", "all-read", "unclaimed", "damaged", "idle"):
@@ -110,7 +111,7 @@ def test_plans_of_many_logs_are_what_the_collector_plans_and_a_bad_log_hides_no_
     assert "expected to collect at most 90% of its bytes, found 100.0%" in refusal.message
 
 
-def test_survey_survives_the_way_from_executor_to_driver(local_store: ObjectStore) -> None:
+def test_survey_reads_back_from_its_text(local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=4)
     cursor(local_store, "a", 25)
     fill(local_store, "a", fragments=1)
@@ -124,7 +125,7 @@ def test_survey_survives_the_way_from_executor_to_driver(local_store: ObjectStor
 
 
 @pytest.mark.parametrize("snapshots", [True, False], ids=["tree", "flat"])
-def test_what_was_pruned_is_deleted_by_a_job_and_nothing_else(
+def test_job_deletes_what_was_pruned_and_nothing_else(
     spark: SparkSession,
     local_url: str,
     local_store: ObjectStore,
@@ -149,7 +150,7 @@ def test_what_was_pruned_is_deleted_by_a_job_and_nothing_else(
     assert [each.deleted.num_deleted for each in again] == [0, 0]
 
 
-def test_tasks_that_die_half_way_and_run_again_or_twice_come_to_the_same(
+def test_tasks_that_die_half_way_and_run_again_or_twice_delete_the_same(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=45, snapshots=TREE)
@@ -158,7 +159,7 @@ def test_tasks_that_die_half_way_and_run_again_or_twice_come_to_the_same(
     kept = objects(local_store, "a") - doomed
     deleter = Deleter(local_store, "a", options=AT_ONCE)
     (garbage,) = deleter.pending()
-    # Children before their snapshot, as a task that dies half way leaves it.
+    # Children before their snapshot, as a task that dies half way leaves them.
     for each in random.Random(5).sample(sorted(one for one in doomed if one.startswith(FRAGMENT_FOLDER)), 9):
         life_store(local_store, "a").delete(each)
     deleter.delete_part(path, Part(dropped=garbage.dropped[:2]))
@@ -194,7 +195,7 @@ def test_tasks_that_spark_runs_again_and_jobs_that_run_twice_at_once_delete_the_
     assert scrub(local_store, "a").sound
 
 
-def test_nothing_is_deleted_before_its_time_nor_for_a_log_that_is_refused_and_the_others_are_served(
+def test_nothing_is_deleted_early_or_for_a_refused_log_and_the_others_are_served(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     for log in ("ready", "dangling", "damaged"):
@@ -202,7 +203,7 @@ def test_nothing_is_deleted_before_its_time_nor_for_a_log_that_is_refused_and_th
         cursor(local_store, log, 35)
     documents = [(log, prune(local_store, log)[0]) for log in ("ready", "dangling", "damaged")]
     before = {log: objects(local_store, log) for log, _ in documents}
-    # As a process leaves it that dies between creating a cursor and looking whether it came too late.
+    # As left by a process that dies after creating a cursor and before checking whether it came too late.
     held = life_store(local_store, "dangling").read("cursor/reader.json")
     assert held is not None
     low = replace(Cursor.from_bytes(held, what="held"), position=LogPosition(1, 0)).to_bytes()
@@ -220,7 +221,7 @@ def test_nothing_is_deleted_before_its_time_nor_for_a_log_that_is_refused_and_th
     assert {log: objects(local_store, log) for log in kinds} == {log: before[log] for log in kinds}
 
 
-def test_what_a_pin_holds_stays_and_its_document_with_it(
+def test_pinned_objects_stay_and_their_document_with_them(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=12, snapshots=TREE)
@@ -242,7 +243,7 @@ def test_what_a_pin_holds_stays_and_its_document_with_it(
     assert objects(local_store, "a") == others
 
 
-def test_orphans_of_many_logs_are_what_the_deleter_lists_folder_by_folder(
+def test_orphans_of_many_logs_equal_the_deleter_s(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     orphans = {}
@@ -269,17 +270,17 @@ def test_orphans_of_many_logs_are_what_the_deleter_lists_folder_by_folder(
     assert [meta.path for meta in few[0].objects] == paths["a"][:2]
 
 
-def test_condemned_orphans_are_deleted_by_a_job_but_one_that_came_to_be_referred_to_stays(
+def test_job_deletes_marked_orphans_except_one_that_is_referred_to_again(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=3)
     orphans = [leave_orphan(local_store, "a", seq_no) for seq_no in (3, 5000)]
     held = min(referred(local_store, "a"))
-    condemned = Collector(local_store, "a", options=AT_ONCE).condemn([*orphans, held], "a test")
-    assert isinstance(condemned, Pruned)
+    marked = Collector(local_store, "a", options=AT_ONCE).mark_orphans([*orphans, held], "a test")
+    assert isinstance(marked, Marked)
 
     left = list_orphans(spark, local_url, ["a"], AT_ONCE)
-    (deletion,) = delete_objects(spark, local_url, [("a", condemned.path)], AT_ONCE)
+    (deletion,) = delete_objects(spark, local_url, [("a", marked.path)], AT_ONCE)
 
     assert left[0].objects == ()
     assert deletion.deleted.finished

@@ -1,4 +1,4 @@
-"""A long log is cut into tasks without a look at each of its fragments, at the very places where such a look would."""
+"""A long log is cut into tasks without reading every pointer, at the same places as if all were read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.source import _plan_log
 from wal3_core.spark.tasks import cost, group
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def planned(store: ObjectStore, bounds: Bounds = Bounds()) -> list[Piece]:  # no
 
 
 def seq_nos(store: ObjectStore, piece: Piece) -> Iterator[int]:
-    """The fragments that a task comes to by way of a piece."""
+    """The fragments that a task reads for a piece."""
     if piece.opened:
         return
     if isinstance(piece.pointer, FragmentPointer):
@@ -57,7 +57,7 @@ def seq_nos(store: ObjectStore, piece: Piece) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 699, 700, 5000])
-def test_cuts_are_those_that_all_fragments_in_a_row_would_give(long_log: MemoryStore, count: int) -> None:
+def test_cuts_equal_those_of_one_list_of_all_fragments(long_log: MemoryStore, count: int) -> None:
     fragments = LogReader.open(long_log, "a").scan()
     expected = group(
         [pointer.seq_no for pointer in fragments], [cost(pointer.num_bytes) for pointer in fragments], count
@@ -74,7 +74,7 @@ def test_cuts_are_those_that_all_fragments_in_a_row_would_give(long_log: MemoryS
 def test_plan_opens_the_snapshots_that_a_task_begins_in_and_holds_no_pointer_for_each_fragment(
     long_log: MemoryStore, count: int
 ) -> None:
-    """The driver loaded every snapshot and held every fragment's pointer."""
+    """The driver once loaded every snapshot and held every fragment's pointer."""
     store = CountingStore(long_log)
 
     pieces = planned(store)
@@ -87,7 +87,7 @@ def test_plan_opens_the_snapshots_that_a_task_begins_in_and_holds_no_pointer_for
     assert len(cuts) <= len(pieces) + (count - 1) * fan_outs
 
 
-def test_bounds_open_the_snapshots_on_their_edges_alone(long_log: MemoryStore) -> None:
+def test_bounds_open_only_the_snapshots_at_their_edges(long_log: MemoryStore) -> None:
     fragments = LogReader.open(long_log, "a").scan()
     first, last = fragments[123].start.timestamp_us, fragments[456].start.timestamp_us
     for bounds in (
@@ -103,8 +103,8 @@ def test_bounds_open_the_snapshots_on_their_edges_alone(long_log: MemoryStore) -
 
 
 @pytest.mark.parametrize("spoil", ["delete", "damage"])
-def test_snapshot_that_can_not_be_opened_is_left_to_its_task(spoil: str) -> None:
-    """That one finds its replacement, or says what is wrong."""
+def test_snapshot_that_cannot_be_opened_is_left_to_its_task(spoil: str) -> None:
+    """The task finds its replacement, or reports the error."""
     store = MemoryStore(shared_runtime())
     Grower(store, tree=TREE, real=False).grow(200)
     victim = LogReader.open(store, "a").manifest().snapshots[0]
@@ -120,7 +120,7 @@ def test_snapshot_that_can_not_be_opened_is_left_to_its_task(spoil: str) -> None
     assert not any(piece.opened for piece in placed if piece.pointer == victim)
 
 
-def test_snapshots_are_opened_side_by_side(long_log: MemoryStore) -> None:
+def test_snapshots_are_opened_in_parallel(long_log: MemoryStore) -> None:
     at_once: list[int] = []
     under_way = [0]
 

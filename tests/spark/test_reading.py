@@ -1,4 +1,4 @@
-"""What a task does when maintenance comes between planning and reading, and what is refused beforehand."""
+"""Reads with maintenance between planning and reading, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pyspark.sql.types import StructType
 from tests.spark.logs import collect, fill, merge, pointers
 from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
-from wal3_core.log.reader import FragmentMissingError
-from wal3_core.model.manifest import Manifest, Place
+from wal3_core.log.read.reader import FragmentMissingError
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_fragments_replaced_under_a_running_task_are_read_from_their_replacement
     assert found == [*range(1, 91)]
 
 
-def test_time_range_cuts_through_a_fragment_that_stands_for_several(
+def test_time_range_cuts_through_a_compacted_fragment(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=4)
@@ -145,10 +146,11 @@ def test_log_that_became_shorter_is_an_error_and_never_a_short_list(
 
     fill(local_store, "a", fragments=2)
 
-    with pytest.raises(LogError, match="expected log .*, found log .* under its name: destroyed and begun anew"):
+    with pytest.raises(LogError, match="expected log .*, found log .* under its name: destroyed and created again"):
         offsets(reader, tasks)
 
 
+@pytest.mark.slow
 def test_tasks_pickle_small_however_many_fragments_they_read(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
@@ -169,11 +171,11 @@ def test_from_offset_beyond_the_end_is_refused(plan: Callable[..., LogSourceRead
         planned(plan(log="a", from_offset=12))
 
 
-def test_offsets_that_a_long_can_not_hold_are_refused(
+def test_offsets_that_a_long_cannot_hold_are_refused(
     plan: Callable[..., LogSourceReader], local_store: ObjectStore
 ) -> None:
     initial = Manifest.initial(log_id=LOG_ID, writer="test", timestamp_us=1)
-    place = Place(initial.first.seq_no, LogPosition(2**63 - 2, 1))
+    place = Boundary(initial.first.seq_no, LogPosition(2**63 - 2, 1))
     manifests = ManifestStore(log_store(local_store, "a"), shared_runtime())
     manifests.initialize(replace(initial, first=place, next=place))
     with LogWriter.open(local_store, "a") as writer:

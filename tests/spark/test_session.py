@@ -31,7 +31,7 @@ def test_plain_session_in_an_environment_that_is_not_activated_reads_local_and_s
 
     outcome = subprocess.run(
         [sys.executable, str(SCRIPT), local_url, s3_url],
-        # Nothing of the environment but Java and a system's own Python, if there is one.
+        # Only Java and the system's own Python, if there is one.
         env={**away, "PATH": f"/usr/bin:/bin:{Path(java).parent}", "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
@@ -52,5 +52,5 @@ def test_only_a_local_session_is_bound_to_this_machine() -> None:
     assert local["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in cluster
     assert cluster["spark.sql.session.timeZone"] == local["spark.sql.session.timeZone"] == "UTC"
-    # It makes Spark give wrong results from a frame that is used twice.
+    # With it Spark gives wrong results from a frame that is used twice.
     assert "spark.sql.python.filterPushdown.enabled" not in {*local, *cluster}

@@ -1,4 +1,4 @@
-"""``spark.read.format("wal3")`` gives what LogReader gives, and reads no more than it must."""
+"""``spark.read.format("wal3")`` gives the same records as LogReader, and reads no more than it must."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.bad_names import BAD, GOOD, KINDS, Badness, cut_copy_short, spoil
 from tests.spark.logs import PER_FRAGMENT, fill, pointers
 from tests.stores import damage, life_store
 from wal3_core import LogReader, open_store
-from wal3_core.log.copier import LogAt, copy
+from wal3_core.log.maintain.copier import LogAt, copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,7 +173,7 @@ def check_uses(frame: DataFrame) -> None:
     assert offsets(low.union(high)) == [*range(1, 5), *range(21, 31)]
 
 
-def test_pushing_filters_wants_sparks_consent(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
+def test_pushing_filters_needs_spark_s_configuration(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=1)
 
     with pytest.raises(PySparkException, match=PUSH_DOWN):
@@ -215,7 +215,7 @@ def test_time_range_reads_only_the_fragments_that_hold_it(
         life_store(local_store, "a").delete(fragments[number].path)
     damage(life_store(local_store, "a"), fragments[1].path)
 
-    # A fragment whose last record is of the very microsecond the range starts at would be read.
+    # A fragment whose last record has the microsecond at which the range starts would be read.
     assert fragments[1].limit.timestamp_us < start
     assert offsets(read(log="a", from_timestamp_us=start, to_timestamp_us=limit)) == [*range(21, 41)]
     assert offsets(read(log="a", from_timestamp_us=start, to_timestamp_us=limit, from_offset=5)) == [*range(21, 41)]
@@ -235,9 +235,7 @@ def test_prefix_reads_a_log_and_those_below_it(read: Callable[..., DataFrame], l
     assert read(logs="b, a/x,b").count() == 2 * PER_FRAGMENT
 
 
-def test_copy_that_is_not_finished_is_left_out_of_a_prefix_until_it_is(
-    read: Callable[..., DataFrame], local_store: ObjectStore
-) -> None:
+def test_unfinished_copy_is_left_out_of_a_prefix(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a/good", fragments=1)
     cut_copy_short(local_store, "a/good", "a/copies/one")
 
@@ -251,7 +249,7 @@ def test_copy_that_is_not_finished_is_left_out_of_a_prefix_until_it_is(
 
 
 @pytest.mark.parametrize("badness", [Badness.DENIED, Badness.DAMAGED, Badness.LOST])
-def test_log_that_can_not_be_read_fails_the_read_of_a_prefix(
+def test_log_that_cannot_be_read_fails_the_read_of_a_prefix(
     read: Callable[..., DataFrame], local_store: ObjectStore, badness: Badness
 ) -> None:
     for log in (BAD, GOOD):
@@ -262,7 +260,7 @@ def test_log_that_can_not_be_read_fails_the_read_of_a_prefix(
         read(prefix="").count()
 
 
-def test_schema_of_the_user_says_what_is_read(
+def test_schema_of_the_user_selects_the_columns(
     spark: SparkSession, local_url: str, local_store: ObjectStore, read: Callable[..., DataFrame]
 ) -> None:
     fill(local_store, "a", fragments=2)
@@ -315,7 +313,7 @@ def test_log_without_records_is_an_empty_frame(read: Callable[..., DataFrame], l
     assert read(log="a", from_offset=1).count() == 0
 
 
-def test_log_that_is_not_there_fails(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
+def test_missing_log_fails(read: Callable[..., DataFrame], local_store: ObjectStore) -> None:
     fill(local_store, "a", fragments=1)
 
     with pytest.raises(PySparkException, match="initialize the log first"):

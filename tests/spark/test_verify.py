@@ -1,4 +1,4 @@
-"""Verification as a Spark job finds what scrub finds, in many logs at once."""
+"""Verification as a Spark job reports the same as scrub, for many logs at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wal3_core.spark.verify_plan import plan_log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from wal3_core.log.scrub import Problem, ScrubReport
+    from wal3_core.log.read.scrub import Problem, ScrubReport
     from wal3_core.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.spark
@@ -62,7 +62,7 @@ def test_sound_logs_are_counted_as_scrub_counts_them_in_the_order_given(
     assert [report.num_records for report in reports] == [0, 450, 30, 450]
 
 
-def test_every_bad_object_is_named_and_all_else_is_counted(
+def test_every_bad_object_is_named_and_the_others_are_counted(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "sound", fragments=3)
@@ -108,7 +108,7 @@ def test_lost_and_damaged_snapshots_are_named_once_and_the_rest_is_read(
     assert unordered(report) == unordered(scrub(local_store, "deep"))
 
 
-def test_fragment_collected_meanwhile_is_no_problem(
+def test_fragment_collected_during_verification_is_no_problem(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=4)
@@ -122,7 +122,7 @@ def test_fragment_collected_meanwhile_is_no_problem(
     assert report.num_records == 30
 
 
-def test_log_whose_fragments_were_replaced_meanwhile_is_read_again(
+def test_log_whose_fragments_were_replaced_during_verification_is_read_again(
     spark: SparkSession, local_url: str, local_store: ObjectStore
 ) -> None:
     fill(local_store, "a", fragments=4)
@@ -159,6 +159,6 @@ def test_no_logs_make_no_reports(spark: SparkSession, local_url: str) -> None:
     assert verify_logs(spark, local_url, []) == []
 
 
-def test_store_that_workers_can_not_open_is_refused(spark: SparkSession) -> None:
+def test_store_that_workers_cannot_open_is_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidRequestError, match="expected one that Spark's workers can open"):
         verify_logs(spark, "memory:x", ["a"])

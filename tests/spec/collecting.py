@@ -1,4 +1,4 @@
-"""What the tests of collection share: a log with a tree of both depths, and a store with a clock of its own."""
+"""Shared by the tests of collection: a log whose tree has both depths, and a store with its own clock."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogReader, LogWriter
-from wal3_core.log.collection import Collection, collect
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleted, Deleter
+from wal3_core.log.collect.collection import CollectionReport, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import Done, FolderStore, log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import Buffer, Etag, ObjectMeta, ObjectStore, PutOutcome
 
 LOG = "a"
 TEN_YEARS_S = 10 * 365 * 24 * 3600
-# The smallest tree there is; no interval ends while a test runs.
+# The smallest tree possible; no interval ends while a test runs.
 SMALL = SnapshotOptions(
     fragments_per_snapshot=2,
     fragments_kept=2,
@@ -41,7 +41,7 @@ SMALL = SnapshotOptions(
     snapshot_pointers_max=2,
     gc_interval_s=TEN_YEARS_S,
 )
-# A writer that rolls nothing, and makes a fragment of each record.
+# Rolls nothing and makes a fragment of each record.
 UNROLLED = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9, retry=QUICK)
@@ -49,13 +49,9 @@ DAY_S = 24 * 60 * 60.0
 LATER = replace(NOW, interval_s=DAY_S)
 
 
-class Crashed(BaseException):
-    """The process is gone."""
-
-
 @dataclass
 class ClockStore(FaultyStore):
-    """A store with a clock of its own, which only a test moves."""
+    """A store whose clock only a test moves."""
 
     now_us: int = field(default_factory=lambda: time.time_ns() // 1000)
     changed_us: dict[str, int] = field(default_factory=dict)
@@ -70,7 +66,7 @@ class ClockStore(FaultyStore):
         return self._changed(path, lambda: super(ClockStore, self).replace(path, data, etag))
 
     def _changed(self, path: str, apply: Callable[[], PutOutcome]) -> PutOutcome:
-        # Known before it is there: whoever lists finds it at any moment. One that goes unanswered may be there, or not.
+        # Noted before the write, because a listing may see it at any moment. An unanswered write may have been applied.
         self.changed_us.setdefault(path, self.now_us)
         outcome = apply()
         if isinstance(outcome, Done):
@@ -79,18 +75,18 @@ class ClockStore(FaultyStore):
 
     def head(self, path: str) -> ObjectMeta | None:
         found = super().head(path)
-        return None if found is None else self._told(found)
+        return None if found is None else self._dated(found)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        return map(self._told, super().list_objects(folder, start_after=start_after))
+        return map(self._dated, super().list_objects(folder, start_after=start_after))
 
-    def _told(self, found: ObjectMeta) -> ObjectMeta:
-        # What was written past this store is as old as it was first seen.
+    def _dated(self, found: ObjectMeta) -> ObjectMeta:
+        # An object written without this store is as old as its first sighting here.
         return replace(found, last_modified_us=self.changed_us.setdefault(found.path, self.now_us))
 
 
 class Later:
-    """Lets something happen just before one of a FaultyStore's requests, and remembers that it did."""
+    """Runs an action just before one of a FaultyStore's requests, and records that it ran."""
 
     def __init__(self, store: FaultyStore, number: int, act: Callable[[], object]) -> None:
         self.happened = False
@@ -116,7 +112,7 @@ def append(store: ObjectStore, count: int, *, log: str = LOG) -> None:
 
 
 def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG) -> None:
-    """Roll the manifest's fragments into snapshots, as a writer with these options would, up to depth 2."""
+    """Roll the manifest's fragments into snapshots up to depth 2, as a writer with these options would."""
     manifests = ManifestStore(log_store(store, log), shared_runtime())
     trees = SnapshotStore(manifests, shared_runtime(), loaded_max=64)
     base = manifests.load()
@@ -131,7 +127,7 @@ def roll(store: ObjectStore, options: SnapshotOptions = SMALL, *, log: str = LOG
 
 
 def plant(store: ObjectStore, *, cursor: int | None = None, log: str = LOG) -> None:
-    """Make a log of 20 fragments with a tree of both depths and no orphans, and a cursor if wanted.
+    """Make a log of 20 fragments with a tree of both depths, no orphans, and a cursor if one is given.
 
     ((1 2) (3 4)) ((5 6) (7 8)) ((9 10) (11 12)) ((13 14) (15 16)) (17 18) 19 20
     """
@@ -143,7 +139,7 @@ def plant(store: ObjectStore, *, cursor: int | None = None, log: str = LOG) -> N
 
 
 def sweep(store: ObjectStore, *, log: str = LOG) -> None:
-    """Delete the snapshots that went into others."""
+    """Delete the snapshots that were rolled into others."""
     for path in held(store, log=log) - reachable(store, log=log):
         life_store(store, log).delete(path)
 
@@ -159,7 +155,7 @@ def place(store: ObjectStore, offset: int, name: str = "reader", *, log: str = L
 
 
 def abandon_cursor(store: ObjectStore, name: str, offset: int) -> None:
-    """Write a cursor as whoever creates it does, who then dies before looking at the manifest."""
+    """Write a cursor as a creator that crashes before it reads the manifest."""
     faulty = FaultyStore(store)
     written: list[str] = []
 
@@ -175,17 +171,13 @@ def abandon_cursor(store: ObjectStore, name: str, offset: int) -> None:
     assert written
 
 
-def manifest_of(store: ObjectStore, *, log: str = LOG) -> Manifest:
-    return LogReader.open(store, log).manifest()
-
-
 def offsets(store: ObjectStore, *, log: str = LOG) -> list[int]:
-    """The offsets of all records that can be read, each checked against its fragment's setsum."""
+    """The offsets of all readable records, each checked against its fragment's setsum."""
     return [record.offset for record in LogReader.open(store, log).records()]
 
 
 def every_pointer(store: ObjectStore, pointers: Sequence[Pointer], *, log: str = LOG) -> Iterator[Pointer]:
-    """All pointers that some lead to, themselves among them."""
+    """All pointers reachable from these, including these."""
     manifests = ManifestStore(log_store(store, log), shared_runtime())
     snapshots = SnapshotStore(manifests, shared_runtime(), loaded_max=0)
     for pointer in pointers:
@@ -195,22 +187,22 @@ def every_pointer(store: ObjectStore, pointers: Sequence[Pointer], *, log: str =
 
 
 def reachable(store: ObjectStore, *, log: str = LOG) -> set[str]:
-    """The fragments and snapshots that the manifest leads to."""
+    """The fragments and snapshots that the manifest refers to."""
     return {pointer.path for pointer in every_pointer(store, manifest_of(store, log=log).pointers, log=log)}
 
 
 def held(store: ObjectStore, *, log: str = LOG) -> set[str]:
-    """The fragments and snapshots that are there."""
+    """The stored fragments and snapshots."""
     inside = life_store(store, log)
     return {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
 
 
 def documents(store: ObjectStore, *, log: str = LOG) -> list[str]:
-    """The garbage documents that are there."""
+    """The stored garbage documents."""
     return [meta.path for meta in Deleter(store, log).documents()]
 
 
-def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> Collection:
+def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> CollectionReport:
     """Collect the log once."""
     return collect(store, LOG, options=options, **more)  # type: ignore[arg-type]
 
@@ -228,13 +220,13 @@ def prune(store: ObjectStore, options: CollectorOptions = NOW) -> str:
     return path
 
 
-def delete(store: ObjectStore, path: str, options: CollectorOptions = NOW) -> Deleted:
+def delete(store: ObjectStore, path: str, options: CollectorOptions = NOW) -> DeletionReport:
     """Delete what a garbage document names."""
     return Deleter(store, LOG, options=options).delete(path)
 
 
 def count_requests(store: FaultyStore, act: Callable[[], object]) -> int:
-    """How many requests something makes."""
+    """How many requests an action makes."""
     seen: list[str] = []
     store.before = lambda kind, _path: seen.append(kind)
     act()
@@ -246,7 +238,7 @@ def crash() -> None:
 
 
 def planted(options: CollectorOptions = NOW) -> tuple[MemoryStore, int]:
-    """A log for each try to begin with, and how many requests its collection takes."""
+    """A log that each attempt starts from, and how many requests its collection makes."""
     template = MemoryStore(shared_runtime())
     plant(template, cursor=12)
     faulty = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
@@ -254,7 +246,7 @@ def planted(options: CollectorOptions = NOW) -> tuple[MemoryStore, int]:
 
 
 def replant(template: MemoryStore, store: ObjectStore, number: int) -> ObjectStore:
-    """Put what another store holds into a place of its own."""
+    """Copy the content of another store into a folder of its own."""
     place = FolderStore(store, f"run{number}/")
     for meta in template.list_objects(""):
         place.create(meta.path, template.read(meta.path) or b"")
@@ -262,5 +254,5 @@ def replant(template: MemoryStore, store: ObjectStore, number: int) -> ObjectSto
 
 
 def stride(store: ObjectStore) -> int:
-    """Every place in memory; on stores that take longer some, which differ in what they answer and not in where."""
+    """The step between requests to try: all in memory, some on slower stores, where only the answers differ."""
     return 1 if store.url.startswith("memory:") else 11

@@ -1,4 +1,4 @@
-"""What the tests of copying share: logs to copy, and looks at what came of it."""
+"""Shared by the tests of copying: logs to copy, and views of the result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 
 from tests.stores import life_store
 from wal3_core import LogReader, LogWriter, Record
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions, WriterOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
 FEW = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
@@ -28,7 +27,7 @@ def fill(store: ObjectStore, log: str, count: int) -> None:
 
 
 def grow(store: ObjectStore, log: str) -> int:
-    """Make a log with a tree of both depths; returns how many records it has."""
+    """Make a log whose tree has both depths; return its number of records."""
     LogWriter.initialize(store, log)
     reader = LogReader.open(store, log)
     with LogWriter.open(store, log, options=FEW) as writer:
@@ -39,16 +38,12 @@ def grow(store: ObjectStore, log: str) -> int:
     pytest.fail("a thousand fragments made no tree of both depths")
 
 
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
-
-
 def records(store: ObjectStore, log: str) -> list[Record]:
     return list(LogReader.open(store, log).records())
 
 
 def collect(store: ObjectStore, log: str, offset: int) -> None:
-    """Let the log begin at ``offset``, and delete what lies below."""
+    """Advance the log's first record to ``offset`` and delete everything below."""
     collector = Collector(store, log, options=NOW)
     path = collector.announce(collector.plan(offset))
     collector.prune(path)
@@ -60,11 +55,11 @@ def paths(store: ObjectStore, log: str) -> set[str]:
 
 
 def fragments(store: ObjectStore, log: str) -> dict[str, bytes | None]:
-    """Bytes of all fragments that lie there, by their paths within the life's folder."""
+    """The bytes of all stored fragments, by path within the life's folder."""
     inside = life_store(store, log)
     return {meta.path: inside.read(meta.path) for meta in inside.list_objects("log/")}
 
 
 def data(store: ObjectStore, log: str) -> dict[str, bytes | None]:
-    """Bytes of all that lies under the log's root."""
+    """The bytes of all objects under the log's root."""
     return {path: store.read(f"{log}/{path}") for path in paths(store, log)}

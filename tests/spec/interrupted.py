@@ -1,8 +1,8 @@
-"""A program: interrupts a call in the main thread at every place where Python would, one after another.
+"""A program that interrupts a call in the main thread at every place where Python can, one after another.
 
-When a function begins, when one written in C has returned, and after a jump back, CPython looks whether
-a signal came; there and nowhere else Ctrl-C raises. The trace raises at the instruction that follows, so
-places where that has another handler are left out. Prints how many places there were.
+CPython checks for signals when a function begins, when a C function has returned, and after a backward jump;
+Ctrl-C raises only there. The trace raises at the following instruction, so it leaves out a place whose following
+instruction has another handler. Prints the number of places.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core import ClosedError, InvalidRequestError, LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ ANSWER_S_MAX = 30
 
 
 def handler(code: CodeType, offset: int) -> int | None:
-    """Where an exception raised at an instruction goes in its function."""
+    """The handler within its function of an exception raised at an instruction."""
     entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
 
@@ -48,14 +48,14 @@ class Interrupter:
     def trace(self, frame: FrameType, event: str, _: object) -> Callable[..., object]:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "call" and frame.f_back in self._before and frame.f_code.co_name != "__init__":
-            # A function written in Python returns to its caller without a look; a class is called through C.
+            # Returning from a Python function does not check for signals; a class is called through C.
             del self._before[frame.f_back]
         if event == "opcode":
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             before, at = self._before.get(frame, ("", 0))
             self._before[frame] = name, frame.f_lasti
             checked = before in CHECKED or before.startswith("POP_JUMP_BACKWARD")
-            # Of the two instructions that make a call, either may be the one that does.
+            # Either of the two instructions of a call may be the one that calls.
             if checked and name != "CALL" and handler(frame.f_code, at) == handler(frame.f_code, frame.f_lasti):
                 self.left -= 1
                 if self.left == 0:
@@ -63,7 +63,7 @@ class Interrupter:
         return self.trace
 
     def come(self) -> None:
-        """Do what comes at that place."""
+        """Act at the chosen place."""
         raise KeyboardInterrupt
 
     def interrupts(self, action: Callable[[], object]) -> bool:
@@ -74,7 +74,7 @@ class Interrupter:
         except KeyboardInterrupt:
             return True
         except RuntimeError as error:
-            # What waited for a lock to come back was interrupted while it had none.
+            # A wait to reacquire a lock was interrupted while the lock was not held.
             if not isinstance(error.__context__, KeyboardInterrupt):
                 raise
             return True
@@ -84,7 +84,7 @@ class Interrupter:
 
 
 class Caller(Interrupter):
-    """Makes a call at the n-th place, as a signal's handler does; it may be refused there."""
+    """Makes a call at the n-th place, as a signal handler does; the call may be refused there."""
 
     def __init__(self, number: int, call: Callable[[], object]) -> None:
         super().__init__(number)
@@ -96,7 +96,7 @@ class Caller(Interrupter):
 
 
 def answered(action: Callable[[], object]) -> None:
-    """Do something in another thread, which must not hang."""
+    """Run an action in another thread; it must not hang."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(ANSWER_S_MAX)
@@ -104,7 +104,7 @@ def answered(action: Callable[[], object]) -> None:
 
 
 class HeldStore(MemoryStore):
-    """Holds uploads of fragments back for a moment, once told to."""
+    """Delays uploads of fragments for a moment while switched on."""
 
     gate: threading.Event | None = None
 
@@ -135,8 +135,8 @@ def append_and_follow(writer: LogWriter, reader: LogReader) -> None:
 
 
 def survives(kind: str, number: int) -> bool:
-    """Interrupt a call at its n-th place, and check that all goes on; False when there is no such place."""
-    # A writer and workers of its own for each: the first call of all has the most to do.
+    """Interrupt a call at its n-th place and check that everything still works; False when there is no such place."""
+    # A writer and workers for each place: the first call has the most to do.
     with ThreadRuntime(workers_max=4) as runtime:
         store = HeldStore(runtime)
         options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
@@ -152,8 +152,8 @@ def survives(kind: str, number: int) -> bool:
         if kind == "flush":
             store.hold()
             settled.append(writer.submit(b"interrupted"))
-            # Only then is the flush the one to wake a worker.
-            while writer._pipeline._woken:
+            # Only then does the flush wake a worker.
+            while writer._pipeline._loop.waker.asked:
                 time.sleep(0.0001)
         interrupted = Interrupter(number).interrupts(calls[kind])
         for future in settled:
@@ -170,7 +170,7 @@ def survives(kind: str, number: int) -> bool:
 
 
 def goes_on(handled: str, number: int) -> bool:
-    """Have a handler call a writer at the n-th place of an append; False when there is no such place."""
+    """Let a signal handler call a writer at the n-th place of an append; False when there is no such place."""
     with ThreadRuntime(workers_max=4) as runtime:
         store = HeldStore(runtime)
         options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
@@ -201,6 +201,6 @@ def main(kind: str, every: int) -> None:
 
 
 if __name__ == "__main__":
-    # What hangs says where.
+    # Print the stacks of whatever hangs.
     faulthandler.dump_traceback_later(ANSWER_S_MAX * 3, repeat=True)
     main(sys.argv[1], int(sys.argv[2]))

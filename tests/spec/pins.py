@@ -1,4 +1,4 @@
-"""Logs that are pinned, collected and reorganised, for the tests of pins."""
+"""Shared by the tests of pins: logs that are pinned, collected and reorganised."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore
 from wal3_core import (
     LogWriter,
     Pin,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleted, Deleter
-from wal3_core.log.references import References
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.references import References
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
-from .copies import FEW, NOW, manifest_of
+from .copies import FEW, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +34,6 @@ if TYPE_CHECKING:
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 
 
-class Crashed(BaseException):
-    """The process is gone."""
-
-
 def fill(store: ObjectStore, log: str, count: int) -> None:
     """Append fragments of one record each."""
     with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
@@ -44,7 +42,7 @@ def fill(store: ObjectStore, log: str, count: int) -> None:
 
 
 def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool]) -> int:
-    """Append fragments of one record each until the manifest is as wanted; returns how many."""
+    """Append fragments of one record each until the manifest satisfies a condition; return their number."""
     with LogWriter.open_or_initialize(store, log, options=FEW) as writer:
         for number in range(1, 1000):
             writer.append(b"%d" % number)
@@ -54,12 +52,12 @@ def append_until(store: ObjectStore, log: str, done: Callable[[Manifest], bool])
 
 
 def grow(store: ObjectStore, log: str) -> int:
-    """Make a log with a tree of both depths; returns how many records it has."""
+    """Make a log whose tree has both depths; return its number of records."""
     return append_until(store, log, lambda manifest: {snapshot.depth for snapshot in manifest.snapshots} == {1, 2})
 
 
 def roll_up(store: ObjectStore, log: str, before: Manifest) -> None:
-    """Append until none of the manifest's snapshots stands in it any more."""
+    """Append until the manifest no longer contains any of its snapshots."""
     old = {pointer.path for pointer in before.snapshots}
     append_until(store, log, lambda manifest: old.isdisjoint(pointer.path for pointer in manifest.snapshots))
 
@@ -70,31 +68,31 @@ def announce(store: ObjectStore, log: str, offset: int) -> str:
 
 
 def prune(store: ObjectStore, log: str, offset: int) -> str:
-    """Let the log begin at ``offset``; returns what says what is to be deleted."""
+    """Advance the log's first record to ``offset``; return the path of the garbage document."""
     path = announce(store, log, offset)
-    assert isinstance(Collector(store, log, options=NOW).prune(path), Pruned)
+    assert isinstance(Collector(store, log, options=NOW).prune(path), Marked)
     return path
 
 
-def collect(store: ObjectStore, log: str, offset: int) -> Deleted:
+def collect(store: ObjectStore, log: str, offset: int) -> DeletionReport:
     return Deleter(store, log, options=NOW).delete(prune(store, log, offset))
 
 
 def collect_orphans(store: ObjectStore, log: str) -> list[str]:
-    """Delete what nothing refers to; returns what that was."""
-    # S3 tells an object's age in whole seconds: what was written within this one is not old enough yet.
+    """Delete the orphans; return their paths."""
+    # S3 reports an object's age in whole seconds: an object of the current second is not old enough yet.
     time.sleep(1.1 if store.url.startswith("s3:") else 0)
     deleter = Deleter(store, log, options=NOW)
     orphans = deleter.orphans()
     if orphans:
-        condemned = Collector(store, log, options=NOW).condemn(orphans, "orphans")
-        assert isinstance(condemned, Pruned)
-        deleter.delete(condemned.path)
+        marked = Collector(store, log, options=NOW).mark_orphans(orphans, "orphans")
+        assert isinstance(marked, Marked)
+        deleter.delete(marked.path)
     return orphans
 
 
 def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
-    """Find every object that a pin leads to."""
+    """Check that every fragment of a pin is stored and held by it."""
     manifests = ManifestStore(log_store(store, log), shared_runtime())
     snapshots, inside = SnapshotStore(manifests, shared_runtime(), loaded_max=64), manifests.objects
     references = References([pin.manifest.pointers], snapshots.load)
@@ -103,7 +101,7 @@ def assert_whole(store: ObjectStore, log: str, pin: Pin) -> None:
 
 
 def racing(store: ObjectStore, when: str, race: Callable[[], None], *, times: int = 1) -> FaultyStore:
-    """Run ``race`` before the pin is written, or between that and the look at the manifest."""
+    """Run ``race`` before the pin is written, or between that and the reading of the manifest."""
     faulty, left, written = FaultyStore(store), [times], [False]
 
     def before(kind: str, path: str) -> None:

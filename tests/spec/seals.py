@@ -1,20 +1,19 @@
-"""What the tests of seals and successors share: logs to seal, and looks at what came of it."""
+"""Shared by the tests of seals and successors: logs to seal, and views of the result."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.spec.logs import manifest_of
 from wal3_core import (
     Limits,
-    LogReader,
     LogWriter,
     records_across,
 )
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.storage.object_store import ObjectStore
 
@@ -25,16 +24,12 @@ def fill(store: ObjectStore, log: str, *bodies: bytes) -> None:
             writer.append(body)
 
 
-def manifest_of(store: ObjectStore, log: str) -> Manifest:
-    return LogReader.open(store, log).manifest()
-
-
 def bodies(store: ObjectStore, log: str, start: ReadStart = None, limits: Limits | None = None) -> list[bytes | None]:
     return [record.body for record in records_across(store, log, start, limits or Limits())]
 
 
 def collect(store: ObjectStore, log: str, offset: int) -> None:
-    """Let the log begin at ``offset``."""
+    """Advance the log's first record to ``offset``."""
     collector = Collector(store, log, options=CollectorOptions(without_cursors=True, fraction_max=1))
     collector.prune(collector.announce(collector.plan(offset)))
     assert manifest_of(store, log).first.position.offset == offset

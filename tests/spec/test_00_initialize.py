@@ -1,4 +1,4 @@
-"""A log begins once, and is opened for one GET."""
+"""A log is initialized once, and opened with one GET."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wal3_core import (
 )
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -138,7 +138,8 @@ def test_logs_are_found_at_every_depth_and_below_a_prefix(store: ObjectStore) ->
     assert list(list_logs(store, "none")) == []
 
 
-def test_discovery_costs_what_there_are_logs_and_not_what_they_hold(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_discovery_costs_requests_per_log_whatever_the_logs_hold(memory_store: MemoryStore) -> None:
     for name in ["a", "b", "c"]:
         with LogWriter.open_or_initialize(memory_store, name) as writer:
             for _ in range(50):

@@ -1,4 +1,4 @@
-"""Options that make no sense are refused where they are made, by name."""
+"""Senseless options are refused by name when they are constructed."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
         (SnapshotCompactorOptions, "requests_ahead", 0),
     ],
 )
-def test_option_that_makes_no_sense_is_refused_by_name(kind: Callable[..., object], name: str, value: float) -> None:
+def test_senseless_option_is_refused_by_name(kind: Callable[..., object], name: str, value: float) -> None:
     with pytest.raises(InvalidRequestError, match=f"option {name}: expected a number from .* to .*, found {value}"):
         kind(**{name: value})
 
 
-def test_options_at_their_limits_are_taken() -> None:
+def test_options_at_their_limits_are_accepted() -> None:
     WriterOptions(batch_bytes_max=FRAGMENT_BYTES_MAX, bytes_held_max=1, reseals_max=0, batch_age_s_max=0)
     ReaderOptions(prefetch_fragments=0, prefetch_snapshots=0, snapshots_loaded_max=0)
     RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)

@@ -1,4 +1,4 @@
-"""What a caller hands in by mistake is refused by name, before anything is done with it.
+"""A wrong argument is refused by name before anything is done with it.
 
 The calls are made from the signatures of everything in ``wal3_core.__all__``: an entry without a check fails here.
 """
@@ -44,7 +44,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.arguments import SECONDS_MAX, checked, integer, seconds, text
-from wal3_core.log.deleter import Part
+from wal3_core.log.collect.deleter import Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.setsum import EMPTY
@@ -57,7 +57,7 @@ from wal3_core.options import (
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,24 +65,24 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"
-# The library makes these and hands them out, or opens them by class methods: nobody else makes one.
+# The library constructs these, or they are opened by class methods; callers never construct them.
 MADE_INSIDE = {
-    "Bootstrapped",
-    "Collection",
-    "Copied",
+    "BootstrapReport",
+    "CollectionReport",
+    "CopyReport",
     "DestroyPlan",
     "LogReader",
     "LogWriter",
     "Pin",
     "Record",
-    "Resumed",
+    "ResumeReport",
     "ScrubReport",
     "Seal",
     "WriterStats",
 }
-# A sum is made at every step, so by its class methods alone from what comes from outside.
+# A Setsum is constructed at every step; from outside data it is made by its class methods alone.
 MADE_INSIDE |= {"Setsum"}
-# Between values and their stored form; what they read is bytes from outside, and has tests of its own.
+# They convert between values and stored bytes; malformed bytes have tests of their own.
 CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
 GARBAGE = f"gc/GARBAGE.{'0' * 64}.{'0' * 16}"
 RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: policy}
@@ -90,7 +90,7 @@ RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: po
 
 @dataclass(frozen=True)
 class Kind:
-    """What a parameter declared as one type is given: a right value, and wrong ones."""
+    """Arguments for a parameter of one declared type: a right value, and wrong ones."""
 
     right: object
     wrong: tuple[object, ...]
@@ -225,10 +225,10 @@ def test_every_entry_is_called() -> None:
     assert len(names) > 60
 
 
-# ---------------------------------------------------------------------- what stands for an integer, or for bytes
+# ---------------------------------------------------------------------- integers and bytes of other types
 
 
-def test_integers_of_any_kind_are_taken_and_stored_as_plain_ones(memory_store: MemoryStore) -> None:
+def test_integers_of_any_type_are_accepted_and_stored_as_plain_ones(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         writer.append_many([b"1", b"2", b"3"])
     position = LogPosition(np.uint64(3), np.int64(0))  # type: ignore[arg-type]
@@ -253,15 +253,15 @@ def test_integers_of_any_kind_are_taken_and_stored_as_plain_ones(memory_store: M
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None, True, np.float64(3), np.bool_(1), np.array([1, 2])])
-def test_what_stands_for_no_integer_is_no_place(wrong: object) -> None:
+def test_non_integer_is_refused_as_an_offset(wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="offset: expected an integer"):
         LogPosition(wrong, 0)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="timestamp_us: expected an integer"):
         LogPosition(3, wrong)  # type: ignore[arg-type]
 
 
-def test_buffers_are_appended_as_they_were_when_they_were_handed_over(memory_store: MemoryStore) -> None:
-    """A caller reads from a socket into one buffer again and again."""
+def test_buffers_are_appended_as_they_were_when_passed_in(memory_store: MemoryStore) -> None:
+    """A caller may read from a socket into one buffer repeatedly."""
     buffer = bytearray(b"first")
     everyother = memoryview(b"a-b-c-")[::2]
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
@@ -281,7 +281,7 @@ def test_buffers_are_appended_as_they_were_when_they_were_handed_over(memory_sto
 # ---------------------------------------------------------------------- names
 
 
-def test_part_of_a_log_s_name_that_no_file_system_takes_is_refused_by_name(store: ObjectStore) -> None:
+def test_part_of_a_log_s_name_that_no_file_system_accepts_is_refused_by_name(store: ObjectStore) -> None:
     longest = f"{'p' * 255}/{'q' * 244}"
     LogWriter.initialize(store, longest)
     with LogWriter.open(store, longest) as writer:
@@ -297,7 +297,7 @@ def test_part_of_a_log_s_name_that_no_file_system_takes_is_refused_by_name(store
     assert LogReader.open(store, longest).manifest().seal is None
 
 
-def test_name_of_a_cursor_or_pin_that_no_file_system_takes_is_refused_by_name(store: ObjectStore) -> None:
+def test_name_of_a_cursor_or_pin_that_no_file_system_accepts_is_refused_by_name(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, LOG) as writer:
         writer.append(b"x")
     CursorStore(store, LOG).init("c" * 200, LogPosition(1, 0))
@@ -322,7 +322,7 @@ def test_seal_by_a_number_is_refused_and_the_log_stays_readable(store: ObjectSto
     assert [record.body for record in LogReader.open(store, LOG).records()] == [b"x"]
 
 
-def test_generators_check_what_they_are_given_when_they_are_called(memory_store: MemoryStore) -> None:
+def test_generators_check_their_arguments_when_they_are_called(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         writer.append(b"x")
     counting = CountingStore(memory_store)
@@ -333,12 +333,12 @@ def test_generators_check_what_they_are_given_when_they_are_called(memory_store:
     assert not counting.requests
 
 
-def test_check_of_a_parameter_that_is_not_there_is_a_defect() -> None:
+def test_check_of_a_missing_parameter_is_a_defect() -> None:
     with pytest.raises(AssertionError, match="expected checks of"):
         checked(offset=integer)(lambda place: place)
 
 
-def test_time_that_can_not_be_compared_is_refused() -> None:
+def test_incomparable_time_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="idle_s: expected a number of seconds"):
         seconds(float("nan"), "idle_s")
     assert seconds(np.float32(0.5), "idle_s") == 0.5
@@ -358,7 +358,7 @@ def test_values_of_the_wrong_type_are_refused_where_they_are_made() -> None:
 
 
 class Names(str, Enum):  # noqa: UP042 - a StrEnum is formatted as what it stands for
-    """Formatted, its members are ``Names.LOG`` and so on: names that no log has."""
+    """Its members are formatted as ``Names.LOG`` and so on, which are not valid log names."""
 
     LOG = "orders"
     SUCCESSOR = "orders-2"
@@ -366,7 +366,7 @@ class Names(str, Enum):  # noqa: UP042 - a StrEnum is formatted as what it stand
     PIN = "audit"
 
 
-def test_member_of_an_enum_is_the_name_that_it_stands_for(store: ObjectStore) -> None:
+def test_member_of_an_enum_is_used_as_its_value(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, Names.LOG) as writer:
         writer.append(b"x")
     CursorStore(store, Names.LOG).init(Names.CURSOR, LogPosition(1, 0))
@@ -387,12 +387,12 @@ def test_member_of_an_enum_is_the_name_that_it_stands_for(store: ObjectStore) ->
 
 
 @pytest.mark.parametrize("endless", [float("inf"), 10**12, np.float64(1e300)])
-def test_time_without_end_is_as_good_as_ten_years(endless: float) -> None:
+def test_infinite_time_counts_as_ten_years(endless: float) -> None:
     assert seconds(endless, "timeout_s") == SECONDS_MAX
 
 
 @pytest.mark.parametrize("wrong", [Fraction(10**400), 10**400, 10**10_000], ids=["fraction", "digits", "unwritten"])
-def test_time_that_no_number_can_tell_is_refused(memory_store: MemoryStore, wrong: float) -> None:
+def test_time_that_no_float_can_represent_is_refused(memory_store: MemoryStore, wrong: float) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         with pytest.raises(InvalidRequestError, match="timeout_s: expected a number"):
             writer.submit(b"x", timeout_s=wrong)
@@ -402,7 +402,7 @@ def test_time_that_no_number_can_tell_is_refused(memory_store: MemoryStore, wron
             RetryOptions(timeout_s=wrong)
 
 
-def test_records_without_end_are_refused_by_the_first_that_is_too_many(memory_store: MemoryStore) -> None:
+def test_endless_records_are_refused_at_the_first_one_too_many(memory_store: MemoryStore) -> None:
     taken = 0
 
     def records() -> Iterator[bytes]:

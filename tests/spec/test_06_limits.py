@@ -1,4 +1,4 @@
-"""What any writer may write, every reader, copy and pinned read takes: one set of limits holds for all."""
+"""Every fragment a writer may write is accepted by every reader, copy and pinned read: all share one set of limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wal3_core import (
 )
 from wal3_core.model import parquet
 from wal3_core.model.fragment import BYTES_MAX, FragmentPointer
-from wal3_core.model.pages import measure, read_footer
+from wal3_core.model.parquet.pages import measure, read_footer
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FIRST_SEQ_NO, LogPosition
 from wal3_core.options import (
@@ -38,9 +38,9 @@ from wal3_core.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
-# The limits scaled down, so that a fragment on both of their edges at once is made in a moment.
+# The limits scaled down, so that a fragment at both limits is made quickly.
 SCALE = 64
 BYTES_MAX_HERE, RECORDS_MAX_HERE = FRAGMENT_BYTES_MAX // SCALE, FRAGMENT_RECORDS_MAX // SCALE
 
@@ -68,7 +68,7 @@ def expansion(data: bytes) -> int:
     return measure(view, read_footer(view), columns, what="it", expanded_bytes_max=2**40).num_bytes
 
 
-def test_largest_fragment_of_any_writer_is_within_what_readers_take_by_default() -> None:
+def test_largest_fragment_of_any_writer_is_within_the_default_limits_of_readers() -> None:
     largest = WriterOptions(
         record_bytes_max=FRAGMENT_BYTES_MAX,
         batch_bytes_max=FRAGMENT_BYTES_MAX,
@@ -76,7 +76,7 @@ def test_largest_fragment_of_any_writer_is_within_what_readers_take_by_default()
         batch_records_max=FRAGMENT_RECORDS_MAX,
     )
 
-    # A batch is one append, or as many as ``batch_bytes_max`` allows: never both.
+    # A batch is one append, or as many as ``batch_bytes_max`` allows, never both.
     num_bytes = max(largest.batch_bytes_max, largest.fragment_bytes_max)
     assert expanded_bytes(num_bytes, largest.batch_records_max) <= FRAGMENT_EXPANDED_BYTES_MAX
     assert ReaderOptions().fragment_expanded_bytes_max == FRAGMENT_EXPANDED_BYTES_MAX
@@ -85,12 +85,13 @@ def test_largest_fragment_of_any_writer_is_within_what_readers_take_by_default()
     assert num_bytes < 2**31
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=40)), st.binary(max_size=300)), min_size=1),
     st.sampled_from([1, 50, 1000]),
 )
 @settings(max_examples=60, deadline=None)
-def test_fragment_never_expands_beyond_what_is_bounded_for_its_bytes_and_records(
+def test_fragment_never_expands_beyond_the_bound_for_its_bytes_and_records(
     records: list[tuple[bytes | None, bytes]], times: int
 ) -> None:
     keys, bodies = [key for key, _ in records] * times, [body for _, body in records] * times
@@ -101,12 +102,13 @@ def test_fragment_never_expands_beyond_what_is_bounded_for_its_bytes_and_records
         assert expansion(data) <= expanded_bytes(num_bytes, len(bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 1024, RECORDS_MAX_HERE], ids=["one record", "a thousand", "as many as allowed"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 def test_largest_fragment_a_writer_makes_is_read_copied_and_read_through_a_pin(
     memory_store: MemoryStore, *, count: int, keyed: bool
 ) -> None:
-    """Writers were allowed batches of 2 GiB, which default readers, copies and pinned reads refused."""
+    """Regression: writers allowed batches of 2 GiB, which default readers, copies and pinned reads refused."""
     writing = WriterOptions(
         record_bytes_max=BYTES_MAX_HERE,
         batch_bytes_max=BYTES_MAX_HERE,
@@ -128,7 +130,7 @@ def test_largest_fragment_a_writer_makes_is_read_copied_and_read_through_a_pin(
 
 
 def lengths(reader: LogReader) -> tuple[int, int]:
-    """Records, and fragments."""
+    """The number of records and of fragments."""
     return sum(len(batch) for batch in reader.batches()), len(reader.scan())
 
 

@@ -1,4 +1,4 @@
-"""Appends: acknowledged once, in order, whole."""
+"""Appends are acknowledged once, in order and whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     ClosedError,
@@ -20,21 +21,17 @@ from wal3_core import (
     SealedError,
     WriterOptions,
 )
-from wal3_core.model.manifest import Seal
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.options import FRAGMENT_BYTES_MAX, FRAGMENT_RECORDS_MAX, KIB
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-
-def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, log).records()]
 
 
 class GatedStore(FaultyStore):
@@ -61,7 +58,7 @@ def test_appended_records_read_back_at_their_positions(store: ObjectStore) -> No
     assert [record.body for record in records] == [b"body %d" % index for index in range(5)]
 
 
-def test_keys_tombstones_and_empty_bodies_are_kept_apart(store: ObjectStore) -> None:
+def test_keys_tombstones_and_empty_bodies_are_distinguished(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, "a") as writer:
         writer.append_many([Message(b"1", b"k"), b"plain", Message(None, b"k"), Message(b"", b""), b""])
 
@@ -156,7 +153,8 @@ def test_cancelling_a_submitted_append_is_not_possible(memory_store: MemoryStore
     assert bodies(memory_store) == [b"x"]
 
 
-def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_callers_wait_instead_of_filling_the_memory(memory_store: MemoryStore) -> None:
     held = []
     options = WriterOptions(bytes_held_max=10 * KIB, batch_bytes_max=1 * KIB)
     LogWriter.initialize(memory_store, "a")
@@ -175,13 +173,13 @@ def test_callers_wait_rather_than_fill_the_memory(memory_store: MemoryStore) -> 
         store.gate.set()
         thread.join(30)
 
-    # Each takes its kibibyte and a little over two more.
+    # Each record takes its own KiB and a little over two more.
     assert waiting == 3
     assert len(bodies(memory_store)) == 100
 
 
-def test_callback_that_raises_keeps_nobody_else_from_the_outcome(memory_store: MemoryStore) -> None:
-    """What only ends a thread ended the telling of outcomes, and those behind waited for ever."""
+def test_callback_that_raises_keeps_no_other_caller_from_the_outcome(memory_store: MemoryStore) -> None:
+    """Regression: an exception that ends a thread stopped the callbacks, and the callers behind waited forever."""
     store = GatedStore(memory_store)
     LogWriter.initialize(memory_store, "a")
     writer = LogWriter.open(store, "a")
@@ -202,13 +200,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_store: MemoryStore) -> None:
-    """Small appends fitted in again and again before a large one that had waited longer."""
+    """Regression: small appends repeatedly overtook a large one that had waited longer."""
     store = GatedStore(memory_store)
     LogWriter.initialize(memory_store, "a")
     big, small = b"b" * 8 * KIB, b"s"
     with LogWriter.open(store, "a", options=WriterOptions(bytes_held_max=12 * KIB)) as writer:
         writer.submit(b"first" * 600)
-        waiting = writer._pipeline._inbox
+        waiting = writer._pipeline._loop.admission
         wait_until(lambda: not waiting)
         threads = []
         for number, body in enumerate((big, small, big, small), start=1):
@@ -222,13 +220,13 @@ def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_stor
     assert bodies(memory_store)[1:] == [big, small, big, small]
 
 
-def test_flush_waits_for_outcomes_that_are_just_being_told(memory_store: MemoryStore) -> None:
+def test_flush_waits_for_outcomes_that_are_being_delivered(memory_store: MemoryStore) -> None:
     store = GatedStore(memory_store)
     LogWriter.initialize(memory_store, "a")
-    told, go_on, flushed = threading.Event(), threading.Event(), []
+    called, go_on, flushed = threading.Event(), threading.Event(), []
 
     def dawdle(_: object) -> None:
-        told.set()
+        called.set()
         go_on.wait(30)
 
     with LogWriter.open(store, "a", options=WriterOptions(batch_age_s_max=60)) as writer:
@@ -236,7 +234,7 @@ def test_flush_waits_for_outcomes_that_are_just_being_told(memory_store: MemoryS
         slow, behind = writer.submit(b"slow"), writer.submit(b"behind")
         slow.add_done_callback(dawdle)
         store.gate.set()
-        assert told.wait(30)
+        assert called.wait(30)
 
         def flush() -> None:
             writer.flush()
@@ -264,7 +262,7 @@ def test_flush_waits_for_outcomes_that_are_just_being_told(memory_store: MemoryS
         ([b""] * 11, "to append together"),
     ],
 )
-def test_bad_input_is_refused_by_name_and_other_callers_are_unharmed(
+def test_bad_input_is_refused_by_name_and_other_callers_are_unaffected(
     memory_store: MemoryStore, records: list[bytes], match: str
 ) -> None:
     options = WriterOptions(record_bytes_max=100, fragment_bytes_max=300, batch_records_max=10)
@@ -295,7 +293,7 @@ def test_sealed_log_refuses_appends_and_names_its_successor(store: ObjectStore) 
 
 
 def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemoryStore) -> None:
-    """A batch that never fills is written all the same."""
+    """A batch that never fills is written nevertheless."""
     options = WriterOptions(
         batch_bytes_max=FRAGMENT_BYTES_MAX, batch_records_max=FRAGMENT_RECORDS_MAX, batch_age_s_max=0.05
     )
@@ -306,6 +304,7 @@ def test_oldest_record_waits_no_longer_than_the_batch_age(memory_store: MemorySt
                 future.result(10)
 
 
+@pytest.mark.slow
 def test_slow_store_is_asked_for_fewer_and_larger_commits(memory_store: MemoryStore) -> None:
     def commit_sizes(cas_s: float) -> tuple[int, int]:
         """Append a record a millisecond for a second; count commits and fragments."""
@@ -333,5 +332,5 @@ def test_slow_store_is_asked_for_fewer_and_larger_commits(memory_store: MemorySt
 
     assert slow_commits <= 15
     assert quick_commits > 2 * slow_commits
-    # Cut every two milliseconds they would be as many as may be in flight for each commit.
+    # Cutting every two milliseconds would give as many fragments per commit as may be in flight.
     assert slow_fragments <= 5 * slow_commits

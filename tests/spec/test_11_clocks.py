@@ -1,4 +1,4 @@
-"""No process's clock carries a log's time far beyond the store's."""
+"""No process's clock moves a log's time far ahead of the store's."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.options import CLOCK_AHEAD_S_MAX, CollectorOptions, RetryOptions
-from wal3_core.runtime import ThreadRuntime
+from wal3_core.runtime import US_PER_S, ThreadRuntime
 
 from .collecting import ClockStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "a"
-US_PER_S = 1_000_000
+
 CENTURY_S = 100 * 365 * 86_400
 BOUND_US = int(CLOCK_AHEAD_S_MAX * US_PER_S)
-# As far as options let a clock be believed.
+# The furthest that options let a clock be trusted.
 TRUSTING = WriterOptions(clock_ahead_s_max=10 * 365 * 86_400)
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.001))
 AHEAD_S = 9 * 365 * 86_400
@@ -78,12 +78,12 @@ def next_us(store: ObjectStore, log: str = LOG) -> int:
 
 
 def append_years_ahead(store: ObjectStore, log: str = LOG) -> None:
-    """Poison a log: three good records, two of nine years ahead, one that comes after them."""
-    with SetRuntime() as ahead:
+    """Write a log with three good records, two dated nine years ahead, and one after them."""
+    with SetRuntime() as map_ahead:
         with LogWriter.open_or_initialize(store, log) as writer:
             writer.append_many([b"1", b"2", b"3"])
-        ahead.ahead_s = AHEAD_S
-        with LogWriter.open(store, log, options=TRUSTING, runtime=ahead) as writer:
+        map_ahead.ahead_s = AHEAD_S
+        with LogWriter.open(store, log, options=TRUSTING, runtime=map_ahead) as writer:
             writer.append_many([b"4", b"5"])
         with LogWriter.open(store, log) as writer:
             writer.append(b"6")
@@ -92,7 +92,7 @@ def append_years_ahead(store: ObjectStore, log: str = LOG) -> None:
 # ---------------------------------------------------------------------- writers
 
 
-def test_clock_a_century_ahead_moves_the_log_s_time_by_the_bound_and_its_records_still_grow_old(
+def test_clock_a_century_ahead_moves_the_log_s_time_by_the_bound_and_its_records_still_age(
     store: ObjectStore, runtime: SetRuntime
 ) -> None:
     runtime.ahead_s = CENTURY_S
@@ -107,13 +107,13 @@ def test_clock_a_century_ahead_moves_the_log_s_time_by_the_bound_and_its_records
     assert [record.offset for record in LogReader.open(store, LOG).records()] == list(range(1, 10))
     assert scrub(store, LOG).sound
     PolicyStore(store, LOG).change(lambda policy: replace(policy, retention_s=1, without_cursors=True))
-    # All of them are old an hour later, by the store's clock.
+    # By the store's clock, all of them are old an hour later.
     later = ClockStore(FaultyStore(store), now_us=now_us() + 3600 * US_PER_S)
     runtime.ahead_s = 3600.0
     assert Collector(later, LOG, options=CollectorOptions(fraction_max=1), runtime=runtime).plan().num_records == 9
 
 
-def test_clock_that_is_set_ahead_while_a_writer_is_open_is_found_out(
+def test_clock_that_is_set_ahead_while_a_writer_is_open_is_detected(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG, runtime=runtime) as writer:
@@ -142,7 +142,7 @@ def test_store_is_asked_for_its_time_once_an_hour_and_only_for_appends(
             asked.append(counting.requests["head"])
 
     assert asked == [0, 1, 1, 1, 2, 2, 3, 4]
-    # Nothing else beside the upload and the CAS.
+    # No other request besides the upload and the CAS.
     assert counting.requests["create"] == counting.requests["replace"] == 7
     assert (counting.requests["get"], counting.requests["list"], counting.requests["read"]) == (1, 0, 0)
 
@@ -164,7 +164,7 @@ def test_writer_with_a_bad_clock_asks_and_uploads_again_once_an_hour(
 def test_upload_that_takes_longer_than_the_bound_is_repeated_once_under_a_clock_ahead(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
-    """The upload's time was taken for a clock that was set, so the append never ended and each round left an orphan."""
+    """Regression: a slow upload looked like a clock that was set, so the append never ended and left orphans."""
     runtime.ahead_s = 600
     clock = ClockStore(FaultyStore(memory_store), now_us=now_us())
     counting = CountingStore(clock)
@@ -197,8 +197,8 @@ def test_log_whose_time_is_ahead_already_costs_no_requests(memory_store: MemoryS
     assert counting.requests["head"] == 0
 
 
-def test_machine_that_was_suspended_is_not_taken_for_one_with_a_clock_ahead(memory_store: MemoryStore) -> None:
-    """Its monotonic clock stood still; the store's time, reckoned by that, is hours behind."""
+def test_suspended_machine_is_not_mistaken_for_one_with_a_clock_ahead(memory_store: MemoryStore) -> None:
+    """Its monotonic clock stood still, so its estimate of the store's time is hours behind."""
     clock = ClockStore(FaultyStore(memory_store), now_us=now_us())
     with SetRuntime() as runtime, LogWriter.open_or_initialize(clock, LOG, runtime=runtime) as writer:
         writer.append(b"before")
@@ -209,13 +209,13 @@ def test_machine_that_was_suspended_is_not_taken_for_one_with_a_clock_ahead(memo
     assert abs(after.timestamp_us - clock.now_us) < 60 * US_PER_S
 
 
-def test_append_fails_when_the_store_does_not_tell_its_time_and_nothing_is_committed(
+def test_append_fails_when_the_store_does_not_give_its_time_and_nothing_is_committed(
     memory_store: MemoryStore,
 ) -> None:
     faulty = FaultyStore(memory_store)
     with LogWriter.open_or_initialize(faulty, LOG, options=QUICK) as writer:
         faulty.fail("head", "log/", "unavailable", times=2)
-        with pytest.raises(NotDurableError, match="no telling the store's time"):
+        with pytest.raises(NotDurableError, match="the store's time is unknown"):
             writer.append(b"never")
         faulty.fail("head", "log/", "unavailable", times=1)
         writer.append(b"once")
@@ -223,15 +223,15 @@ def test_append_fails_when_the_store_does_not_tell_its_time_and_nothing_is_commi
     assert [record.body for record in LogReader.open(memory_store, LOG).records()] == [b"once"]
 
 
-def test_fragment_that_is_gone_when_its_time_is_looked_at_is_uploaded_again(memory_store: MemoryStore) -> None:
+def test_fragment_that_is_gone_when_its_time_is_checked_is_uploaded_again(memory_store: MemoryStore) -> None:
     faulty = FaultyStore(memory_store)
 
-    def condemn(kind: str, path: str) -> None:
+    def mark_orphans(kind: str, path: str) -> None:
         if kind == "head":
             faulty.before = lambda _kind, _path: None
             memory_store.delete(path)
 
-    faulty.before = condemn
+    faulty.before = mark_orphans
     with LogWriter.open_or_initialize(faulty, LOG) as writer:
         writer.append(b"once")
 
@@ -239,7 +239,7 @@ def test_fragment_that_is_gone_when_its_time_is_looked_at_is_uploaded_again(memo
     assert scrub(memory_store, LOG).sound
 
 
-def test_bound_below_what_stores_tell_times_by_is_refused() -> None:
+def test_bound_below_the_resolution_of_stores_clocks_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="clock_ahead_s_max"):
         WriterOptions(clock_ahead_s_max=0.5)
 
@@ -247,7 +247,7 @@ def test_bound_below_what_stores_tell_times_by_is_refused() -> None:
 # ---------------------------------------------------------------------- a log whose time is ahead
 
 
-def test_log_whose_time_is_ahead_goes_on_in_a_successor_that_begins_at_the_store_s_time(store: ObjectStore) -> None:
+def test_log_whose_time_is_ahead_continues_in_a_successor_that_begins_at_the_store_s_time(store: ObjectStore) -> None:
     append_years_ahead(store)
     assert next_us(store) > now_us() + BOUND_US
 
@@ -258,7 +258,7 @@ def test_log_whose_time_is_ahead_goes_on_in_a_successor_that_begins_at_the_store
         position = writer.append(b"7")
     assert (position.offset, position.timestamp_us <= now_us() + BOUND_US) == (7, True)
     assert [record.body for record in records_across(store, LOG)] == [b"%d" % n for n in range(1, 8)]
-    # Again: what is there is this log's successor.
+    # Repeated: the existing log is this log's successor.
     assert initialize_successor(store, LOG) == "b"
 
 
@@ -272,9 +272,9 @@ def test_reads_by_time_skip_nothing_where_the_time_steps_back(memory_store: Memo
     def bodies(start: AtTime | None = None, limits: Limits = Limits()) -> list[bytes | None]:  # noqa: B008
         return [record.body for record in records_across(memory_store, LOG, start, limits)]
 
-    # The first record at that time or later, and all that come behind it.
+    # The first record at that time or later, and every record after it.
     assert bodies(AtTime(between_us)) == [b"4", b"5", b"6", b"7", b"8"]
-    # Of each log up to its first record at that time or later, and none behind it.
+    # Of each log the records before its first one at that time or later.
     assert bodies(None, Limits(timestamp_us=between_us)) == [b"1", b"2", b"3", b"7", b"8"]
     assert bodies() == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
 
@@ -289,8 +289,8 @@ def test_successor_of_a_log_with_right_clocks_begins_at_its_very_end(store: Obje
     assert found.next.position.timestamp_us == end.timestamp_us
 
 
-def test_copy_that_holds_no_record_inherits_no_time_that_is_ahead(memory_store: MemoryStore) -> None:
-    """One that holds such records keeps them as they are: it is migrated afterwards."""
+def test_copy_without_records_inherits_no_time_that_is_ahead(memory_store: MemoryStore) -> None:
+    """A copy that has such records keeps their times; it is migrated afterwards."""
     append_years_ahead(memory_store)
     copy(LogAt(memory_store, LOG), LogAt(memory_store, "whole"))
     copy(LogAt(memory_store, LOG), LogAt(memory_store, "empty"), from_offset=7)
@@ -304,7 +304,7 @@ def test_copy_that_holds_no_record_inherits_no_time_that_is_ahead(memory_store: 
 # ---------------------------------------------------------------------- retention
 
 
-def test_collector_whose_clock_is_a_year_ahead_takes_nothing_that_is_young(
+def test_collector_whose_clock_is_a_year_ahead_collects_no_young_records(
     store: ObjectStore, runtime: SetRuntime
 ) -> None:
     with LogWriter.open_or_initialize(store, LOG) as writer:
@@ -317,7 +317,7 @@ def test_collector_whose_clock_is_a_year_ahead_takes_nothing_that_is_young(
     assert collector.plan().empty
 
 
-def test_retention_asks_for_the_store_s_time_only_where_something_is_old(
+def test_retention_asks_for_the_store_s_time_only_when_something_is_old(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
@@ -330,10 +330,10 @@ def test_retention_asks_for_the_store_s_time_only_where_something_is_old(
     assert counting.requests["head"] == counting.requests["create"] == counting.requests["replace"] == 0
 
 
-def test_condition_is_not_failed_by_the_manifest_that_a_clock_sent_its_writer_back_to(
+def test_condition_is_not_failed_by_the_old_manifest_of_a_writer_whose_clock_was_ahead(
     memory_store: MemoryStore, runtime: SetRuntime
 ) -> None:
-    """The manifest is as old as it was before the commit that a clock ahead refused: it has to be loaded anew."""
+    """A commit refused for a clock ahead leaves the writer an old manifest; the writer must load it again."""
     runtime.ahead_s = CENTURY_S
     faulty, submitted = FaultyStore(memory_store), threading.Event()
     uploads: list[str] = []

@@ -1,4 +1,4 @@
-"""Reading: from any place, to any limit, never a gap, never damage unseen."""
+"""Reads from any place to any limit, without gaps, and with damage always detected."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from wal3_core import (
     records_across,
     scrub,
 )
-from wal3_core.model import parquet
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.parquet import encoding
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 FRAGMENTS, EACH = 30, 4
@@ -88,12 +88,12 @@ def test_read_starts_at_any_offset(filled: MemoryStore, start: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 50, 119, 120, 121, 500])
 def test_read_ends_before_the_offset_limit_and_the_newest_record_is_not_hidden(filled: MemoryStore, limit: int) -> None:
-    """The field's readers missed the newest records: a range comparison was off by one."""
+    """Regression: a range comparison was off by one, so readers missed the newest records."""
     assert read(filled, None, Limits(offset=limit)) == ALL[: limit - 1]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 119, 120, 500])
-def test_read_ends_after_so_many_records(filled: MemoryStore, count: int) -> None:
+def test_read_ends_after_a_number_of_records(filled: MemoryStore, count: int) -> None:
     assert read(filled, None, Limits(records=count)) == ALL[:count]
     assert read(filled, 10, Limits(records=count)) == ALL[9 : 9 + count]
 
@@ -102,14 +102,14 @@ def test_limit_beyond_every_record_ends_nothing(filled: MemoryStore) -> None:
     assert read(filled, None, Limits(offset=2**64, timestamp_us=2**64)) == ALL
 
 
-def test_read_ends_after_so_many_fragments_or_bytes(filled: MemoryStore) -> None:
+def test_read_ends_after_a_number_of_fragments_or_bytes(filled: MemoryStore) -> None:
     assert read(filled, None, Limits(fragments=3)) == ALL[: 3 * EACH]
     assert read(filled, None, Limits(num_bytes=1)) == ALL[:EACH]
 
 
 @pytest.mark.parametrize("limits", [Limits(records=0), Limits(fragments=0), Limits(num_bytes=0)], ids=str)
-def test_limit_of_nothing_gives_nothing(filled: MemoryStore, limits: Limits) -> None:
-    """A limit of no fragments, or of no bytes, gave one fragment."""
+def test_limit_of_zero_gives_nothing(filled: MemoryStore, limits: Limits) -> None:
+    """Regression: a limit of no fragments, or of no bytes, gave one fragment."""
     reader = LogReader.open(filled, "a")
 
     assert list(reader.records(None, limits)) == []
@@ -119,14 +119,16 @@ def test_limit_of_nothing_gives_nothing(filled: MemoryStore, limits: Limits) -> 
     assert scrub(filled, "a", 5, limits).next_offset == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2**63 - 1, 2**63, 2**64])
-def test_limit_beyond_what_a_machine_counts_ends_nothing(filled: MemoryStore, most: int) -> None:
-    """Arrow's count of rows overflowed."""
+def test_limit_beyond_a_machine_integer_ends_nothing(filled: MemoryStore, most: int) -> None:
+    """Regression: Arrow's count of rows overflowed."""
     for limits in (Limits(records=most), Limits(fragments=most), Limits(num_bytes=most), Limits(offset=most)):
         assert read(filled, None, limits) == ALL
         assert [record.body for record in records_across(filled, "a", None, limits)] == ALL
 
 
+@pytest.mark.slow
 def test_read_starts_and_ends_at_times(memory_store: MemoryStore) -> None:
     positions = fill(memory_store, pause_s=0.002)
     times = [position.timestamp_us for position in positions]
@@ -159,7 +161,7 @@ def test_read_ends_where_the_log_ended_when_it_began(memory_store: MemoryStore) 
     assert found == [b"old"] * 3
 
 
-def test_arrow_batches_hold_what_records_hold(filled: MemoryStore) -> None:
+def test_arrow_batches_hold_the_same_as_records(filled: MemoryStore) -> None:
     reader = LogReader.open(filled, "a")
 
     rows = [row for batch in reader.batches(50, Limits(records=20)) for row in batch.to_pylist()]
@@ -224,13 +226,13 @@ def test_missing_fragment_is_corruption_and_never_a_short_list(filled: MemorySto
 
 
 def merge_last_two(store: MemoryStore) -> None:
-    """Do as a compaction does: one new fragment stands for two, whose objects are deleted."""
+    """Do as a compaction does: replace two fragments by one new fragment and delete their objects."""
     reader = LogReader.open(store, "a")
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
     base = manifests.load()
     old = base.manifest.fragments[-2:]
     table = pa.concat_tables([reader.fetch(pointer).table.drop_columns(["key"]) for pointer in old])
-    stored = bytes(parquet._write(table, {}))
+    stored = bytes(encoding._write(table, {}))
     merged = replace(
         old[1],
         path=fragment_path(old[1].seq_no, "c" * 16),
@@ -251,7 +253,7 @@ def merge_last_two(store: MemoryStore) -> None:
         life_store(store, "a").delete(pointer.path)
 
 
-def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(filled: MemoryStore) -> None:
+def test_read_continues_with_the_replacement_of_a_fragment(filled: MemoryStore) -> None:
     found = []
 
     for record in LogReader.open(filled, "a").records():
@@ -263,7 +265,7 @@ def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_fragment(fille
 
 
 def test_read_does_not_repeat_what_it_delivered_of_a_fragment_that_was_merged(filled: MemoryStore) -> None:
-    """The merged fragment begins with records the caller has had."""
+    """The merged fragment begins with records that the caller already has."""
     found = []
     options = ReaderOptions(prefetch_fragments=1)
 
@@ -276,16 +278,14 @@ def test_read_does_not_repeat_what_it_delivered_of_a_fragment_that_was_merged(fi
 
 
 @pytest.mark.parametrize("start", ["9", 1.5, b"9"])
-def test_start_that_is_no_place_is_refused_and_an_integer_of_any_kind_is_one(
-    filled: MemoryStore, start: object
-) -> None:
+def test_invalid_start_is_refused_and_an_integer_of_any_type_is_valid(filled: MemoryStore, start: object) -> None:
     with pytest.raises(InvalidRequestError, match="start: expected an offset, a position or a time"):
         read(filled, start)
     assert read(filled, np.int64(9)) == ALL[8:]
 
 
 @pytest.mark.parametrize("wrong", [{"records": -1}, {"timestamp_us": 2**64 + 1}, {"offset": -5}])
-def test_limit_that_is_no_amount_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_limit_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match="limit"):
         Limits(**wrong)
     with pytest.raises(InvalidRequestError, match="time"):
@@ -293,20 +293,20 @@ def test_limit_that_is_no_amount_is_refused(wrong: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("keys", [[b"k" * 13_000_000], [b"%d" % n + b"k" * 1_000_000 for n in range(20)]])
-def test_whatever_an_append_accepts_a_read_returns(memory_store: MemoryStore, keys: list[bytes]) -> None:
-    """Keys of many bytes made an index that no reader would load."""
+def test_every_record_an_append_accepts_is_returned_by_a_read(memory_store: MemoryStore, keys: list[bytes]) -> None:
+    """Regression: long keys made an index that no reader would load."""
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append_many([Message(b"x", key) for key in keys])
 
     assert [record.key for record in LogReader.open(memory_store, "a").records()] == keys
 
 
-def test_read_goes_on_with_what_maintenance_put_in_the_place_of_a_snapshot(filled: MemoryStore) -> None:
+def test_read_continues_with_the_replacement_of_a_snapshot(filled: MemoryStore) -> None:
     store = FaultyStore(filled)
     repacked: list[str] = []
 
     def repack(kind: str, path: str) -> None:
-        """Put the first snapshot's own pointers back into the manifest's tree and delete it, as it is asked for."""
+        """When the first snapshot is read, put its pointers back into the manifest's tree and delete it."""
         if kind == "read" and "snapshot/" in path and not repacked:
             repacked.append(path)
             manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
@@ -339,7 +339,7 @@ def test_missing_snapshot_is_corruption(filled: MemoryStore) -> None:
         read(filled)
 
 
-def test_damaged_manifest_is_never_written_over(filled: MemoryStore) -> None:
+def test_damaged_manifest_is_never_overwritten(filled: MemoryStore) -> None:
     damage(filled, "a/manifest/MANIFEST.json")
     before = filled.read("a/manifest/MANIFEST.json")
 
@@ -356,6 +356,7 @@ def test_unverified_read_gives_the_same_records(filled: MemoryStore) -> None:
     assert [record.body for record in reader.records()] == ALL
 
 
+@pytest.mark.slow
 def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     options = ReaderOptions(poll_s_min=30.0, poll_s_max=30.0)
@@ -378,12 +379,13 @@ def test_follower_sees_appends_of_this_process_at_once(memory_store: MemoryStore
     thread.join(20)
 
     assert [body for body, _ in seen] == [b"%d" % index for index in range(5)]
-    # It would take thirty seconds by polling.
+    # Polling alone would take thirty seconds.
     assert all(late - early < 5 for (_, late), early in zip(seen, appended, strict=True))
 
 
+@pytest.mark.slow
 def test_follower_polls_for_appends_of_other_processes_with_one_cheap_request(memory_store: MemoryStore) -> None:
-    """The writer's runtime is another one: nothing wakes the follower but its own polling."""
+    """The writer has a runtime of its own, so only the follower's polling wakes it."""
     LogWriter.initialize(memory_store, "a")
     store = CountingStore(memory_store)
     reader = LogReader.open(store, "a", options=ReaderOptions(poll_s_min=0.01, poll_s_max=0.02))
@@ -394,7 +396,7 @@ def test_follower_polls_for_appends_of_other_processes_with_one_cheap_request(me
     assert 5 < store.requests["get"] < 40
 
 
-def test_follower_ends_when_idle_and_goes_on_from_an_offset(filled: MemoryStore) -> None:
+def test_follower_ends_when_idle_and_resumes_from_an_offset(filled: MemoryStore) -> None:
     reader = LogReader.open(filled, "a")
 
     assert [record.body for record in reader.follow(100, idle_s=0.05)] == ALL[99:]
@@ -416,7 +418,7 @@ def test_position_below_the_first_is_garbage_collected(filled: MemoryStore) -> N
         base.manifest,
         snapshots=kept,
         pruned=sum_setsums(gone),
-        first=Place(kept[0].first_seq_no, kept[0].start),
+        first=Boundary(kept[0].first_seq_no, kept[0].start),
         num_bytes=base.manifest.num_bytes - gone[0].num_bytes,
         num_records=base.manifest.num_records - gone[0].num_records,
     )

@@ -1,4 +1,4 @@
-"""A read of a long log begins at once, takes the memory of a short one, and follows what maintenance does."""
+"""A read of a long log begins at once, uses the memory of a short one, and follows maintenance."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from wal3_core import (
     open_pinned,
     records_across,
 )
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -84,12 +84,13 @@ READS: dict[str, Callable[[LogReader], Iterator[Record]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60, 1000])
 @pytest.mark.parametrize("read", READS)
 def test_first_record_of_a_log_takes_its_depth_and_two_round_trips_at_any_length(
     memory_store: MemoryStore, read: str, size: int
 ) -> None:
-    """The whole tree was loaded first: a request for each of its snapshots."""
+    """Regression: the whole tree was loaded first, with a request for each of its snapshots."""
     Grower(memory_store, tree=TREE).grow(size)
 
     offset, rounds = round_trips(memory_store, first_record(READS[read]))
@@ -107,7 +108,7 @@ def test_first_record_across_logs_and_of_a_pin_comes_as_soon(long_log: MemorySto
     def pinned(store: ObjectStore, runtime: Runtime) -> int:
         return next(open_pinned(store, "a", "audit", runtime=runtime).records()).offset
 
-    # Opening asks for the manifest, and reading whether it is still the newest; the pin is one more document.
+    # Opening reads the manifest, and the read checks that it is still the newest; the pin is one more document.
     assert round_trips(long_log, across) == (1, 5)
     assert round_trips(long_log, pinned) == (1, 5)
 
@@ -143,13 +144,13 @@ def test_nothing_is_loaded_ahead_beyond_the_limits(long_log: MemoryStore, limits
 
     found = list(reader.records(None, limits))
 
-    # Two leaves hold eight records, below one node.
+    # Two leaves under one node hold eight records.
     leaves = -(-len(found) // TREE.fragments_per_snapshot)
     assert sum("snapshot/" in path for path in asked) == leaves + 1
     assert sum("log/" in path for path in asked) == len(found)
 
 
-def test_snapshots_are_loaded_side_by_side_once_the_read_is_under_way(memory_store: MemoryStore) -> None:
+def test_snapshots_are_loaded_concurrently_once_the_read_is_under_way(memory_store: MemoryStore) -> None:
     Grower(memory_store, tree=TREE, real=False).grow(500)
 
     def scan(ahead: int) -> Callable[[ObjectStore, Runtime], int]:
@@ -159,15 +160,16 @@ def test_snapshots_are_loaded_side_by_side_once_the_read_is_under_way(memory_sto
         return work
 
     counted, one_by_one = round_trips(memory_store, scan(0))
-    same, ahead = round_trips(memory_store, scan(8))
+    same, map_ahead = round_trips(memory_store, scan(8))
 
     assert counted == same == 500
-    assert ahead < one_by_one / 2.5
+    assert map_ahead < one_by_one / 2.5
 
 
 # ---------------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 def test_memory_of_a_read_does_not_grow_with_the_log(memory_store: MemoryStore) -> None:
     grower, peaks = (
         Grower(memory_store, tree=replace(TREE, snapshots_per_roll=4, snapshot_pointers_max=8), real=False),
@@ -183,11 +185,11 @@ def test_memory_of_a_read_does_not_grow_with_the_log(memory_store: MemoryStore) 
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
 
-    # The manifest itself is held, a pointer for 32 fragments; a pointer for each would be 8 times as much.
+    # The manifest itself is in memory: 32 fragments per pointer. One pointer per fragment would take 8 times as much.
     assert peaks[1] < 2 * peaks[0]
 
 
-# ---------------------------------------------------------------------- what maintenance does meanwhile
+# ---------------------------------------------------------------------- concurrent maintenance
 
 
 LAZY = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, snapshots_loaded_max=0)
@@ -195,7 +197,7 @@ EAGER = ReaderOptions(prefetch_fragments=3, prefetch_snapshots=8, snapshots_load
 
 
 def repack(store: MemoryStore) -> None:
-    """Put the fragments' own pointers in the place of every snapshot, and delete those."""
+    """Replace every snapshot by its fragments' pointers, and delete the snapshots."""
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
     base, reader = manifests.load(), LogReader.open(store, "a")
     snapshots = [pointer for top in base.manifest.snapshots for pointer in opened(reader, top)]
@@ -205,9 +207,10 @@ def repack(store: MemoryStore) -> None:
         life_store(store, "a").delete(pointer.path)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [LAZY, EAGER], ids=["lazy", "eager"])
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 5, 50, 93])
-def test_read_goes_on_from_where_it_was_when_snapshots_are_replaced_under_it(
+def test_read_continues_from_where_it_was_when_its_snapshots_are_replaced(
     long_log: MemoryStore, options: ReaderOptions, after: int
 ) -> None:
     records = LogReader.open(long_log, "a", options=options).records()
@@ -219,6 +222,7 @@ def test_read_goes_on_from_where_it_was_when_snapshots_are_replaced_under_it(
     assert found == list(range(1, SIZE + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", range(1, 40, 3))
 def test_read_survives_snapshots_that_are_replaced_at_any_of_its_requests(long_log: MemoryStore, look: int) -> None:
     requests, store = count(1), FaultyStore(long_log)
@@ -234,7 +238,7 @@ def test_read_survives_snapshots_that_are_replaced_at_any_of_its_requests(long_l
     assert [pointer.start.offset for pointer in reader.scan(3, Limits(offset=90))] == list(range(3, 90))
 
 
-def test_read_of_what_was_collected_meanwhile_is_an_error_after_what_it_had_and_never_a_gap(
+def test_read_of_records_collected_meanwhile_raises_after_those_it_had_and_never_skips(
     long_log: MemoryStore,
 ) -> None:
     records = LogReader.open(long_log, "a", options=LAZY).records()
@@ -249,7 +253,7 @@ def test_read_of_what_was_collected_meanwhile_is_an_error_after_what_it_had_and_
 
 
 def collect_below(store: ObjectStore, offset: int, log: str = "a") -> None:
-    """Let a log begin at ``offset``, and delete what lies below."""
+    """Advance a log's first record to ``offset`` and delete everything below."""
     collector = Collector(store, log, options=NOW)
     path = collector.announce(collector.plan(offset))
     collector.prune(path)
@@ -257,7 +261,7 @@ def collect_below(store: ObjectStore, offset: int, log: str = "a") -> None:
 
 
 def collected_at_the_first_snapshot(store: MemoryStore) -> FaultyStore:
-    """A store whose log is collected once somebody who has its manifest asks for more."""
+    """A store whose log is collected when a holder of its manifest asks for more."""
     slow = FaultyStore(store)
 
     def meanwhile(kind: str, _path: str) -> None:
@@ -269,7 +273,7 @@ def collected_at_the_first_snapshot(store: MemoryStore) -> FaultyStore:
     return slow
 
 
-# Starts at the log's first record, by name.
+# The starts that name the log's first record.
 STARTS: dict[str, Callable[[Manifest], ReadStart]] = {
     "none": lambda _: None,
     "offset": lambda manifest: manifest.first.position.offset,
@@ -279,10 +283,10 @@ STARTS: dict[str, Callable[[Manifest], ReadStart]] = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_read_of_a_manifest_in_hand_whose_beginning_was_collected_is_an_error_and_never_begins_later(
+def test_read_of_a_loaded_manifest_whose_beginning_was_collected_is_an_error_and_never_begins_later(
     long_log: MemoryStore, start: str
 ) -> None:
-    """A start that is no offset was resolved anew: the read began with whatever there was by then."""
+    """Regression: a start without an offset was resolved again, so the read began at the log's new first record."""
     in_hand = LogReader.open(long_log, "a").manifest()
     collect_below(long_log, 80)
     reader, begins = LogReader.open(long_log, "a"), STARTS[start](in_hand)
@@ -304,24 +308,24 @@ def test_read_whose_beginning_is_collected_before_its_first_record_is_an_error(
         lambda store: records_across(store, "a", begins),
         lambda store: follow_across(store, "a", begins),
     ):
-        anew = MemoryStore(shared_runtime())
+        fresh = MemoryStore(shared_runtime())
         for meta in long_log.list_objects(""):
-            anew.create(meta.path, long_log.read(meta.path) or b"")
+            fresh.create(meta.path, long_log.read(meta.path) or b"")
         with pytest.raises(GarbageCollectedError, match="from 80, found 1"):
-            next(read(collected_at_the_first_snapshot(anew)))
+            next(read(collected_at_the_first_snapshot(fresh)))
 
 
 @pytest.mark.parametrize("start", [None, 1, AtTime(0)], ids=str)
 @pytest.mark.parametrize("across", [False, True], ids=["one log", "across logs"])
-def test_follower_of_an_empty_log_misses_nothing_that_comes_and_goes_between_two_looks(
+def test_follower_of_an_empty_log_misses_no_records_collected_between_two_polls(
     memory_store: MemoryStore, start: ReadStart, *, across: bool
 ) -> None:
-    """A follower that had no record yet began with whatever there was by then."""
+    """Regression: a follower without a record yet began at the log's new first record."""
     LogWriter.initialize(memory_store, "a")
     store, looks, options = FaultyStore(memory_store), count(1), ReaderOptions(poll_s_min=0, poll_s_max=0)
 
     def between(kind: str, _path: str) -> None:
-        # Opening looks twice at most, and following at least once before this.
+        # Opening reads the manifest twice at most, and following at least once before this.
         if kind == "get" and next(looks) == 4:
             with LogWriter.open(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
                 for number in range(20):
@@ -360,7 +364,8 @@ def test_follower_that_waits_for_a_time_or_a_record_misses_none_of_a_successor(
         next(follow_across(store, "a", start, idle_s=30, options=options))
 
 
-def test_read_from_a_time_goes_on_where_all_that_was_collected_is_older(long_log: MemoryStore) -> None:
+@pytest.mark.slow
+def test_read_from_a_time_continues_where_everything_collected_is_older(long_log: MemoryStore) -> None:
     reader = LogReader.open(long_log, "a")
     in_hand = reader.manifest()
     wanted = next(reader.records(50))
@@ -375,7 +380,7 @@ def test_read_from_a_time_goes_on_where_all_that_was_collected_is_older(long_log
 
 @pytest.mark.parametrize("options", [LAZY, EAGER], ids=["lazy", "eager"])
 @pytest.mark.parametrize("spoil", ["delete", "damage"])
-def test_lost_snapshot_is_an_error_after_all_that_lies_before_it(
+def test_lost_snapshot_is_an_error_after_all_records_before_it(
     long_log: MemoryStore, options: ReaderOptions, spoil: str
 ) -> None:
     reader = LogReader.open(long_log, "a")
@@ -393,7 +398,7 @@ def test_lost_snapshot_is_an_error_after_all_that_lies_before_it(
     assert found == list(range(1, victim.start.offset))  # type: ignore[attr-defined]
 
 
-def test_load_that_failed_ahead_is_tried_again_when_its_turn_comes(long_log: MemoryStore) -> None:
+def test_failed_load_ahead_is_tried_again_when_its_turn_comes(long_log: MemoryStore) -> None:
     store = FaultyStore(long_log)
     records = LogReader.open(store, "a", options=LAZY).records()
     found = [next(records).offset]
@@ -405,10 +410,11 @@ def test_load_that_failed_ahead_is_tried_again_when_its_turn_comes(long_log: Mem
     assert store.fired["unavailable"] == 1
 
 
-# ---------------------------------------------------------------------- a manifest in hand
+# ---------------------------------------------------------------------- a loaded manifest
 
 
-def test_read_of_a_manifest_in_hand_is_that_of_its_moment_and_says_whether_it_is_current(
+@pytest.mark.slow
+def test_read_of_a_loaded_manifest_is_that_of_its_moment_and_says_whether_it_is_current(
     long_log: MemoryStore,
 ) -> None:
     store = CountingStore(long_log)

@@ -1,4 +1,4 @@
-"""Cursors: created once, moved by witness, listed, deleted; never left on records that are gone."""
+"""Cursors are created once, moved by witness, listed and deleted, and never left on collected records."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from wal3_core import (
     LogWriter,
     UnavailableError,
 )
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001)
 
 
 def collect_three(store: ObjectStore) -> None:
-    """Do to a log of five fragments of one record what a collection of the first three does."""
+    """Collect the first three of five fragments of one record each."""
     manifests = ManifestStore(log_store(store, "a"), shared_runtime())
     base = manifests.load()
     gone, kept = base.manifest.fragments[:3], base.manifest.fragments[3:]
@@ -42,7 +42,7 @@ def collect_three(store: ObjectStore) -> None:
         base.manifest,
         fragments=kept,
         pruned=sum_setsums(gone),
-        first=Place(kept[0].first_seq_no, kept[0].start),
+        first=Boundary(kept[0].first_seq_no, kept[0].start),
         num_bytes=sum(pointer.num_bytes for pointer in kept),
         num_records=2,
     )
@@ -129,7 +129,7 @@ def test_position_outside_the_log_is_refused(store: ObjectStore, log: list[LogPo
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
-def test_save_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str) -> None:
+def test_save_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
     store = FaultyStore(memory_store)
@@ -144,7 +144,7 @@ def test_save_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str)
     assert cursors.load("reader") == saved
 
 
-def test_save_that_never_gets_an_answer_says_so(memory_store: MemoryStore) -> None:
+def test_save_that_never_gets_an_answer_is_an_error(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     store = FaultyStore(memory_store)
     store.fail("create", "cursor/", "unknown", times=100)
@@ -177,7 +177,7 @@ def test_foreign_file_among_the_cursors_is_named(memory_store: MemoryStore) -> N
 
 
 @pytest.mark.parametrize("moved_on", [False, True])
-def test_cursor_that_comes_too_late_is_put_at_the_first_place_but_never_another_s(
+def test_cursor_created_too_late_is_moved_to_the_first_record_but_never_another_s(
     memory_store: MemoryStore, *, moved_on: bool
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
@@ -193,7 +193,7 @@ def test_cursor_that_comes_too_late_is_put_at_the_first_place_but_never_another_
             collect_three(memory_store)
 
     def move(kind: str, path: str) -> None:
-        """Somebody else moves the new cursor on before it can be put back."""
+        """Another process moves the new cursor before it can be corrected."""
         if kind == "get" and "MANIFEST" in path:
             store.before = lambda _kind, _path: None
             witness = others.load("reader")
@@ -208,7 +208,7 @@ def test_cursor_that_comes_too_late_is_put_at_the_first_place_but_never_another_
     assert (None if left is None else left.cursor.position.offset) == (5 if moved_on else 4)
 
 
-def test_move_onto_what_was_seen_before_costs_one_request_and_beyond_it_two(memory_store: MemoryStore) -> None:
+def test_move_within_the_loaded_manifest_costs_one_request_and_beyond_it_two(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append_many([b"x"] * 5)
         store = CountingStore(memory_store)
@@ -230,7 +230,7 @@ def test_move_onto_what_was_seen_before_costs_one_request_and_beyond_it_two(memo
         assert store.requests == {"replace": 1, "get": 1}
 
 
-def test_move_back_onto_what_was_collected_meanwhile_is_refused_though_it_was_seen_before(
+def test_move_back_onto_records_collected_meanwhile_is_refused_though_they_were_loaded_before(
     memory_store: MemoryStore,
 ) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
@@ -248,7 +248,7 @@ def test_move_back_onto_what_was_collected_meanwhile_is_refused_though_it_was_se
     assert left.cursor.position == LogPosition(5, 0)
 
 
-def test_survey_tells_damage_beside_the_cursors_that_are_sound(memory_store: MemoryStore) -> None:
+def test_survey_reports_damage_alongside_the_sound_cursors(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append(b"x")
     cursors = CursorStore(memory_store, "a")

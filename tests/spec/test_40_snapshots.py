@@ -1,10 +1,12 @@
-"""The manifest's tree as a writer grows it: small commits, one GET to open, everything reachable."""
+"""The manifest's tree as a writer grows it: small commits, one GET to open, every fragment reachable."""
 
 from __future__ import annotations
 
 import threading
 import time
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
@@ -13,11 +15,12 @@ from wal3_core.options import SnapshotOptions
 from wal3_core.storage.object_store import Versioned
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
+@pytest.mark.slow
 def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     averages = []
@@ -28,10 +31,11 @@ def test_bytes_written_per_commit_stay_flat(memory_store: MemoryStore) -> None:
                 writer.append(b"x")
             averages.append((store.written["manifest"] + store.written["snapshot"]) / 256)
 
-    # Unrolled, the last window would write four times what the first one does.
+    # Without rolling, the last window would write four times as much as the first.
     assert max(averages) < 2 * averages[0]
 
 
+@pytest.mark.slow
 def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshots(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
         for _ in range(300):
@@ -46,7 +50,8 @@ def test_log_of_many_fragments_opens_with_one_get_and_reads_through_few_snapshot
     assert store.requests["read"] <= 300 / TREE.fragments_per_snapshot + 5
 
 
-def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_reopened_writer_continues_with_the_existing_tree(memory_store: MemoryStore) -> None:
     for _ in range(10):
         with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=TREE)) as writer:
             for _ in range(30):
@@ -58,8 +63,9 @@ def test_reopened_writer_goes_on_with_the_tree_it_finds(memory_store: MemoryStor
     assert len(reader.manifest().fragments) <= TREE.fragments_per_snapshot + TREE.fragments_kept
 
 
-def test_everything_that_is_due_is_rolled_at_once(memory_store: MemoryStore) -> None:
-    """A commit may carry more fragments than a snapshot holds: one snapshot a commit would never catch up."""
+@pytest.mark.slow
+def test_all_snapshots_that_are_due_are_rolled_at_once(memory_store: MemoryStore) -> None:
+    """A commit may carry more fragments than a snapshot holds; one snapshot per commit would never catch up."""
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
     with LogWriter.open_or_initialize(memory_store, "a", options=unrolled) as writer:
         for _ in range(300):
@@ -86,14 +92,15 @@ def test_generation_grows_with_every_install(memory_store: MemoryStore) -> None:
     assert generations == list(range(2, 32))
 
 
+@pytest.mark.slow
 def test_snapshot_that_is_ready_too_late_for_one_commit_is_used_by_the_next(memory_store: MemoryStore) -> None:
-    """It used to be thrown away and written again, for ever where uploads took as long as commits."""
+    """Regression: it was discarded and written again, forever where uploads took as long as commits."""
     store = FaultyStore(memory_store)
     manifest_made, commits, created = threading.Event(), [], []
     rolled_at = TREE.fragments_per_snapshot + TREE.fragments_kept
 
     def pace(kind: str, path: str) -> None:
-        # The snapshot is uploaded after the next manifest was made and before it is installed.
+        # The snapshot is uploaded after the next manifest is made and before it is installed.
         if kind == "replace" and "MANIFEST" in path:
             commits.append(path)
             if len(commits) > rolled_at + 1:

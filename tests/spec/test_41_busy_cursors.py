@@ -1,4 +1,4 @@
-"""Consumers that save their cursors as fast as they can keep no plan from being carried out."""
+"""Consumers that save their cursors as fast as they can do not stop any plan from being carried out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.spec.collecting import LOG, NOW, append, gather, manifest_of, offsets
 from tests.stores import FaultyStore
 from wal3_core.model.position import LogPosition
 from wal3_core.options import CURSORS_AHEAD, PINS_AHEAD
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.pin_store import PinStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.pin_store import PinStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 
 
 def consume(store: ObjectStore, hand: int, stop: threading.Event, passed: threading.Semaphore) -> None:
-    """Move some of the consumers on, record by record, without a pause."""
+    """Advance some of the consumers record by record without a pause."""
     cursors = CursorStore(store, LOG)
     names = [f"consumer{number}" for number in range(hand, CONSUMERS, HANDS)]
     witnesses = {name: cursors.init(name, LogPosition(1, 0)) for name in names}
@@ -37,14 +37,14 @@ def consume(store: ObjectStore, hand: int, stop: threading.Event, passed: thread
             if stop.is_set():
                 return
             witnesses[name] = cursors.save(name, LogPosition(offset, 0), witnesses[name])
-        # Beyond the slowest one's last place: what that one lets go, none of these keeps.
+        # Beyond the slowest cursor's last place: records that it releases are held by none of these.
         if offset == ROUNDS + 2:
             passed.release()
 
 
 @contextmanager
 def busy(store: ObjectStore) -> Iterator[None]:
-    """Consumers that move on without a pause, each of them beyond where the slowest one will come to."""
+    """Consumers that advance without a pause, each beyond the place where the slowest one will stop."""
     stop, passed = threading.Event(), threading.Semaphore(0)
     with concurrent.futures.ThreadPoolExecutor(HANDS) as pool:
         moving = [pool.submit(consume, store, hand, stop, passed) for hand in range(HANDS)]
@@ -65,7 +65,7 @@ def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_the
     with busy(store):
         for number in range(ROUNDS):
             place(store, 2 + number, "slowest")
-            # One try, and nothing of it is made again.
+            # One attempt, with nothing repeated.
             done = gather(store, replace(NOW, rounds_max=1, orphans_max=0))
             assert not done.plan.empty
             assert manifest_of(store).first == done.plan.first
@@ -74,7 +74,7 @@ def test_every_plan_is_carried_out_beside_200_consumers_that_save_as_fast_as_the
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
+def test_cursors_are_loaded_concurrently_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
     append(memory_store, 3)
     names = [f"c{number:02}" for number in range(count)]
     for name in names:
@@ -85,7 +85,7 @@ def test_cursors_are_loaded_beside_each_other_and_listed_in_order(memory_store: 
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_pins_are_loaded_beside_each_other_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
+def test_pins_are_loaded_concurrently_and_listed_in_order(memory_store: ObjectStore, count: int) -> None:
     append(memory_store, 3)
     names = [f"p{number:02}" for number in range(count)]
     for name in names:
@@ -96,7 +96,7 @@ def test_pins_are_loaded_beside_each_other_and_listed_in_order(memory_store: Obj
 
 
 def loaded_together(store: ObjectStore, folder: str, count: int) -> FaultyStore:
-    """Return a store that lets the first GETs below a folder wait until there are so many at a time."""
+    """Return a store that holds the first GETs below a folder until ``count`` of them are waiting."""
     faulty = FaultyStore(store)
     together, left = threading.Barrier(count, timeout=DEADLINE_S), threading.Semaphore(count)
 
@@ -108,8 +108,8 @@ def loaded_together(store: ObjectStore, folder: str, count: int) -> FaultyStore:
     return faulty
 
 
-def test_cursor_that_moves_on_at_every_look_starves_no_plan(store: ObjectStore) -> None:
-    """Forward moves are no reason to look again: the plan takes what lay below when it looked."""
+def test_cursor_that_advances_at_every_look_starves_no_plan(store: ObjectStore) -> None:
+    """Forward moves require no new plan: it uses the positions it read."""
     plant(store, cursor=2)
     faulty = FaultyStore(store)
     seen = [2]
@@ -126,8 +126,8 @@ def test_cursor_that_moves_on_at_every_look_starves_no_plan(store: ObjectStore) 
     assert offsets(store) == list(range(taken.first.position.offset, 21))
 
 
-def test_cursor_that_follows_the_end_of_a_growing_log_is_not_taken_for_another_log_s(store: ObjectStore) -> None:
-    """It moves beyond the end of a manifest that was read a moment ago, at every look that there is."""
+def test_cursor_that_follows_the_end_of_a_growing_log_is_not_mistaken_for_another_log_s(store: ObjectStore) -> None:
+    """At every listing it moves beyond the end of the manifest that was just read."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)
 
@@ -141,4 +141,4 @@ def test_cursor_that_follows_the_end_of_a_growing_log_is_not_taken_for_another_l
 
     assert done.plan.first.seq_no > 12
     assert manifest_of(store).first.seq_no == done.plan.first.seq_no
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None

@@ -1,4 +1,4 @@
-"""Writers that live for one append keep the manifest as small as one that lives on, and fail no append by it."""
+"""Writers that live for one append keep the manifest as small as a long-lived one does, and fail no append by it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,34 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.model.paths import MANIFEST, SNAPSHOT_FOLDER
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=8)
 SHORT = WriterOptions(snapshots=TREE, retry=RetryOptions(attempts_max=2, pause_s_min=0.001, pause_s_max=0.002))
-# With one more there are enough for a snapshot.
+# One more makes enough for a snapshot.
 DUE = TREE.fragments_per_snapshot + TREE.fragments_kept - 1
 DEADLINE_S = 20.0
-# `make kills` has 10,000.
+# `make kills` runs 10,000.
 WRITERS = int(os.environ.get("WAL3_TEST_WRITERS", "1000"))
 
 
 def append_once(store: ObjectStore, options: WriterOptions | None = None) -> None:
-    """Do what a cron job does."""
+    """Append as a cron job does."""
     with LogWriter.open_or_initialize(store, "a", options=options) as writer:
         writer.append(b"x")
-
-
-def manifest_of(store: ObjectStore) -> Manifest:
-    return LogReader.open(store, "a").manifest()
 
 
 def snapshots(store: ObjectStore) -> set[str]:
@@ -48,7 +44,7 @@ def snapshots(store: ObjectStore) -> set[str]:
 
 
 def before_the_commit(store: ObjectStore, act: Callable[[], None]) -> FaultyStore:
-    """Give a store on which something happens once, when the first change of the manifest is on its way."""
+    """Return a store that runs an action once, before the first change of the manifest is sent."""
     faulty, pending = FaultyStore(store), [act]
 
     def interfere(kind: str, path: str) -> None:
@@ -60,8 +56,8 @@ def before_the_commit(store: ObjectStore, act: Callable[[], None]) -> FaultyStor
 
 
 @pytest.mark.parametrize("count", [600, pytest.param(WRITERS, marks=pytest.mark.slow)])
-def test_writers_of_one_append_write_as_little_as_one_that_lives_on(memory_store: MemoryStore, count: int) -> None:
-    """Nothing was ever rolled: after 1,600 appends each wrote 1.7 MB."""
+def test_writers_of_one_append_write_as_little_as_a_long_lived_one(memory_store: MemoryStore, count: int) -> None:
+    """Regression: nothing was ever rolled, and after 1,600 appends each one wrote 1.7 MB."""
     last = 128
     written = {}
     for log in ("long", "short"):
@@ -99,7 +95,9 @@ def test_manifest_stays_small_at_every_version(store: ObjectStore) -> None:
     assert len(list(LogReader.open(store, "a").records())) == 60
 
 
-def test_what_a_dead_writer_left_unrolled_is_rolled_by_the_first_commit_of_the_next(store: ObjectStore) -> None:
+def test_fragments_that_a_dead_writer_left_unrolled_are_rolled_by_the_next_writer_s_first_commit(
+    store: ObjectStore,
+) -> None:
     unrolled = WriterOptions(batch_records_max=1, snapshots=SnapshotOptions(fragments_per_snapshot=1000))
     with LogWriter.open_or_initialize(store, "a", options=unrolled) as writer:
         futures = [writer.submit(b"x") for _ in range(50)]
@@ -109,13 +107,13 @@ def test_what_a_dead_writer_left_unrolled_is_rolled_by_the_first_commit_of_the_n
 
     manifest = manifest_of(store)
     assert len(manifest.fragments) <= DUE
-    # No snapshot was written that another one took in.
+    # No snapshot was written that another one contains.
     assert len(manifest.snapshots) < len(snapshots(store)) < 50 / TREE.fragments_per_snapshot + 5
     assert len(list(LogReader.open(store, "a").records())) == 51
 
 
 @pytest.mark.parametrize("fault", ["denied", "unavailable", "unknown", "applied-unknown"])
-def test_roll_that_fails_fails_no_append_and_the_next_writer_does_it(memory_store: MemoryStore, fault: str) -> None:
+def test_failed_roll_fails_no_append_and_the_next_writer_rolls(memory_store: MemoryStore, fault: str) -> None:
     faulty = FaultyStore(memory_store)
     for _ in range(DUE):
         append_once(faulty, SHORT)
@@ -132,7 +130,7 @@ def test_roll_that_fails_fails_no_append_and_the_next_writer_does_it(memory_stor
 
 
 def test_snapshot_that_is_lost_fails_no_append(memory_store: MemoryStore) -> None:
-    """A larger snapshot can not be made without it; those of fragments can."""
+    """The larger snapshot that needs it cannot be made; those of fragments can."""
     for _ in range(25):
         append_once(memory_store, SHORT)
     before = manifest_of(memory_store)
@@ -148,7 +146,7 @@ def test_snapshot_that_is_lost_fails_no_append(memory_store: MemoryStore) -> Non
     assert len(manifest.fragments) <= DUE
 
 
-def test_roll_that_hangs_holds_an_append_up_for_a_while_and_close_not_at_all(memory_store: MemoryStore) -> None:
+def test_hanging_roll_delays_an_append_briefly_and_close_not_at_all(memory_store: MemoryStore) -> None:
     for _ in range(DUE):
         append_once(memory_store, SHORT)
     faulty, answered = FaultyStore(memory_store), threading.Event()
@@ -190,27 +188,27 @@ def test_snapshot_rolled_by_a_short_writer_before_the_fence_moved_is_written_aga
     """INV-7."""
     for _ in range(DUE):
         append_once(store, SHORT)
-    condemned: set[str] = set()
+    marked: set[str] = set()
 
-    def condemn() -> None:
-        condemned.update(snapshots(store))
+    def mark_orphans() -> None:
+        marked.update(snapshots(store))
         manifests = ManifestStore(log_store(store, "a"), shared_runtime())
         base = manifests.load()
         outcome = manifests.install(replace(base.manifest, fence=base.manifest.fence + 1), base)
         assert isinstance(outcome, Installed)
-        # What was condemned may go at any time from here on.
-        for path in condemned:
+        # From here on an object marked for deletion can be deleted at any time.
+        for path in marked:
             life_store(store, "a").delete(path)
 
-    append_once(before_the_commit(store, condemn), SHORT)
+    append_once(before_the_commit(store, mark_orphans), SHORT)
 
-    assert condemned
-    assert not condemned & {pointer.path for pointer in manifest_of(store).snapshots}
+    assert marked
+    assert not marked & {pointer.path for pointer in manifest_of(store).snapshots}
     assert manifest_of(store).snapshots
     assert len(list(LogReader.open(store, "a").records())) == DUE + 1
 
 
-def test_writer_that_lives_on_waits_for_no_snapshot(memory_store: MemoryStore) -> None:
+def test_long_lived_writer_waits_for_no_snapshot(memory_store: MemoryStore) -> None:
     faulty, waiting = FaultyStore(memory_store), threading.Event()
 
     def hang(kind: str, path: str) -> None:

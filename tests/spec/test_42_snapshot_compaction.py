@@ -1,4 +1,4 @@
-"""A lopsided tree is packed anew beside appends, collections and other compactors, and no fragment is lost."""
+"""A lopsided tree is repacked concurrently with appends, collections and other compactors, and no fragment is lost."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.errors import CorruptError, StoreDeniedError, UnavailableError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 from .collecting import ClockStore
 
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wal3_core.model.snapshot import Pointer, Snapshot
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
-# What the log was written with, and what it is to have from now on.
+# The snapshot options the log was written with, and those it is repacked to.
 BEFORE = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
 AFTER = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=64)
-# A writer that rolls nothing.
+# Rolls nothing.
 UNROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=1000))
 COUNT = 40
 
 
 def compactor(store: ObjectStore) -> SnapshotCompactor:
-    # Steps as small as they get: each changes the manifest.
+    # The smallest steps possible: each changes the manifest.
     return SnapshotCompactor(store, "a", options=SnapshotCompactorOptions(snapshots=AFTER, pointers_per_step_max=1))
 
 
@@ -60,16 +61,12 @@ def write(store: ObjectStore) -> None:
     assert isinstance(manifests.install(manifest, base), Installed)
 
 
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
-
-
 def written(count: int = COUNT) -> list[bytes]:
     return [b"%d" % number for number in range(1, count + 1)]
 
 
 def snapshots(store: ObjectStore) -> dict[str, Snapshot]:
-    """All that the manifest leads to, by path."""
+    """All snapshots that the manifest refers to, by path."""
     reader = LogReader.open(store, "a")
 
     def below(pointers: Sequence[Pointer]) -> Iterator[tuple[str, Snapshot]]:
@@ -87,7 +84,7 @@ def stored_snapshots(store: ObjectStore) -> set[str]:
 
 
 def once_before_the_manifest_changes(store: ObjectStore, action: Callable[[], object]) -> FaultyStore:
-    """Give a store on which the action is done when the first change of the manifest is on its way."""
+    """Return a store that runs the action before the first change of the manifest is sent."""
     faulty, pending = FaultyStore(store), [action]
 
     def interfere(kind: str, path: str) -> None:
@@ -105,7 +102,7 @@ def move_fence(store: ObjectStore) -> None:
     assert isinstance(outcome, Installed)
 
 
-def test_lopsided_log_is_packed_and_reads_as_before_through_fewer_snapshots(store: ObjectStore) -> None:
+def test_lopsided_log_is_repacked_and_reads_as_before_through_fewer_snapshots(store: ObjectStore) -> None:
     write(store)
     before = snapshots(store)
     setsum = LogReader.open(store, "a").manifest().setsum
@@ -117,7 +114,7 @@ def test_lopsided_log_is_packed_and_reads_as_before_through_fewer_snapshots(stor
     after = snapshots(store)
     assert bodies(store) == written()
     assert LogReader.open(store, "a").manifest().setsum == setsum
-    assert (lopsided.ripe, done.after.ripe, done.num_overtaken) == (True, False, 0)
+    assert (lopsided.needs_compaction, done.after.needs_compaction, done.num_overtaken) == (True, False, 0)
     assert done.num_steps > 1
     assert len(after) < len(before) / 2
     assert (
@@ -128,7 +125,9 @@ def test_lopsided_log_is_packed_and_reads_as_before_through_fewer_snapshots(stor
     assert progress[-1] == (done.num_pointers, None)
 
 
-def test_well_shaped_log_costs_a_read_a_snapshot_of_snapshots_and_no_write(memory_store: MemoryStore) -> None:
+def test_compacting_a_well_shaped_log_costs_one_read_per_snapshot_of_snapshots_and_no_write(
+    memory_store: MemoryStore,
+) -> None:
     write(memory_store)
     compactor(memory_store).compact()
     store = CountingStore(memory_store)
@@ -151,14 +150,14 @@ def test_plan_says_what_and_why_and_writes_nothing(store: ObjectStore) -> None:
 
     assert set(counting.requests) <= {"get", "read"}
     assert plan.shape.exact
-    assert plan.shape.ripe
+    assert plan.shape.needs_compaction
     assert not plan.empty
     assert all(finding.num_nodes > 1 and finding.num_pointers > 1 for finding in plan.findings)
     compactor(store).compact()
     assert compactor(store).plan().empty
 
 
-def test_appends_never_fail_while_snapshots_are_packed(store: ObjectStore) -> None:
+def test_appends_never_fail_while_snapshots_are_repacked(store: ObjectStore) -> None:
     write(store)
     options = WriterOptions(snapshots=AFTER)
     with LogWriter.open(store, "a", options=options) as writer:
@@ -198,19 +197,19 @@ def test_append_between_upload_and_change_costs_no_second_upload(store: ObjectSt
     assert len(stored_snapshots(store) - before) == done.num_written
 
 
-def test_two_compactors_at_once_harm_nobody(store: ObjectStore) -> None:
+def test_two_compactors_at_once_do_no_harm(store: ObjectStore) -> None:
     write(store)
 
-    # The other one packs everything while the first is about to change the manifest.
+    # The other compactor packs everything when the first is about to change the manifest.
     first = compactor(once_before_the_manifest_changes(store, lambda: compactor(store).compact())).compact()
 
     assert bodies(store) == written()
     assert (first.num_steps, first.num_overtaken) == (0, 1)
-    assert not first.after.ripe
+    assert not first.after.needs_compaction
     assert compactor(store).plan().empty
 
 
-def test_compactors_racing_each_other_come_to_an_end(store: ObjectStore) -> None:
+def test_racing_compactors_terminate(store: ObjectStore) -> None:
     write(store)
     outcomes = []
 
@@ -232,25 +231,27 @@ def test_snapshots_uploaded_before_the_fence_moved_are_written_again_under_new_n
     """INV-7."""
     write(store)
     before = stored_snapshots(store)
-    condemned: set[str] = set()
+    marked: set[str] = set()
 
-    def condemn() -> None:
-        condemned.update(stored_snapshots(store) - before)
+    def mark_orphans() -> None:
+        marked.update(stored_snapshots(store) - before)
         move_fence(store)
-        # What was condemned may go at any time from here on.
-        for path in condemned:
+        # From here on an object marked for deletion can be deleted at any time.
+        for path in marked:
             life_store(store, "a").delete(path)
 
-    done = compactor(once_before_the_manifest_changes(store, condemn)).compact()
+    done = compactor(once_before_the_manifest_changes(store, mark_orphans)).compact()
 
-    assert condemned
+    assert marked
     assert done.num_overtaken == 1
     assert bodies(store) == written()
-    assert not condemned & stored_snapshots(store)
+    assert not marked & stored_snapshots(store)
     assert compactor(store).plan().empty
 
 
-def test_fence_that_never_rests_is_given_up_on_and_the_log_is_left_as_it_was(memory_store: MemoryStore) -> None:
+def test_compaction_gives_up_when_the_fence_keeps_moving_and_leaves_the_log_unchanged(
+    memory_store: MemoryStore,
+) -> None:
     write(memory_store)
     store, moving = FaultyStore(memory_store), []
 
@@ -269,7 +270,7 @@ def test_fence_that_never_rests_is_given_up_on_and_the_log_is_left_as_it_was(mem
     assert LogReader.open(memory_store, "a").manifest().pointers == before
 
 
-def test_step_that_is_overtaken_now_and_then_is_no_reason_to_give_up(memory_store: MemoryStore) -> None:
+def test_compaction_does_not_give_up_when_a_step_is_overtaken_occasionally(memory_store: MemoryStore) -> None:
     write(memory_store)
     store, changes = FaultyStore(memory_store), []
 
@@ -288,7 +289,7 @@ def test_step_that_is_overtaken_now_and_then_is_no_reason_to_give_up(memory_stor
     assert bodies(memory_store) == written()
 
 
-def test_crash_between_upload_and_change_leaves_orphans_and_the_next_run_goes_on(store: ObjectStore) -> None:
+def test_crash_between_upload_and_change_leaves_orphans_and_the_next_run_continues(store: ObjectStore) -> None:
     write(store)
     manifest, before = LogReader.open(store, "a").manifest(), stored_snapshots(store)
     faulty = FaultyStore(store)
@@ -306,7 +307,7 @@ def test_crash_between_upload_and_change_leaves_orphans_and_the_next_run_goes_on
     assert len(stored_snapshots(store) - before) == done.num_written, "what was uploaded before is used"
 
 
-def test_unanswered_change_that_was_applied_is_a_step_taken(store: ObjectStore) -> None:
+def test_unanswered_change_that_was_applied_counts_as_a_step(store: ObjectStore) -> None:
     write(store)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "applied-unknown", times=2)
@@ -336,19 +337,19 @@ def test_collection_between_upload_and_change_is_not_undone(store: ObjectStore) 
     assert compactor(store).plan().empty
 
 
-def test_what_was_replaced_is_collected_as_orphans_and_nothing_else(store: ObjectStore) -> None:
+def test_replaced_snapshots_are_collected_as_orphans_and_nothing_else_is(store: ObjectStore) -> None:
     write(store)
     compactor(store).compact()
     before = stored_snapshots(store)
     options = CollectorOptions(interval_s=0)
-    # The clocks of some stores tick in seconds.
+    # Some stores' clocks tick in seconds.
     clock = ClockStore(store)
     collector, deleter = Collector(clock, "a", options=options), Deleter(clock, "a", options=options)
 
     needed = set(snapshots(store))
     orphans = deleter.orphans()
-    condemned = collector.condemn(orphans, "replaced by a compaction")
-    deleter.delete(condemned.path)  # type: ignore[union-attr]
+    marked = collector.mark_orphans(orphans, "replaced by a compaction")
+    deleter.delete(marked.path)  # type: ignore[union-attr]
 
     assert set(orphans) == before - needed != set()
     assert stored_snapshots(store) == needed

@@ -1,4 +1,4 @@
-"""Policies: what a log's owner says of how it is collected, beside its cursors."""
+"""Policies: a log's owner states how it is collected; cursors hold records besides."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from wal3_core import (
     UnavailableError,
     destroy,
 )
-from wal3_core.log.collector import Collector, Overtaken
+from wal3_core.log.collect.collector import Collector, Overtaken
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 HOUR_S = 3600
@@ -36,7 +36,7 @@ ALL = CollectorOptions(fraction_max=1)
 
 
 class Later(ThreadRuntime):
-    """A process whose clock is some hours ahead of what it was set to before."""
+    """A process whose clock a test sets ahead by a number of hours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def runtime() -> Iterator[Later]:
 
 
 def hourly(store: ObjectStore, log: str, runtime: Later, count: int) -> None:
-    """Append a fragment of one record an hour; the clock is at the hour of the last."""
+    """Append a fragment of one record per hour; the clock stays at the hour of the last."""
     with LogWriter.open_or_initialize(store, log, runtime=runtime) as writer:
         for hour in range(count):
             runtime.hours = hour
@@ -78,13 +78,13 @@ def test_policy_is_the_default_until_it_is_changed(store: ObjectStore) -> None:
     assert policies.load() == second
 
 
-def test_log_whose_policy_says_it_has_no_cursors_is_collected_by_age(store: ObjectStore, runtime: Later) -> None:
+def test_log_whose_policy_requires_no_cursors_is_collected_by_age(store: ObjectStore, runtime: Later) -> None:
     hourly(store, "a", runtime, 10)
     PolicyStore(store, "a").change(lambda _: kept(4))
 
     plan = Collector(store, "a", options=ALL, runtime=runtime).plan()
 
-    # The record of 4 hours ago is the first that stays.
+    # The record of 4 hours ago is the first to stay.
     assert (plan.num_records, plan.first.position.offset) == (5, 6)
     assert plan.reason == f"the first record younger than {4 * HOUR_S} s is at offset 6"
 
@@ -98,7 +98,7 @@ def test_without_the_policy_a_log_without_cursors_is_not_collected(memory_store:
 
 
 @pytest.mark.parametrize(("cursor", "first"), [(3, 3), (9, 6)])
-def test_cursors_and_retention_each_keep_what_is_theirs(
+def test_cursors_and_retention_each_hold_their_records(
     memory_store: MemoryStore, runtime: Later, cursor: int, first: int
 ) -> None:
     hourly(memory_store, "a", runtime, 10)
@@ -108,7 +108,7 @@ def test_cursors_and_retention_each_keep_what_is_theirs(
     assert Collector(memory_store, "a", options=ALL, runtime=runtime).plan().first.position.offset == first
 
 
-def test_records_that_are_all_old_all_go_and_young_ones_all_stay(memory_store: MemoryStore, runtime: Later) -> None:
+def test_old_records_are_all_collected_and_young_ones_all_kept(memory_store: MemoryStore, runtime: Later) -> None:
     hourly(memory_store, "a", runtime, 10)
     policies = PolicyStore(memory_store, "a")
     collector = Collector(memory_store, "a", options=ALL, runtime=runtime)
@@ -137,7 +137,7 @@ def test_damaged_policy_stops_collecting(memory_store: MemoryStore, runtime: Lat
     PolicyStore(memory_store, "a").change(lambda _: kept(1))
     damage(life_store(memory_store, "a"), "policy.json", 40)
 
-    with pytest.raises(CollectionRefusedError, match="while its policy can not be read"):
+    with pytest.raises(CollectionRefusedError, match="while its policy cannot be read"):
         Collector(memory_store, "a", options=ALL).plan()
 
 
@@ -156,7 +156,7 @@ def test_two_changes_at_once_are_both_made(memory_store: MemoryStore) -> None:
     assert (changed.retention_s, changed.generation) == (61, 2)
 
 
-def test_policy_that_others_keep_changing_is_given_up_on(memory_store: MemoryStore) -> None:
+def test_change_gives_up_on_a_policy_that_others_keep_changing(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     other = PolicyStore(memory_store, "a")
 
@@ -171,29 +171,29 @@ def test_policy_that_others_keep_changing_is_given_up_on(memory_store: MemorySto
 def test_longer_retention_that_was_acknowledged_keeps_what_a_collector_was_about_to_prune(
     memory_store: MemoryStore, runtime: Later
 ) -> None:
-    """The collector has read the old policy behind its announcement, and sleeps before its CAS."""
+    """The collector read the old policy after its announcement and sleeps before its CAS."""
     hourly(memory_store, "a", runtime, 10)
     PolicyStore(memory_store, "a").change(lambda _: kept(4))
-    store, told = FaultyStore(memory_store), list[Policy]()
+    store, changed = FaultyStore(memory_store), list[Policy]()
     collector = Collector(store, "a", options=ALL, runtime=runtime)
     announced = collector.announce(collector.plan())
 
     def change(kind: str, path: str) -> None:
         if kind == "replace" and path.endswith("/MANIFEST.json"):
             store.before = lambda _kind, _path: None
-            told.append(PolicyStore(memory_store, "a").change(lambda _: kept(1000)))
+            changed.append(PolicyStore(memory_store, "a").change(lambda _: kept(1000)))
 
     store.before = change
     outcome = collector.prune(announced)
 
     assert isinstance(outcome, Overtaken)
-    assert [policy.retention_s for policy in told] == [1000 * HOUR_S]
+    assert [policy.retention_s for policy in changed] == [1000 * HOUR_S]
     assert [record.offset for record in LogReader.open(memory_store, "a").records()] == list(range(1, 11))
-    # It is planned anew by what the policy says now.
+    # The next plan uses the policy as it is now.
     assert collector.plan().empty
 
 
-def test_policy_of_a_log_that_is_replaced_while_it_is_changed_is_not_told_to_be_changed(
+def test_change_of_the_policy_of_a_replaced_log_is_not_reported_as_made(
     memory_store: MemoryStore,
 ) -> None:
     LogWriter.initialize(memory_store, "a")

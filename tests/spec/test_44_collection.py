@@ -1,4 +1,4 @@
-"""A collection takes what lies below every cursor, says so beforehand, and takes nothing else."""
+"""A collection deletes the records below every cursor, announces them first, and deletes nothing else."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
-from wal3_core.log.collector import Collector
-from wal3_core.log.planner import Plan
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.model.paths import CLOCK
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 
@@ -53,14 +53,14 @@ def content(store: ObjectStore) -> dict[str, bytes | None]:
 
 
 def beside_the_clock(store: ObjectStore) -> dict[str, bytes | None]:
-    """All that is there, but what is written to learn the store's time."""
+    """All stored objects, except the one written to learn the store's time."""
     return {path: data for path, data in content(store).items() if path != life_path(store, "a", CLOCK)}
 
 
 # ---------------------------------------------------------------------- plan
 
 
-def test_plan_takes_what_lies_below_every_cursor_and_names_the_one_that_holds_the_rest(store: ObjectStore) -> None:
+def test_plan_takes_records_below_every_cursor_and_names_the_cursor_that_holds_the_rest(store: ObjectStore) -> None:
     plant(store, cursor=12)
     place(store, 19, "fast")
     manifest = manifest_of(store)
@@ -89,7 +89,7 @@ def test_plan_counts_the_bytes_that_the_collection_frees(store: ObjectStore) -> 
     assert manifest_of(store).num_bytes == before - found.num_bytes
 
 
-def test_fragment_of_which_a_cursor_needs_a_record_stays_whole(store: ObjectStore) -> None:
+def test_fragment_with_a_record_that_a_cursor_needs_stays_whole(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, LOG) as writer:
         for _ in range(3):
             writer.append_many([Message(b"x")] * 4)
@@ -114,7 +114,7 @@ def test_plan_changes_nothing(store: ObjectStore) -> None:
     assert content(store) == before
 
 
-def test_limit_given_keeps_what_lies_behind_it_whatever_the_cursors_say(store: ObjectStore) -> None:
+def test_given_limit_keeps_the_records_after_it_whatever_the_cursors_say(store: ObjectStore) -> None:
     plant(store, cursor=12)
 
     below, above = plan(store, 5), plan(store, 15)
@@ -133,11 +133,11 @@ def test_plan_is_empty_where_the_first_record_is_needed(store: ObjectStore) -> N
     assert found.empty
     assert (found.num_fragments, found.num_bytes, found.setsum, found.fraction) == (0, 0, EMPTY, 0)
     assert (done.num_orphans, done.deleted, done.wait_s) == (0, (), 0)
-    # The store was asked for its time, and nothing else was written.
+    # The store was asked for its time; nothing else was written.
     assert {path for path, data in content(store).items() if before.get(path) != data} == {life_path(store, "a", CLOCK)}
 
 
-def test_plan_comes_through_json_as_it_was(memory_store: MemoryStore) -> None:
+def test_plan_survives_a_round_trip_through_json(memory_store: MemoryStore) -> None:
     plant(memory_store, cursor=12)
     found = plan(memory_store)
 
@@ -146,7 +146,7 @@ def test_plan_comes_through_json_as_it_was(memory_store: MemoryStore) -> None:
     assert again == found
 
 
-# ---------------------------------------------------------------------- who may say what goes
+# ---------------------------------------------------------------------- what allows a collection
 
 
 def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
@@ -154,7 +154,7 @@ def test_log_without_cursors_is_not_collected(store: ObjectStore) -> None:
     before = beside_the_clock(store)
 
     for options in (NOW, replace(NOW, without_cursors=True)):
-        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is not needed any more"):
+        with pytest.raises(CollectionRefusedError, match="expected a cursor to say what is no longer needed"):
             plan(store, options=options)
     with pytest.raises(CollectionRefusedError, match="found none: create one, or"):
         plan(store, 12)
@@ -172,7 +172,7 @@ def test_log_without_cursors_is_collected_up_to_an_offset_where_that_is_allowed(
     assert offsets(store) == list(range(12, 21))
 
 
-def test_cursors_count_also_where_a_log_without_them_may_be_collected(store: ObjectStore) -> None:
+def test_cursors_count_even_where_a_log_without_them_may_be_collected(store: ObjectStore) -> None:
     plant(store, cursor=6)
 
     gather(store, replace(NOW, without_cursors=True), limit_offset=12)
@@ -180,18 +180,18 @@ def test_cursors_count_also_where_a_log_without_them_may_be_collected(store: Obj
     assert offsets(store) == list(range(6, 21))
 
 
-def test_log_that_is_not_there_is_not_collected(store: ObjectStore) -> None:
+def test_missing_log_is_not_collected(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError, match="initialize the log first"):
         gather(store)
 
 
-def test_nothing_is_collected_while_a_cursor_can_not_be_read(store: ObjectStore) -> None:
+def test_nothing_is_collected_while_a_cursor_cannot_be_read(store: ObjectStore) -> None:
     plant(store, cursor=12)
     place(store, 18, "fast")
     damage(life_store(store, "a"), "cursor/reader.json")
     before = beside_the_clock(store)
 
-    with pytest.raises(CollectionRefusedError, match=r"while a cursor can not be read: .*cursor/reader\.json"):
+    with pytest.raises(CollectionRefusedError, match=r"while a cursor cannot be read: .*cursor/reader\.json"):
         plan(store)
     with pytest.raises((CollectionRefusedError, CorruptError), match="cursor/reader.json"):
         gather(store)
@@ -208,7 +208,7 @@ def test_nothing_is_collected_while_a_foreign_file_lies_among_the_cursors(store:
 
 
 class TornStore(FaultyStore):
-    """Lists a page of one object, and then does not answer, however often it is asked for the next."""
+    """Lists a page of one object, and never answers a request for the next."""
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         for count, meta in enumerate(super().list_objects(folder, start_after=start_after)):
@@ -218,7 +218,7 @@ class TornStore(FaultyStore):
 
 
 def test_nothing_is_collected_when_a_page_of_cursors_is_missing(store: ObjectStore) -> None:
-    """The page that came says that far more may go."""
+    """By the page that was listed, far more could be deleted."""
     plant(store)
     place(store, 18, "a-fast")
     place(store, 3, "b-slow")
@@ -240,7 +240,7 @@ def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: Memo
 
     def before(kind: str, path: str) -> None:
         seen[0] += kind == "list" and path.endswith("/cursor/")
-        # For good: a listing that is not answered is asked for again.
+        # Permanently, because an unanswered listing is retried.
         if kind == "list" and path.endswith("/cursor/") and seen[0] >= number:
             raise UnavailableError("expected an answer, found none")
 
@@ -250,14 +250,14 @@ def test_nothing_is_pruned_whichever_listing_of_cursors_fails(memory_store: Memo
 
     assert held(store) >= reachable(store)
     if number < 5:
-        # For the orphans, for the plan, to verify it, and for what was announced.
+        # For the orphans, the plan, its verification, and the announced collection.
         assert offsets(store) == list(range(1, 21))
     gather(store)
     assert held(store) == reachable(store)
     assert offsets(store) == list(range(12, 21))
 
 
-def test_cursor_that_moves_back_behind_the_plan_is_found_before_anything_is_announced(store: ObjectStore) -> None:
+def test_cursor_that_moves_back_below_the_plan_is_found_before_anything_is_announced(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     listed: list[str] = []
@@ -279,7 +279,7 @@ def test_cursor_that_moves_back_behind_the_plan_is_found_before_anything_is_anno
     assert gather(store).plan.first.seq_no == 3
 
 
-def test_cursor_that_is_deleted_between_listing_and_reading_is_none(store: ObjectStore) -> None:
+def test_cursor_deleted_between_listing_and_reading_counts_as_none(store: ObjectStore) -> None:
     plant(store, cursor=12)
     place(store, 3, "gone")
     faulty = FaultyStore(store)
@@ -296,11 +296,11 @@ def test_cursor_that_is_deleted_between_listing_and_reading_is_none(store: Objec
 # ---------------------------------------------------------------------- verify
 
 
-def test_plan_that_takes_nearly_everything_is_refused_unless_allowed(store: ObjectStore) -> None:
+def test_plan_that_deletes_nearly_everything_is_refused_unless_allowed(store: ObjectStore) -> None:
     plant(store, cursor=20)
     before = reachable(store)
 
-    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* look why"):
+    with pytest.raises(CollectionRefusedError, match=r"at most 90% of its bytes, found 95\.0% .* find out why"):
         gather(store, CollectorOptions(interval_s=0, retry=QUICK))
     assert (reachable(store), documents(store)) == (before, [])
 
@@ -308,7 +308,7 @@ def test_plan_that_takes_nearly_everything_is_refused_unless_allowed(store: Obje
     assert offsets(store) == [20]
 
 
-def test_plan_whose_sum_is_not_what_would_go_is_refused(store: ObjectStore) -> None:
+def test_plan_with_a_wrong_setsum_is_refused(store: ObjectStore) -> None:
     plant(store, cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
@@ -321,7 +321,7 @@ def test_plan_whose_sum_is_not_what_would_go_is_refused(store: ObjectStore) -> N
     collector.verify(found)
 
 
-def test_plan_that_a_cursor_came_to_hold_is_refused_by_its_name(store: ObjectStore) -> None:
+def test_plan_that_a_cursor_now_holds_is_refused_with_the_cursor_s_name(store: ObjectStore) -> None:
     plant(store, cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
@@ -332,7 +332,7 @@ def test_plan_that_a_cursor_came_to_hold_is_refused_by_its_name(store: ObjectSto
         collector.verify(found)
 
 
-def test_plan_holds_when_the_tree_was_packed_and_grew_meanwhile(store: ObjectStore) -> None:
+def test_plan_holds_when_the_tree_was_repacked_and_grew_meanwhile(store: ObjectStore) -> None:
     plant(store, cursor=12)
     collector = Collector(store, LOG, options=NOW)
     found = collector.plan()
@@ -346,7 +346,7 @@ def test_plan_holds_when_the_tree_was_packed_and_grew_meanwhile(store: ObjectSto
     assert scrub(store, LOG).sound
 
 
-# ---------------------------------------------------------------------- exactly that
+# ---------------------------------------------------------------------- exactly those objects
 
 
 @pytest.mark.parametrize("cursor", range(2, 22))
@@ -372,7 +372,7 @@ def check_dry_run(store: ObjectStore, cursor: int) -> None:
     assert offsets(store) == list(range(cursor, 21))
 
 
-def test_objects_of_a_plan_come_in_log_order_and_snapshots_behind_what_they_hold(store: ObjectStore) -> None:
+def test_objects_of_a_plan_come_in_log_order_and_snapshots_after_what_they_hold(store: ObjectStore) -> None:
     plant(store, cursor=8)
     collector = Collector(store, LOG, options=NOW)
 
@@ -384,8 +384,9 @@ def test_objects_of_a_plan_come_in_log_order_and_snapshots_behind_what_they_hold
     assert kinds == "llsllss"
 
 
-def test_what_is_there_is_what_is_reachable_after_every_round_of_moving_cursors(store: ObjectStore) -> None:
-    """INV-16: counted before and after, through appends, rolls, and cursors that move at their own pace."""
+@pytest.mark.slow
+def test_stored_objects_are_exactly_the_reachable_ones_after_every_round_of_moving_cursors(store: ObjectStore) -> None:
+    """INV-16: compared before and after, through appends, rolls, and cursors that move at their own pace."""
     clock = ClockStore(store)
     plant(clock, cursor=1)
     place(clock, 1, "slow")
@@ -400,7 +401,7 @@ def test_what_is_there_is_what_is_reachable_after_every_round_of_moving_cursors(
         clock.pass_s(1)
         done = gather(clock)
 
-        # What the rolls left over is found in the same go; what the cut replaced is among what goes.
+        # The same run collects what the rolls left over; the plan includes the snapshots that the cut replaced.
         assert sum(each.num_deleted for each in done.deleted) == len(before - should) + len(gone)
         assert held(clock) == reachable(clock)
         assert documents(clock) == []
@@ -438,7 +439,7 @@ def test_collection_prunes_now_and_deletes_an_interval_later(store: ObjectStore)
     assert held(clock) == reachable(clock)
 
 
-def test_progress_hears_of_every_object_that_goes(store: ObjectStore) -> None:
+def test_progress_reports_every_deleted_object(store: ObjectStore) -> None:
     plant(store, cursor=12)
     heard: list[int] = []
 
@@ -449,7 +450,7 @@ def test_progress_hears_of_every_object_that_goes(store: ObjectStore) -> None:
 
 
 class SlowRuntime(ThreadRuntime):
-    """Sleeps in no time, and counts."""
+    """Sleeps in no time, and counts the sleeps."""
 
     passed_s = 0.0
 
@@ -460,7 +461,7 @@ class SlowRuntime(ThreadRuntime):
         self.passed_s += seconds
 
 
-def test_deletes_are_sent_as_slowly_as_told(store: ObjectStore) -> None:
+def test_deletes_are_sent_at_the_configured_rate(store: ObjectStore) -> None:
     plant(store, cursor=12)
     prune(store, LATER)
 

@@ -1,4 +1,4 @@
-"""A collection's steps may each be repeated, resumed, run by two at once, and lose every race without harm."""
+"""A collection's steps can each be repeated, resumed, run by two at once, and lose every race without harm."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, life_store
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.errors import CollectionRefusedError, InvalidRequestError, UnavailableError
-from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from tests.stores import Fault
     from wal3_core.model.garbage import Garbage
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -67,11 +68,11 @@ def whole(store: ObjectStore) -> bool:
 
 
 def collected(store: ObjectStore, first: int = 12) -> bool:
-    """Whether the log begins where it should, and nothing is left over."""
+    """Whether the log begins where it should and nothing is left over."""
     return (
         held(store) == reachable(store)
         and documents(store) == []
-        and manifest_of(store).collecting is None
+        and manifest_of(store).announced is None
         and offsets(store) == list(range(first, manifest_of(store).next.position.offset))
     )
 
@@ -79,16 +80,16 @@ def collected(store: ObjectStore, first: int = 12) -> bool:
 # ---------------------------------------------------------------------- announce
 
 
-def test_announcing_writes_down_what_goes_and_takes_nothing(store: ObjectStore) -> None:
+def test_announcing_writes_down_what_will_be_deleted_and_deletes_nothing(store: ObjectStore) -> None:
     plant(store, cursor=12)
     before = manifest_of(store)
 
     path = announce(store)
 
     after, written = manifest_of(store), document(store)
-    assert after.collecting is not None
-    assert (after.collecting.garbage, after.collecting.first) == (path, collector(store).plan().first)
-    assert replace(after, collecting=None, generation=0, writer="") == replace(before, generation=0, writer="")
+    assert after.announced is not None
+    assert (after.announced.garbage, after.announced.first) == (path, collector(store).plan().first)
+    assert replace(after, announced=None, generation=0, writer="") == replace(before, generation=0, writer="")
     assert (written.path, written.pruned, written.reason) == (path, False, "cursor reader is at offset 12")
     assert written.num_records == 11
     gone = {pointer.path for pointer in every_pointer(store, written.dropped)} | {p.path for p in written.replaced}
@@ -96,7 +97,7 @@ def test_announcing_writes_down_what_goes_and_takes_nothing(store: ObjectStore) 
     assert whole(store)
 
 
-def test_document_is_there_before_the_announcement_that_leads_to_it(store: ObjectStore) -> None:
+def test_document_exists_before_the_announcement_that_names_it(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -105,10 +106,10 @@ def test_document_is_there_before_the_announcement_that_leads_to_it(store: Objec
         announce(faulty)
 
     assert not document(store).pruned
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
-def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore) -> None:
+def test_nothing_is_announced_when_its_document_cannot_be_written(store: ObjectStore) -> None:
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     faulty.fail("create", "/gc/GARBAGE", "unknown", times=9)
@@ -116,10 +117,10 @@ def test_nothing_is_announced_that_could_not_be_written_down(store: ObjectStore)
     with pytest.raises(UnavailableError, match=r"gc/GARBAGE.* not saved in 3 tries"):
         announce(faulty)
 
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
-def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectStore) -> None:
+def test_later_announcement_replaces_an_earlier_one(store: ObjectStore) -> None:
     plant(store, cursor=12)
     first = announce(store)
     place(store, 18)
@@ -129,11 +130,11 @@ def test_collection_announced_later_takes_the_place_of_one_before(store: ObjectS
     pruned = collector(store).prune(second)
 
     assert overtaken == Overtaken("another collection was announced, or this one withdrawn")
-    assert isinstance(pruned, Pruned)
+    assert isinstance(pruned, Marked)
     assert offsets(store) == list(range(18, 21))
 
 
-def test_plan_that_does_not_fit_the_log_any_more_is_not_announced(store: ObjectStore) -> None:
+def test_plan_that_no_longer_fits_the_log_is_not_announced(store: ObjectStore) -> None:
     plant(store, cursor=12)
     old = collector(store).plan()
     place(store, 18)
@@ -157,10 +158,10 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
     pruned = collector(store).prune(path)
 
     after = manifest_of(store)
-    assert pruned == Pruned(path, document(store))
+    assert pruned == Marked(path, document(store))
     assert document(store).pruned
     assert held(store) >= before
-    assert (after.first.seq_no, after.first.position.offset, after.collecting) == (12, 12, None)
+    assert (after.first.seq_no, after.first.position.offset, after.announced) == (12, 12, None)
     assert (after.next, after.setsum, after.epochs, after.fence) == (
         manifest.next,
         manifest.setsum,
@@ -173,7 +174,9 @@ def test_pruning_lets_the_log_begin_at_the_cursor_and_deletes_nothing(store: Obj
 
 
 @pytest.mark.parametrize(("cursor", "written"), [(9, 0), (10, 2), (11, 1), (12, 2), (17, 0), (18, 1), (19, 0), (21, 0)])
-def test_cut_through_snapshots_makes_new_ones_for_what_stays(store: ObjectStore, cursor: int, written: int) -> None:
+def test_cut_through_snapshots_makes_new_ones_for_the_kept_fragments(
+    store: ObjectStore, cursor: int, written: int
+) -> None:
     plant(store, cursor=cursor)
     before = held(store)
     straddled = {pointer.path for pointer in every_pointer(store, manifest_of(store).pointers)}
@@ -197,7 +200,7 @@ def test_prune_that_is_repeated_changes_nothing(store: ObjectStore) -> None:
 
     again = collector(store).prune(path)
 
-    assert again == Pruned(path, written)
+    assert again == Marked(path, written)
     assert (manifest_of(store), document(store)) == (manifest, written)
 
 
@@ -231,14 +234,14 @@ def test_appends_and_rolls_between_announcing_and_pruning_stay(store: ObjectStor
     append(store, 4)
     roll(store, SnapshotOptions(fragments_per_snapshot=3, fragments_kept=0, snapshots_per_roll=2))
 
-    assert isinstance(collector(store).prune(path), Pruned)
+    assert isinstance(collector(store).prune(path), Marked)
 
     assert document(store).setsum == before.setsum
     assert offsets(store) == list(range(12, 25))
     assert delete(store, path).finished
 
 
-def test_prune_cuts_the_tree_as_it_is_by_then_and_writes_that_down(store: ObjectStore) -> None:
+def test_prune_cuts_the_current_tree_and_writes_that_down(store: ObjectStore) -> None:
     append(store, 20)
     place(store, 12)
     path = announce(store)
@@ -256,8 +259,8 @@ def test_prune_cuts_the_tree_as_it_is_by_then_and_writes_that_down(store: Object
     assert collected(store)
 
 
-def test_prune_loses_to_a_cursor_that_came_below_and_withdraws(store: ObjectStore) -> None:
-    """INV-14: as when whoever wrote it died before looking at the manifest."""
+def test_prune_loses_to_a_cursor_created_below_and_withdraws(store: ObjectStore) -> None:
+    """INV-14: as when the cursor's creator dies before it reads the manifest."""
     plant(store, cursor=12)
     path = announce(store)
     abandon_cursor(store, "late", 6)
@@ -265,7 +268,7 @@ def test_prune_loses_to_a_cursor_that_came_below_and_withdraws(store: ObjectStor
     outcome = collector(store).prune(path)
 
     assert outcome == Overtaken("kept below offset 12: {'cursor late': 6}")
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
     assert whole(store)
     gather(store)
     assert collected(store, 6)
@@ -279,15 +282,15 @@ def test_announcement_whose_document_is_lost_is_withdrawn(store: ObjectStore) ->
     outcome = collector(store).prune(path)
 
     assert outcome == Overtaken(f"{path} is gone")
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
     announce(store)
     life_store(store, "a").delete(documents(store)[0])
-    assert collector(store).settle() == []
-    assert manifest_of(store).collecting is None
+    assert collector(store).resume_all() == []
+    assert manifest_of(store).announced is None
     assert whole(store)
 
 
-def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectStore) -> None:
+def test_manifest_that_keeps_changing_is_an_error_and_no_loss(store: ObjectStore) -> None:
     plant(store, cursor=12)
     path = announce(store)
     faulty = FaultyStore(store)
@@ -299,14 +302,14 @@ def test_manifest_that_never_keeps_still_is_an_error_and_no_loss(store: ObjectSt
     following = manifest_of(store).next.position.offset
     assert following > 22
     assert offsets(store) == list(range(1, following))
-    assert isinstance(collector(store).prune(path), Pruned)
+    assert isinstance(collector(store).prune(path), Marked)
     assert offsets(store) == list(range(12, following))
 
 
-# ---------------------------------------------------------------------- settle
+# ---------------------------------------------------------------------- resume
 
 
-def test_settling_finishes_what_was_announced_and_forgets_what_never_was(store: ObjectStore) -> None:
+def test_resuming_finishes_announced_collections_and_deletes_documents_never_announced(store: ObjectStore) -> None:
     plant(store, cursor=18)
     faulty = FaultyStore(store)
     faulty.fail("replace", "MANIFEST", "denied")
@@ -316,32 +319,33 @@ def test_settling_finishes_what_was_announced_and_forgets_what_never_was(store: 
     place(store, 12)
     announced = announce(store)
 
-    settled = collector(store).settle()
+    resumed = collector(store).resume_all()
 
-    assert [each.path for each in settled] == [announced]
+    assert [each.path for each in resumed] == [announced]
     assert documents(store) == [announced]
     assert forgotten != [announced]
-    assert settled[0].garbage.pruned
+    assert resumed[0].garbage.pruned
     assert offsets(store) == list(range(12, 21))
-    assert [each.path for each in collector(store).settle()] == [announced]
+    assert [each.path for each in collector(store).resume_all()] == [announced]
 
 
-def test_settling_where_nothing_was_begun_does_nothing(store: ObjectStore) -> None:
+def test_resuming_where_nothing_was_begun_does_nothing(store: ObjectStore) -> None:
     plant(store, cursor=12)
     before = manifest_of(store)
 
-    assert collector(store).settle() == []
+    assert collector(store).resume_all() == []
     assert manifest_of(store) == before
 
 
 # ---------------------------------------------------------------------- at every request
 
 
+@pytest.mark.slow
 def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
     template, requests = planted()
     assert requests > 60
 
-    # An object too young to be an orphan by a clock of whole seconds spares a request or two.
+    # Where clocks tick in whole seconds, an object is too young to be an orphan, which saves a request or two.
     for number in range(1, requests - 10, stride(store)):
         log = replant(template, store, number)
         faulty = FaultyStore(log)
@@ -355,7 +359,7 @@ def test_collection_that_dies_before_any_request_is_finished_by_the_next(store: 
 
 
 def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStore) -> None:
-    """Each run comes a little further; none goes back."""
+    """Each run gets a little further; none goes back."""
     template, requests = planted()
     log, runs = replant(template, memory_store, 0), 0
 
@@ -375,7 +379,7 @@ def test_collection_that_dies_again_and_again_gets_done(memory_store: MemoryStor
 
 
 def two_at_once(store: ObjectStore, first: Callable[[ClockStore], object]) -> list[str]:
-    """Let a whole collection happen before each request of another; returns what went wrong in the other one."""
+    """Run a whole collection before each request of another; return the failures of the other one."""
     template, requests = planted(LATER)
     failures = []
     for number in range(1, requests + 1, stride(store)):
@@ -396,16 +400,19 @@ def two_at_once(store: ObjectStore, first: Callable[[ClockStore], object]) -> li
     return failures
 
 
+@pytest.mark.slow
 def test_two_collectors_at_once_lose_nothing_and_leave_nothing(store: ObjectStore) -> None:
     two_at_once(store, lambda other: gather(other, LATER))
 
 
+@pytest.mark.slow
 def test_of_two_collectors_at_once_neither_fails(memory_store: MemoryStore) -> None:
-    """The second finds that there is nothing left to do; that is no reason to raise the alarm."""
+    """The second finds nothing left to do; that is not an error."""
     assert two_at_once(memory_store, lambda other: gather(other, LATER)) == []
 
 
-def test_collector_that_is_announced_while_another_dies_everywhere_gets_done(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_announced_collection_gets_done_although_another_collector_dies_anywhere(memory_store: MemoryStore) -> None:
     template, requests = planted()
 
     for number in range(1, requests + 1, 3):
@@ -426,7 +433,7 @@ def test_collector_that_is_announced_while_another_dies_everywhere_gets_done(mem
 
 @pytest.mark.parametrize("at", ["create", "replace"])
 def test_no_append_in_flight_fails_when_the_log_is_pruned(store: ObjectStore, at: str) -> None:
-    """Before the upload, and between the upload and the commit."""
+    """Pruned before the upload, and between the upload and the commit."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     place_at = {"create": "/log/", "replace": "MANIFEST"}[at]
@@ -450,7 +457,7 @@ def test_no_append_in_flight_fails_when_the_log_is_pruned(store: ObjectStore, at
     assert collected(store)
 
 
-def test_no_append_fails_while_collections_go_on_beside_it(store: ObjectStore) -> None:
+def test_no_append_fails_while_collections_run_concurrently(store: ObjectStore) -> None:
     append(store, 1)
     place(store, 1)
     few = WriterOptions(

@@ -1,4 +1,4 @@
-"""What was pruned is deleted an interval later, and only what no manifest and no pin refers to."""
+"""Pruned objects are deleted one interval later, and only those that no manifest and no pin refers to."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from tests.spec.collecting import (
 from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import mark_path
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, ThreadRuntime, shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.garbage_store import GarbageStore
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def write(store: ObjectStore, garbage: Garbage) -> str:
-    """Put a garbage document there that no collection wrote."""
+    """Create a garbage document that no collection wrote."""
     kept = GarbageStore(ManifestStore(log_store(store, LOG), shared_runtime()), shared_runtime(), QUICK)
     assert kept.save(garbage.path, garbage, None) is not None
     return garbage.path
@@ -76,7 +76,7 @@ def test_nothing_is_deleted_before_the_interval_has_passed_by_the_store_s_clock(
     for passed_s in (0, 1, DAY_S - 2):
         clock.pass_s(passed_s)
         waited_s = (clock.now_us - pruned_us) / US_PER_S
-        assert delete(clock, path, LATER) == Deleted(path=path, wait_s=DAY_S - waited_s)
+        assert delete(clock, path, LATER) == DeletionReport(path=path, wait_s=DAY_S - waited_s)
         assert held(clock) >= before
     clock.pass_s(1)
 
@@ -107,7 +107,7 @@ def test_a_process_whose_clock_is_a_year_ahead_waits_as_long_as_any_other(store:
     assert held(store) >= before
 
 
-def test_interval_begins_when_the_log_was_pruned_and_not_when_that_was_announced(store: ObjectStore) -> None:
+def test_interval_begins_when_the_log_is_pruned_and_not_when_that_is_announced(store: ObjectStore) -> None:
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = announce(clock)
@@ -117,11 +117,11 @@ def test_interval_begins_when_the_log_was_pruned_and_not_when_that_was_announced
     assert delete(clock, path, LATER).wait_s == DAY_S
 
     clock.pass_s(DAY_S / 2)
-    Collector(clock, LOG, options=NOW).settle()
+    Collector(clock, LOG, options=NOW).resume_all()
     assert delete(clock, path, LATER).wait_s == DAY_S / 2
 
 
-def test_what_was_only_announced_is_not_deleted(store: ObjectStore) -> None:
+def test_objects_that_were_only_announced_are_not_deleted(store: ObjectStore) -> None:
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = announce(clock)
@@ -133,7 +133,7 @@ def test_what_was_only_announced_is_not_deleted(store: ObjectStore) -> None:
     assert offsets(clock) == list(range(1, 21))
 
 
-def test_store_that_does_not_tell_its_time_deletes_nothing(memory_store: MemoryStore) -> None:
+def test_nothing_is_deleted_when_the_store_does_not_give_its_time(memory_store: MemoryStore) -> None:
     plant(memory_store, cursor=12)
     path = prune(memory_store)
     faulty = FaultyStore(memory_store)
@@ -145,7 +145,7 @@ def test_store_that_does_not_tell_its_time_deletes_nothing(memory_store: MemoryS
     assert held(memory_store) > reachable(memory_store)
 
 
-def test_time_that_could_not_be_written_now_makes_for_a_longer_wait(store: ObjectStore) -> None:
+def test_store_time_that_could_not_be_refreshed_makes_the_wait_longer(store: ObjectStore) -> None:
     clock = ClockStore(store)
     plant(clock, cursor=12)
     Deleter(clock, LOG).store_now_us()
@@ -162,8 +162,8 @@ def test_time_that_could_not_be_written_now_makes_for_a_longer_wait(store: Objec
 # ---------------------------------------------------------------------- what
 
 
-def test_document_that_names_what_the_log_holds_deletes_none_of_it(store: ObjectStore) -> None:
-    """INV-16: what the document says is not believed."""
+def test_document_that_names_objects_of_the_log_deletes_none_of_them(store: ObjectStore) -> None:
+    """INV-16: the document's content is not trusted."""
     plant(store, cursor=12)
     manifest, before = manifest_of(store), held(store)
     snapshots = tuple(
@@ -190,7 +190,7 @@ def test_document_that_names_what_the_log_holds_deletes_none_of_it(store: Object
     assert scrub(store, LOG).sound
 
 
-def test_collection_that_was_withdrawn_deletes_nothing_though_its_document_says_that_it_was_pruned(
+def test_withdrawn_collection_deletes_nothing_though_its_document_says_that_it_was_pruned(
     store: ObjectStore,
 ) -> None:
     plant(store, cursor=18)
@@ -207,8 +207,8 @@ def test_collection_that_was_withdrawn_deletes_nothing_though_its_document_says_
     assert held(store) == reachable(store)
 
 
-def test_snapshots_go_after_what_they_hold(store: ObjectStore) -> None:
-    """Until then they say what is left to delete."""
+def test_snapshots_are_deleted_after_the_objects_they_hold(store: ObjectStore) -> None:
+    """Until then they list what is left to delete."""
     plant(store, cursor=18)
     below = {
         pointer.path: {each.path for each in every_pointer(store, [pointer])} - {pointer.path}
@@ -230,8 +230,8 @@ def test_snapshots_go_after_what_they_hold(store: ObjectStore) -> None:
     assert gone[-2:] == [path, mark_path(path)]
 
 
-def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_place(store: ObjectStore) -> None:
-    """Its creation was not finished, or something is wrong: a person looks before anything is lost."""
+def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_record(store: ObjectStore) -> None:
+    """Either its creation is unfinished or something is wrong, so an operator must look before anything is lost."""
     plant(store, cursor=12)
     path = announce(store)
     faulty = FaultyStore(store)
@@ -256,7 +256,7 @@ def test_nothing_is_deleted_while_a_cursor_lies_below_the_log_s_first_place(stor
 
 
 @pytest.mark.parametrize("path", ["cursor/reader.json", "pin/audit.json"])
-def test_nothing_is_deleted_while_a_cursor_or_a_pin_can_not_be_read(store: ObjectStore, path: str) -> None:
+def test_nothing_is_deleted_while_a_cursor_or_a_pin_cannot_be_read(store: ObjectStore, path: str) -> None:
     plant(store, cursor=12)
     PinStore(store, LOG).create("audit", reason="a test")
     garbage = prune(store)
@@ -274,7 +274,9 @@ def test_nothing_is_deleted_while_a_cursor_or_a_pin_can_not_be_read(store: Objec
 # ---------------------------------------------------------------------- pins
 
 
-def test_pinned_objects_are_held_and_taken_by_the_first_collection_after_the_pin_is_removed(store: ObjectStore) -> None:
+def test_pinned_objects_are_held_and_deleted_by_the_first_collection_after_the_pin_is_removed(
+    store: ObjectStore,
+) -> None:
     plant(store, cursor=6)
     gather(store)
     pinned = reachable(store)
@@ -299,7 +301,7 @@ def test_pinned_objects_are_held_and_taken_by_the_first_collection_after_the_pin
 
 
 def test_snapshot_stays_as_long_as_a_pin_holds_a_fragment_below_it(store: ObjectStore) -> None:
-    """The pin does not know the snapshot; without it, nobody would know what is left to delete."""
+    """The pin does not refer to the snapshot, but without it nothing lists what is left to delete."""
     append(store, 20)
     PinStore(store, LOG).create("audit", reason="before the fragments went into snapshots")
     roll(store)
@@ -317,7 +319,7 @@ def test_snapshot_stays_as_long_as_a_pin_holds_a_fragment_below_it(store: Object
     assert held(store) == reachable(store)
 
 
-def test_pin_holds_its_own_and_lets_the_rest_go(store: ObjectStore) -> None:
+def test_pin_holds_its_own_objects_and_no_others(store: ObjectStore) -> None:
     plant(store)
     PinStore(store, LOG).create("audit", reason="a test")
     pinned = reachable(store)
@@ -333,6 +335,7 @@ def test_pin_holds_its_own_and_lets_the_rest_go(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- again
 
 
+@pytest.mark.slow
 def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
     plant(template, cursor=18)
@@ -348,7 +351,7 @@ def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: Ob
         with pytest.raises(Crashed):
             delete(faulty, path)
         assert held(log) >= reachable(log)
-        # What is left of it is not taken for orphans, though part of what leads to it is gone.
+        # The rest of it is not treated as orphans, though part of what leads to it is gone.
         deleter = Deleter(log, LOG, options=NOW)
         assert deleter.orphans(deleter.pending()) == []
         assert delete(log, path).finished
@@ -356,6 +359,7 @@ def test_deletion_that_dies_before_any_request_is_finished_by_the_next(store: Ob
         assert documents(log) == []
 
 
+@pytest.mark.slow
 def test_two_deletions_at_once_finish_both(store: ObjectStore) -> None:
     template = MemoryStore(shared_runtime())
     plant(template, cursor=18)
@@ -378,7 +382,7 @@ def test_deletion_that_is_repeated_finds_nothing(store: ObjectStore) -> None:
     path = prune(store)
     assert delete(store, path).num_deleted > 0
 
-    assert delete(store, path) == Deleted(path=path)
+    assert delete(store, path) == DeletionReport(path=path)
     assert Deleter(store, LOG).wait_s(path) == CollectorOptions().interval_s
 
 
@@ -403,7 +407,7 @@ def test_document_stays_until_all_its_parts_are_done(store: ObjectStore) -> None
     assert documents(store) == []
 
 
-def test_documents_are_told_from_the_clock_and_a_foreign_file_is_an_error(store: ObjectStore) -> None:
+def test_documents_are_distinguished_from_the_clock_and_a_foreign_file_is_an_error(store: ObjectStore) -> None:
     plant(store, cursor=12)
     path = prune(store)
     Deleter(store, LOG).store_now_us()
@@ -419,7 +423,7 @@ def test_documents_are_told_from_the_clock_and_a_foreign_file_is_an_error(store:
 
 
 def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:
-    """A snapshot of depth 1 in one of depth 2 that was dropped, and that one."""
+    """A dropped depth-1 snapshot, and the depth-2 snapshot that holds it."""
     found = life_store(store, "a").read(path)
     assert found is not None
     top = Garbage.from_bytes(found, what=path).dropped[0]
@@ -428,7 +432,7 @@ def leaf_of(store: ObjectStore, path: str) -> tuple[str, str]:
     return leaf.path, top.path
 
 
-def test_damaged_snapshot_is_told_of_and_the_rest_goes(store: ObjectStore) -> None:
+def test_damaged_snapshot_is_reported_and_the_rest_is_deleted(store: ObjectStore) -> None:
     plant(store, cursor=12)
     path = prune(store)
     leaf, _ = leaf_of(store, path)
@@ -444,8 +448,8 @@ def test_damaged_snapshot_is_told_of_and_the_rest_goes(store: ObjectStore) -> No
     assert len([each for each in held(store) - reachable(store) if each.startswith("log/")]) == 2
 
 
-def test_damaged_snapshot_is_told_of_as_long_as_it_is_there(store: ObjectStore) -> None:
-    """What holds it stays: without that, the next run takes all below for gone, and the document with it."""
+def test_damaged_snapshot_is_reported_as_long_as_it_is_stored(store: ObjectStore) -> None:
+    """Its holder stays: without it, the next run would consider everything below gone and delete the document."""
     plant(store, cursor=12)
     path = prune(store)
     leaf, top = leaf_of(store, path)
@@ -458,7 +462,7 @@ def test_damaged_snapshot_is_told_of_as_long_as_it_is_there(store: ObjectStore) 
     assert documents(store) == [path]
 
 
-def test_what_was_below_a_snapshot_that_is_lost_is_found_as_orphans(store: ObjectStore) -> None:
+def test_objects_below_a_lost_snapshot_are_found_as_orphans(store: ObjectStore) -> None:
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = prune(clock)

@@ -1,4 +1,4 @@
-"""What nothing refers to is found by its age and deleted behind a fence, and nobody who was slow loses a record."""
+"""Objects without references are found by age and deleted behind a fence, and no slow writer loses a record."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from tests.spec.collecting import (
 from tests.stores import life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions, SnapshotCompactorOptions, SnapshotOptions
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def clocked(store: ObjectStore, *, cursor: int | None = 1) -> ClockStore:
 
 
 def abandon(store: FaultyStore, count: int = 1) -> list[str]:
-    """Let appends fail between upload and commit; returns the fragments they leave behind, in order of their age."""
+    """Let appends fail between upload and commit; return the fragments they leave behind, oldest first."""
     left: list[str] = []
     for _ in range(count):
         before = held(store)
@@ -76,14 +77,14 @@ def orphans(store: ObjectStore, options: CollectorOptions = LATER) -> list[str]:
     return Deleter(store, LOG, options=options).orphans()
 
 
-def condemn(store: ObjectStore, paths: Sequence[str]) -> str:
-    condemned = Collector(store, LOG, options=LATER).condemn(paths, "a test")
-    assert isinstance(condemned, Pruned)
-    return condemned.path
+def mark_orphans(store: ObjectStore, paths: Sequence[str]) -> str:
+    marked = Collector(store, LOG, options=LATER).mark_orphans(paths, "a test")
+    assert isinstance(marked, Marked)
+    return marked.path
 
 
 def collect_orphans(clock: ClockStore) -> None:
-    """A collector finds them, and is back a day later, and the next day."""
+    """A collector finds them, and runs again on each of the next two days."""
     for _ in range(3):
         clock.pass_s(DAY_S)
         gather(clock, LATER)
@@ -113,21 +114,21 @@ def test_orphans_are_those_older_than_the_interval_by_the_store_s_clock_the_olde
     assert found == [left[:1], left[:2], left[:3], left]
 
 
-def test_orphans_are_at_most_so_many_and_the_oldest_of_all(store: ObjectStore) -> None:
+def test_number_of_orphans_is_limited_and_the_oldest_come_first(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 4)
     clock.pass_s(2 * DAY_S)
     few = replace(LATER, orphans_max=2)
 
     first = orphans(clock, few)
-    delete(clock, condemn(clock, first))
+    delete(clock, mark_orphans(clock, first))
 
     assert first == left[:2]
     assert orphans(clock, few) == left[2:]
 
 
-def test_orphan_with_the_number_of_a_fragment_that_the_log_holds_is_told_from_it(store: ObjectStore) -> None:
-    """Another writer's upload of the same number, which lost."""
+def test_orphan_with_the_seq_no_of_a_linked_fragment_is_distinguished_from_it(store: ObjectStore) -> None:
+    """The orphan is another writer's upload of the same seq_no, which lost."""
     clock = clocked(store)
     left = abandon(clock)
     append(clock, 2)
@@ -141,7 +142,7 @@ def test_orphan_with_the_number_of_a_fragment_that_the_log_holds_is_told_from_it
     assert offsets(clock) == list(range(1, 23))
 
 
-def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectStore) -> None:
+def test_object_named_by_a_pin_or_an_unfinished_collection_is_no_orphan(store: ObjectStore) -> None:
     clock = clocked(store, cursor=None)
     PinStore(clock, LOG).create("audit", reason="a test")
     append(clock, 10)
@@ -154,13 +155,13 @@ def test_what_a_pin_or_a_collection_under_way_names_is_no_orphan(store: ObjectSt
     unaware, aware = deleter.orphans(), deleter.orphans(deleter.pending())
 
     assert aware == left
-    # Of what was pruned the pin holds the first twenty.
+    # The pin holds the first twenty of the pruned records.
     assert len(unaware) == 8 + 1
-    condemn(clock, left)
+    mark_orphans(clock, left)
     assert deleter.orphans(deleter.pending()) == []
 
 
-def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None:
+def test_snapshots_that_were_rolled_into_others_are_orphans(store: ObjectStore) -> None:
     clock = clocked(store)
     larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4)
     SnapshotCompactor(clock, LOG, options=SnapshotCompactorOptions(snapshots=larger, retry=QUICK)).compact()
@@ -174,7 +175,7 @@ def test_snapshots_that_went_into_others_are_orphans(store: ObjectStore) -> None
 
 
 def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStore) -> None:
-    """Whatever it is, it is not ours to delete, nor to pass over in silence."""
+    """It is not wal3's to delete, nor to ignore silently."""
     clock = clocked(store)
     life_store(clock, "a").create("log/readme.txt", b"not ours")
     clock.pass_s(2 * DAY_S)
@@ -187,16 +188,16 @@ def test_foreign_file_among_the_data_is_an_error_that_names_it(store: ObjectStor
     assert life_store(clock, "a").read("log/readme.txt") == b"not ours"
 
 
-# ---------------------------------------------------------------------- condemned
+# ---------------------------------------------------------------------- marked
 
 
-def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore) -> None:
+def test_marking_orphans_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
     manifest = manifest_of(clock)
 
-    path = condemn(clock, left)
+    path = mark_orphans(clock, left)
 
     [written] = Deleter(clock, LOG).pending()
     after = manifest_of(clock)
@@ -211,31 +212,31 @@ def test_condemning_raises_the_fence_and_deletes_nothing_yet(store: ObjectStore)
     assert held(clock) == reachable(clock)
 
 
-def test_condemning_that_is_repeated_raises_no_fence_again(store: ObjectStore) -> None:
+def test_marking_orphans_twice_raises_the_fence_once(store: ObjectStore) -> None:
     clock = clocked(store)
-    path = condemn(clock, abandon(clock))
+    path = mark_orphans(clock, abandon(clock))
     fence = manifest_of(clock).fence
 
     again = Collector(clock, LOG, options=LATER).prune(path)
 
-    assert isinstance(again, Pruned)
+    assert isinstance(again, Marked)
     assert manifest_of(clock).fence == fence
 
 
-def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
+def test_marking_orphans_that_dies_anywhere_is_finished_by_the_next(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock)
-    requests = count_requests(clock, lambda: condemn(clock, left))
+    requests = count_requests(clock, lambda: mark_orphans(clock, left))
     fence = manifest_of(clock).fence
     assert requests >= 5
 
-    # The first two ask which log it is, and write down what is condemned: dead before, it has condemned nothing.
+    # The first two requests identify the log and write the document: before them, nothing is marked.
     for number in range(3, requests + 1):
         Later(clock, number, crash)
         with pytest.raises(Crashed):
-            condemn(clock, left)
+            mark_orphans(clock, left)
         clock.before = lambda _kind, _path: None
-        Collector(clock, LOG, options=LATER).settle()
+        Collector(clock, LOG, options=LATER).resume_all()
         assert all(garbage.pruned for garbage in Deleter(clock, LOG).pending())
         assert manifest_of(clock).fence > fence, f"request {number}"
         fence = manifest_of(clock).fence
@@ -246,11 +247,11 @@ def test_condemning_that_dies_anywhere_is_finished_by_the_next(store: ObjectStor
     assert documents(clock) == []
 
 
-def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: ObjectStore) -> None:
+def test_two_who_mark_the_same_orphans_delete_them_once_and_leave_nothing(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 2)
     clock.pass_s(2 * DAY_S)
-    first, second = condemn(clock, left), condemn(clock, left)
+    first, second = mark_orphans(clock, left), mark_orphans(clock, left)
     clock.pass_s(DAY_S)
 
     assert delete(clock, first, LATER).finished
@@ -260,7 +261,7 @@ def test_two_that_condemn_the_same_delete_it_once_and_leave_nothing(store: Objec
 
 
 def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_for(store: ObjectStore) -> None:
-    """A commit that came in between found and condemned."""
+    """A commit came between finding and marking."""
     clock = clocked(store)
     found: list[str] = []
 
@@ -272,7 +273,7 @@ def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_fo
     with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
         clock.before = lambda kind, path: find() if kind == "replace" and "MANIFEST" in path else None
         writer.append(b"in time")
-    path = condemn(clock, found)
+    path = mark_orphans(clock, found)
     clock.pass_s(DAY_S)
     done = delete(clock, path, LATER)
 
@@ -282,11 +283,11 @@ def test_orphan_that_was_linked_before_the_fence_moved_is_kept_and_not_waited_fo
     assert documents(clock) == []
 
 
-# ---------------------------------------------------------------------- who was slow
+# ---------------------------------------------------------------------- slow writers
 
 
 def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[], object]) -> list[str]:
-    """Let something happen once, just before a request; returns where it did."""
+    """Run an action once, just before a matching request; return that request's path."""
     slept: list[str] = []
 
     def before(at_kind: str, path: str) -> None:
@@ -300,7 +301,7 @@ def sleeps(clock: ClockStore, kind: str, path_part: str, meanwhile: Callable[[],
 
 @pytest.mark.parametrize(("kind", "path_part"), [("create", "/log/"), ("replace", "MANIFEST")])
 def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore, kind: str, path_part: str) -> None:
-    """Between upload and commit, or before the upload: what it uploaded was condemned and deleted meanwhile."""
+    """It slept between upload and commit, or before the upload, and its fragment was marked and deleted meanwhile."""
     clock = clocked(store)
     before = held(clock)
 
@@ -320,7 +321,7 @@ def test_writer_that_slept_for_days_loses_time_and_no_record(store: ObjectStore,
     assert before <= held(clock)
 
 
-def test_writer_that_slept_before_each_of_many_commits_gets_all_of_them_in(store: ObjectStore) -> None:
+def test_writer_that_slept_before_each_of_many_commits_commits_them_all(store: ObjectStore) -> None:
     clock = clocked(store)
 
     with LogWriter.open(clock, LOG, options=UNROLLED) as writer:
@@ -333,7 +334,7 @@ def test_writer_that_slept_before_each_of_many_commits_gets_all_of_them_in(store
     assert scrub(clock, LOG).sound
 
 
-def test_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+def test_snapshot_that_was_marked_is_never_linked(store: ObjectStore) -> None:
     """The same records under a later fence make a snapshot of another name."""
     clock = ClockStore(store)
     append(clock, 20)
@@ -353,7 +354,7 @@ def test_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None
     assert offsets(clock) == list(range(1, 21))
 
 
-def test_writer_s_own_snapshot_that_was_condemned_is_never_linked(store: ObjectStore) -> None:
+def test_writer_s_own_snapshot_that_was_marked_is_never_linked(store: ObjectStore) -> None:
     clock = ClockStore(store)
     append(clock, 6)
     place(clock, 1)
@@ -368,7 +369,7 @@ def test_writer_s_own_snapshot_that_was_condemned_is_never_linked(store: ObjectS
 
 
 def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: ObjectStore) -> None:
-    """It died between writing what stays and pruning; what it wrote was condemned, and another prunes the same."""
+    """It died between uploading the kept parts and pruning; they were marked, and another collector prunes the same."""
     clock = clocked(store, cursor=12)
     sleeps(clock, "replace", "MANIFEST", lambda: None)
     collector = Collector(clock, LOG, options=LATER)
@@ -381,10 +382,10 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     depth = max(pointer.depth for pointer in manifest_of(clock).snapshots)
     clock.pass_s(2 * DAY_S)
 
-    condemned = condemn(clock, sorted(written))
-    assert isinstance(collector.prune(path), Pruned)
+    marked = mark_orphans(clock, sorted(written))
+    assert isinstance(collector.prune(path), Marked)
     clock.pass_s(DAY_S)
-    delete(clock, condemned, LATER)
+    delete(clock, marked, LATER)
 
     assert 2 <= len(written) <= depth, "one of each depth at most"
     assert written.isdisjoint(held(clock))
@@ -392,7 +393,7 @@ def test_part_of_a_snapshot_that_a_dead_collector_wrote_is_never_linked(store: O
     assert scrub(clock, LOG).sound
 
 
-def test_orphans_of_a_sealed_log_go_too(store: ObjectStore) -> None:
+def test_orphans_of_a_sealed_log_are_deleted_too(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock)
     seal(clock, LOG, reason="the end", sealed_by="a test")
@@ -404,7 +405,7 @@ def test_orphans_of_a_sealed_log_go_too(store: ObjectStore) -> None:
     assert offsets(clock) == list(range(1, 21))
 
 
-def test_one_collection_condemns_and_a_later_one_deletes(store: ObjectStore) -> None:
+def test_one_collection_marks_and_a_later_one_deletes(store: ObjectStore) -> None:
     clock = clocked(store)
     left = abandon(clock, 3)
 

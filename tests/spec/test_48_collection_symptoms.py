@@ -1,4 +1,4 @@
-"""What went wrong in the field when logs were collected, each under the name of what people saw."""
+"""Regressions of collection: each test rules out one failure seen in the field."""
 
 from __future__ import annotations
 
@@ -53,16 +53,17 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.errors import CollectionRefusedError
-from wal3_core.log.collector import Collector, Overtaken, Pruned
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked, Overtaken
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import SnapshotCompactorOptions, SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,8 +74,8 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- the collector
 
 
-def test_collector_that_loses_the_cas_goes_on_to_delete(store: ObjectStore) -> None:
-    """It must not: neither when the manifest changes under it again and again, nor when another overtook it."""
+def test_collector_that_loses_the_cas_deletes_nothing(store: ObjectStore) -> None:
+    """Neither when the manifest keeps changing, nor when another collector overtook it."""
     plant(store, cursor=12)
     before = held(store)
     faulty = FaultyStore(store)
@@ -83,7 +84,7 @@ def test_collector_that_loses_the_cas_goes_on_to_delete(store: ObjectStore) -> N
     def note(kind: str, path: str) -> None:
         if kind == "delete":
             deleted.append(path)
-        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).collecting is not None:
+        if kind == "replace" and path.endswith("MANIFEST.json") and manifest_of(store).announced is not None:
             append(store, 1)
 
     faulty.before = note
@@ -102,8 +103,9 @@ def test_collector_that_loses_the_cas_goes_on_to_delete(store: ObjectStore) -> N
     assert offsets(store) == list(range(1, following))
 
 
-def test_garbage_file_from_a_crashed_run_wedges_the_next(store: ObjectStore) -> None:
-    """Whatever it says and however far it had come: later runs, for other places, get done and clear it away."""
+@pytest.mark.slow
+def test_garbage_document_of_a_crashed_run_does_not_stop_the_next(store: ObjectStore) -> None:
+    """Whatever its content and however far the run came: later runs with other cutoffs finish and delete it."""
     template, requests = planted()
 
     for number in range(25, min(requests, 60), 1 if stride(store) == 1 else 8):
@@ -127,7 +129,7 @@ def test_garbage_file_from_a_crashed_run_wedges_the_next(store: ObjectStore) -> 
         assert held(log) == reachable(log), f"request {number}"
 
 
-def test_many_garbage_files_from_crashed_runs_wedge_the_next(store: ObjectStore) -> None:
+def test_many_garbage_documents_of_crashed_runs_do_not_stop_the_next(store: ObjectStore) -> None:
     plant(store, cursor=2)
     for cursor in (4, 6, 9, 12):
         place(store, cursor)
@@ -138,10 +140,10 @@ def test_many_garbage_files_from_crashed_runs_wedge_the_next(store: ObjectStore)
 
     assert offsets(store) == list(range(12, 21))
     assert documents(store) == []
-    assert manifest_of(store).collecting is None
+    assert manifest_of(store).announced is None
 
 
-def test_log_whose_fragments_all_went_into_a_snapshot_cannot_be_appended_to(store: ObjectStore) -> None:
+def test_log_whose_fragments_were_all_rolled_into_snapshots_can_be_appended_to(store: ObjectStore) -> None:
     clock = ClockStore(store)
     append(clock, 8)
     roll(clock, SnapshotOptions(fragments_per_snapshot=2, fragments_kept=0, snapshots_per_roll=2))
@@ -164,13 +166,13 @@ def test_log_whose_fragments_all_went_into_a_snapshot_cannot_be_appended_to(stor
     assert held(clock) == reachable(clock)
 
 
-def test_two_snapshots_with_one_setsum_and_other_content_are_taken_for_each_other(store: ObjectStore) -> None:
-    """The records are the same, in other snapshots or under another fence: deleting one must not delete the other."""
+def test_two_snapshots_with_one_setsum_and_different_content_are_distinguished(store: ObjectStore) -> None:
+    """The same records in other snapshots, or under another fence: deleting one must not delete the other."""
     plant(store, cursor=1)
     before = manifest_of(store)
     tops = {pointer.setsum.hexdigest() for pointer in before.snapshots}
     clock = ClockStore(store)
-    Collector(clock, LOG, options=LATER).condemn(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
+    Collector(clock, LOG, options=LATER).mark_orphans(["snapshot/SNAPSHOT." + "a" * 64 + "." + "b" * 16], "a test")
     rewritten = manifest_of(store)
     assert rewritten.fence == before.fence + 1
     old = [pointer.path for pointer in before.snapshots]
@@ -191,19 +193,21 @@ def test_two_snapshots_with_one_setsum_and_other_content_are_taken_for_each_othe
 
 
 def rewrite(store: ObjectStore) -> None:
-    """Put each snapshot in the manifest in its own place, written anew under the fence of now."""
+    """Replace each snapshot of the manifest by itself, written again under the current fence."""
     runtime = shared_runtime()
     manifests = ManifestStore(log_store(store, LOG), runtime)
     snapshots = SnapshotStore(manifests, runtime, loaded_max=9)
     base = manifests.load()
     manifest = base.manifest
     for pointer in manifest.snapshots:
-        anew = snapshots.write(Snapshot(snapshots.load(pointer).pointers, manifest.fence, manifest.log_id), QUICK)
-        manifest = manifest.apply_snapshot(anew, [pointer])
+        replacement = snapshots.write(
+            Snapshot(snapshots.load(pointer).pointers, manifest.fence, manifest.log_id), QUICK
+        )
+        manifest = manifest.apply_snapshot(replacement, [pointer])
     assert isinstance(manifests.install(manifest, base), Installed)
 
 
-def test_collection_that_takes_everything_leaves_positions_and_seq_nos_wrong(store: ObjectStore) -> None:
+def test_collection_of_every_record_leaves_positions_and_seq_nos_right(store: ObjectStore) -> None:
     plant(store, cursor=21)
     before = manifest_of(store)
 
@@ -229,8 +233,8 @@ def test_collection_that_takes_everything_leaves_positions_and_seq_nos_wrong(sto
     assert scrub(store, LOG).sound
 
 
-def test_object_that_was_there_when_it_was_listed_is_deleted_though_it_came_to_be_needed(store: ObjectStore) -> None:
-    """A pin made between listing and deleting."""
+def test_object_that_becomes_referenced_after_it_was_listed_is_not_deleted(store: ObjectStore) -> None:
+    """By a pin made between listing and deleting."""
     clock = ClockStore(store)
     plant(clock, cursor=1)
     larger = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=0, snapshots_per_roll=4)
@@ -240,12 +244,12 @@ def test_object_that_was_there_when_it_was_listed_is_deleted_though_it_came_to_b
     PinStore(clock, LOG).delete("audit")
     found = Deleter(clock, LOG, options=LATER).orphans()
     assert found
-    condemned = Collector(clock, LOG, options=LATER).condemn(found, "a test")
-    assert isinstance(condemned, Pruned)
+    marked = Collector(clock, LOG, options=LATER).mark_orphans(found, "a test")
+    assert isinstance(marked, Marked)
     PinStore(clock, LOG).create("again", reason="a test")
     clock.pass_s(DAY_S)
 
-    delete(clock, condemned.path, LATER)
+    delete(clock, marked.path, LATER)
 
     assert [record.offset for record in pinned_records(clock, LOG, "again")] == list(range(1, 21))
     assert offsets(clock) == list(range(1, 21))
@@ -258,8 +262,9 @@ def repack(store: ObjectStore, options: SnapshotOptions) -> None:
 # ---------------------------------------------------------------------- copies
 
 
-def test_copy_that_races_appends_and_collections_has_holes(store: ObjectStore) -> None:
-    """The source grows, is rolled, and loses what it held, at every one of the copy's requests."""
+@pytest.mark.slow
+def test_copy_that_races_appends_and_collections_has_no_holes(store: ObjectStore) -> None:
+    """The source grows, is rolled, and loses its records, at every one of the copy's requests."""
     template = MemoryStore(shared_runtime())
     plant(template, cursor=1)
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
@@ -273,7 +278,7 @@ def test_copy_that_races_appends_and_collections_has_holes(store: ObjectStore) -
         copied = copy(LogAt(faulty, LOG), LogAt(faulty, "b"))
 
         found = offsets(log, log="b")
-        # Pinned before the source lost anything, or after.
+        # Pinned before the source lost records, or after.
         assert found in (list(range(1, 21)), list(range(20, 25))), f"request {number}"
         assert copied.num_records == len(found)
         assert scrub(log, "b").sound
@@ -289,16 +294,16 @@ def churn(log: ObjectStore) -> None:
     gather(log)
 
 
-# ---------------------------------------------------------------------- cursors and pins that come in between
+# ---------------------------------------------------------------------- cursors and pins created meanwhile
 
-# Once for the orphans, once for the plan, and then to verify it.
+# For the orphans, for the plan, and for its verification.
 CURSOR_LISTINGS = 3
 
 
 def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | None]) -> None:
-    """Let somebody come to rely on a place before each request of a collection up to 12.
+    """Before each request of a collection up to 12, let another process come to rely on a position.
 
-    Whoever is told that it holds reads everything from there, after this collection and after the next.
+    If its call succeeded, everything from there can be read after this collection and after the next.
     """
     template, requests = planted()
     outcomes = set()
@@ -313,15 +318,15 @@ def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | Non
             first = manifest_of(log).first.position.offset
             assert offsets(log) == list(range(first, 21)), f"request {number}"
             if relied and relied[0]:
-                assert first <= relied[0], f"request {number}: told that {relied[0]} is held, found {first}"
+                assert first <= relied[0], f"request {number}: {relied[0]} was promised to be held, found {first}"
             assert held(log) >= reachable(log)
             gather(log)
     if stride(store) == 1:
         assert outcomes == {True, False}, "some come in time, and some too late"
 
 
-def test_cursor_that_comes_between_planning_and_verifying_makes_the_collection_fail(store: ObjectStore) -> None:
-    """It is planned anew, as when the cursor comes a moment later."""
+def test_cursor_created_between_planning_and_verifying_makes_the_collection_plan_again(store: ObjectStore) -> None:
+    """As it would for a cursor created a moment later."""
     plant(store, cursor=12)
     faulty = FaultyStore(store)
     listed: list[str] = []
@@ -339,7 +344,8 @@ def test_cursor_that_comes_between_planning_and_verifying_makes_the_collection_f
     assert offsets(store) == list(range(6, 21))
 
 
-def test_cursor_created_during_the_dance_points_at_what_is_gone(store: ObjectStore) -> None:
+@pytest.mark.slow
+def test_cursor_created_during_a_collection_never_points_at_deleted_records(store: ObjectStore) -> None:
     """INV-14."""
 
     def come(log: ObjectStore) -> int | None:
@@ -351,7 +357,8 @@ def test_cursor_created_during_the_dance_points_at_what_is_gone(store: ObjectSto
     at_every_request(store, come)
 
 
-def test_cursor_moved_back_during_the_dance_points_at_what_is_gone(store: ObjectStore) -> None:
+@pytest.mark.slow
+def test_cursor_moved_back_during_a_collection_never_points_at_deleted_records(store: ObjectStore) -> None:
     def come(log: ObjectStore) -> int | None:
         cursors = CursorStore(log, LOG, retry=QUICK)
         witness = cursors.load("reader")
@@ -367,7 +374,8 @@ def test_cursor_moved_back_during_the_dance_points_at_what_is_gone(store: Object
     at_every_request(store, come)
 
 
-def test_pin_made_during_the_dance_misses_what_it_names(store: ObjectStore) -> None:
+@pytest.mark.slow
+def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectStore) -> None:
     template, requests = planted()
 
     for number in range(1, requests + 1, stride(store)):
@@ -385,19 +393,20 @@ def test_pin_made_during_the_dance_misses_what_it_names(store: ObjectStore) -> N
         assert offsets(log) == list(range(12, 21))
 
 
-def test_collection_during_the_creation_of_a_cursor_takes_what_it_was_told_it_has(store: ObjectStore) -> None:
-    """The other way round: the whole dance, up to each of its steps, at each request of whoever creates the cursor."""
+@pytest.mark.slow
+def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promised_to_it(store: ObjectStore) -> None:
+    """The reverse: a collection, up to each of its steps, at each request of the cursor's creation."""
     template = MemoryStore(shared_runtime())
     plant(template, cursor=12)
     counted = FaultyStore(replant(template, MemoryStore(shared_runtime()), 0))
     requests = count_requests(counted, lambda: place(counted, 6, "late"))
     assert requests >= 4
 
-    for index, dance in enumerate((announce, prune, gather)):
+    for index, action in enumerate((announce, prune, gather)):
         for number in range(1, requests + 1):
             log = replant(template, store, 100 * index + number)
             faulty = FaultyStore(log)
-            happening = Later(faulty, number, lambda log=log, dance=dance: dance(log))  # type: ignore[misc]
+            happening = Later(faulty, number, lambda log=log, action=action: action(log))  # type: ignore[misc]
             held_back = True
             try:
                 place(faulty, 6, "late")
@@ -407,11 +416,12 @@ def test_collection_during_the_creation_of_a_cursor_takes_what_it_was_told_it_ha
             gather(log)
             gather(log)
             first = 6 if held_back else 12
-            assert offsets(log) == list(range(first, 21)), f"{dance.__name__} at request {number}"
+            assert offsets(log) == list(range(first, 21)), f"{action.__name__} at request {number}"
             assert held(log) == reachable(log)
 
 
-def test_append_that_was_acknowledged_during_the_dance_is_gone(store: ObjectStore) -> None:
+@pytest.mark.slow
+def test_append_acknowledged_during_a_collection_is_kept(store: ObjectStore) -> None:
     template, requests = planted()
 
     for number in range(1, requests + 1, 2 * stride(store)):

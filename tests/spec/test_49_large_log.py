@@ -1,4 +1,4 @@
-"""A log of thousands of fragments: collected down to what is referred to, and as cheap to open as a small one."""
+"""A log of thousands of fragments is collected down to what is referenced, and is as cheap to open as a small one."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ import pytest
 
 from tests.built_logs import Builder
 from tests.large_logs import Grower, reachable, stored
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogError, LogReader, LogWriter
-from wal3_core.log.collection import Collection, collect
-from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.collect.collection import CollectionReport, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import CLOCK, fragment_path, fragment_seq_no
 from wal3_core.model.position import FIRST_OFFSET, FragmentSeqNo, LogPosition
 from wal3_core.options import POINTERS_MAX, CollectorOptions, ReaderOptions, SnapshotOptions
-from wal3_core.storage.cursor_store import CursorStore
+from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=8, fragments_kept=4, snapshots_per_roll=4, snapshot_pointers_max=16)
-# What a writer leaves that never came to roll.
+# The tree of a writer that never rolled.
 FLAT = SnapshotOptions(fragments_per_snapshot=100_000)
 NOW = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9)
 
 
-def manifest_of(store: ObjectStore) -> Manifest:
-    return LogReader.open(store, "a").manifest()
-
-
 def advance(store: ObjectStore, offset: int) -> None:
-    """Move the cursor up to an offset, and create it there when there is none."""
+    """Move the cursor to an offset, or create it there."""
     cursors, position = CursorStore(store, "a"), LogPosition(offset, 0)
     witness = cursors.load("reader")
     if witness is None:
@@ -45,12 +42,12 @@ def advance(store: ObjectStore, offset: int) -> None:
 
 
 def left_behind(store: ObjectStore) -> set[str]:
-    """What collections leave of their own."""
+    """The objects that collections write for themselves."""
     return {meta.path for meta in life_store(store, "a").list_objects("gc/")} - {CLOCK}
 
 
 def check_exact(store: ObjectStore, offset: int) -> None:
-    """What is stored is what the manifest leads to, from the fragment with the offset to the last one."""
+    """The stored objects are those the manifest refers to, from the fragment at the offset to the last one."""
     present = set(stored(store))
     following = manifest_of(store).next.seq_no
 
@@ -61,18 +58,19 @@ def check_exact(store: ObjectStore, offset: int) -> None:
     assert left_behind(store) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tree", "size", "step"), [(TREE, 800, 171), (FLAT, 200, 41)], ids=["tree", "flat"])
-def test_storage_holds_what_the_manifest_leads_to_and_nothing_else_after_every_round(
+def test_storage_holds_exactly_the_objects_that_the_manifest_refers_to_after_every_round(
     memory_store: MemoryStore, tree: SnapshotOptions, size: int, step: int
 ) -> None:
-    """INV-16: nothing that is referred to is deleted, and nothing else stays."""
+    """INV-16: no referenced object is deleted, and no other object stays."""
     grower = Grower(memory_store, tree=tree)
     grower.grow(size)
     advance(memory_store, FIRST_OFFSET)
     held_bytes, counts = [], []
 
     for number in range(1, 5):
-        # Across leaves' and nodes' boundaries.
+        # Cut across the boundaries of leaves and nodes.
         offset = 1 + number * step
         advance(memory_store, offset)
         grower.grow(step)
@@ -83,14 +81,15 @@ def test_storage_holds_what_the_manifest_leads_to_and_nothing_else_after_every_r
         counts.append(before - len(after))
         check_exact(memory_store, offset)
 
-    # Every round takes what it brought: what is stored stays within a few percent of itself.
+    # Every round deletes as much as it adds: the stored bytes stay within a few percent.
     assert max(held_bytes) < 1.05 * min(held_bytes)
     assert all(gone >= step for gone in counts)
     held = [record.offset for record in LogReader.open(memory_store, "a").records()]
     assert held == list(range(offset, size + 4 * step + 1))
 
 
-def test_log_collected_to_its_end_at_once_holds_nothing_and_goes_on(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_log_collected_to_its_end_at_once_holds_nothing_and_accepts_appends(memory_store: MemoryStore) -> None:
     Grower(memory_store, tree=TREE).grow(600)
     advance(memory_store, 601)
 
@@ -102,15 +101,16 @@ def test_log_collected_to_its_end_at_once_holds_nothing_and_goes_on(memory_store
     check_exact(memory_store, 601)
 
 
-def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(memory_store: MemoryStore) -> None:
-    # Rolled into snapshots of fragments alone, which leaves no orphan of its own.
+@pytest.mark.slow
+def test_orphans_beyond_the_limit_of_one_collection_are_deleted_by_the_next_ones(memory_store: MemoryStore) -> None:
+    # Rolled into snapshots of fragments alone, which leaves no other orphans.
     Grower(memory_store, tree=replace(TREE, snapshots_per_roll=1000)).grow(250)
     advance(memory_store, FIRST_OFFSET)
     inside = life_store(memory_store, "a")
     for fragment in LogReader.open(memory_store, "a").scan():
         inside.create(fragment_path(fragment.seq_no, "f" * 16), b"never linked")
 
-    rounds: list[Collection] = []
+    rounds: list[CollectionReport] = []
     while not rounds or rounds[-1].num_orphans:
         rounds.append(collect(memory_store, "a", options=replace(NOW, orphans_max=100)))
 
@@ -118,23 +118,23 @@ def test_more_orphans_than_are_condemned_at_a_time_go_with_the_next_collections(
     check_exact(memory_store, FIRST_OFFSET)
 
 
-def test_more_orphans_than_a_document_names_never_keep_later_collections_from_their_work(
+def test_more_orphans_than_a_document_can_name_do_not_stop_later_collections(
     memory_store: MemoryStore,
 ) -> None:
-    """A document was written that could not be read again, and every collection after it failed."""
+    """Regression: a document was written that could not be read, and every later collection failed."""
     Grower(memory_store, tree=TREE).grow(100)
     advance(memory_store, 51)
     orphans = [fragment_path(FragmentSeqNo(number), "f" * 16) for number in range(1, POINTERS_MAX + 2)]
 
     with suppress(LogError):
-        Collector(memory_store, "a", options=NOW).condemn(orphans, "too many at once")
+        Collector(memory_store, "a", options=NOW).mark_orphans(orphans, "too many at once")
     collect(memory_store, "a", options=NOW)
 
     check_exact(memory_store, 51)
 
 
-def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_store: MemoryStore) -> None:
-    """A collector that asks more between its look at the manifest and its change of it than a writer never wins."""
+def test_log_that_is_appended_to_continuously_is_pruned_nevertheless(memory_store: MemoryStore) -> None:
+    """A collector that makes more requests between reading and changing the manifest than a writer does never wins."""
     Grower(memory_store, tree=TREE).grow(300)
     advance(memory_store, 150)
     busy, since_look = FaultyStore(memory_store), [0]
@@ -145,8 +145,8 @@ def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_sto
     with LogWriter.open(memory_store, "a") as writer:
 
         def append_as_fast(kind: str, path: str) -> None:
-            # A writer asks twice for an append, for the upload and for the change of the manifest: whoever asks
-            # twice, too, from a look at the manifest to the change, comes too late.
+            # A writer makes two requests per append: the upload and the change of the manifest. A collector that
+            # makes two from reading the manifest to changing it comes too late.
             since_look[0] = 0 if kind == "get" and path.endswith("MANIFEST.json") else since_look[0] + 1
             if since_look[0] == 2:
                 writer.append(b"beside")
@@ -156,10 +156,11 @@ def test_log_that_is_appended_to_all_the_while_is_pruned_nevertheless(memory_sto
         outcome = collector.prune(collector.announce(plan))
 
     assert len(appended) > 2
-    assert isinstance(outcome, Pruned)
+    assert isinstance(outcome, Marked)
     assert manifest_of(memory_store).first.position.offset == 150
 
 
+@pytest.mark.slow
 def test_pointers_and_requests_to_open_stay_few_as_the_log_grows(memory_store: MemoryStore) -> None:
     """INV-8."""
     counting = CountingStore(memory_store)
@@ -174,12 +175,13 @@ def test_pointers_and_requests_to_open_stay_few_as_the_log_grows(memory_store: M
         sizes.append(len(reader.manifest().to_bytes()))
         pointers.append(len(reader.manifest().pointers))
 
-    # Eight times the fragments: a snapshot more, of one level more.
+    # With eight times the fragments: one snapshot more, of one level more.
     assert max(pointers) <= TREE.fragments_per_snapshot + TREE.fragments_kept + 2 * TREE.snapshots_per_roll
     assert max(sizes) < 600 * max(pointers)
 
 
-def test_full_scan_costs_a_request_for_each_fan_out_of_fragments(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_full_scan_costs_one_request_per_fan_out_of_fragments(memory_store: MemoryStore) -> None:
     Grower(memory_store, tree=TREE, real=False).grow(2000)
     counting = CountingStore(memory_store)
     reader = LogReader.open(counting, "a", options=ReaderOptions(snapshots_loaded_max=2))
@@ -191,14 +193,15 @@ def test_full_scan_costs_a_request_for_each_fan_out_of_fragments(memory_store: M
     leaves = 2000 / TREE.fragments_per_snapshot
     assert set(counting.requests) == {"get", "read"}
     assert counting.requests["get"] == 1
-    # Three levels, each with a node that is not full.
+    # Three levels, each with one node that is not full.
     nodes = leaves / (TREE.snapshot_pointers_max - 1)
     assert counting.requests["read"] <= leaves + nodes + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 20, 1000, 9000])
-def test_tree_that_is_built_level_by_level_is_what_a_writer_grows(memory_store: MemoryStore, count: int) -> None:
-    """The benchmarks build what would take days to grow."""
+def test_tree_built_level_by_level_equals_the_tree_that_a_writer_grows(memory_store: MemoryStore, count: int) -> None:
+    """The benchmarks build trees that would take days to grow."""
     Grower(memory_store, "grown", real=False).grow(count, per_step=1)
     Builder(memory_store, "built").build(count)
 

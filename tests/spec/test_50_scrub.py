@@ -1,4 +1,4 @@
-"""Scrub names every bad object and looks at the rest all the same."""
+"""Scrub names every bad object and still checks the rest."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model.cursor import Cursor
-from wal3_core.model.manifest import Place
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
@@ -88,7 +88,7 @@ def test_lost_snapshot_is_named_once(filled: MemoryStore) -> None:
     assert [problem.path for problem in report.problems] == [victim.path]
 
 
-def test_unreadable_manifest_is_a_report_and_not_a_crash(filled: MemoryStore) -> None:
+def test_unreadable_manifest_is_reported_and_is_no_crash(filled: MemoryStore) -> None:
     damage(filled, "a/manifest/MANIFEST.json")
 
     report = scrub(filled, "a")
@@ -102,7 +102,7 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
     first = threading.Lock()
 
     def collect(kind: str, path: str) -> None:
-        """Prune the newest fragment but one's predecessors in the manifest, as it is asked for."""
+        """When it is read, prune the manifest up to the newest fragment but one."""
         if kind == "read" and "/log/" in path and first.acquire(blocking=False):
             manifests = ManifestStore(log_store(filled, "a"), shared_runtime())
             base = manifests.load()
@@ -114,7 +114,7 @@ def test_fragment_collected_during_the_scrub_is_not_a_problem(filled: MemoryStor
                 snapshots=(),
                 fragments=(kept,),
                 pruned=sum_setsums(gone),
-                first=Place(kept.first_seq_no, kept.start),
+                first=Boundary(kept.first_seq_no, kept.start),
                 num_bytes=kept.num_bytes,
                 num_records=kept.num_records,
             )
@@ -156,10 +156,10 @@ def test_scrub_of_no_log_is_an_error(memory_store: MemoryStore) -> None:
         scrub(memory_store, "a")
 
 
-def test_progress_is_told_up_to_the_end(filled: MemoryStore) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported_up_to_the_end(filled: MemoryStore) -> None:
+    reported: list[tuple[int, int]] = []
 
-    scrub(filled, "a", progress=lambda done, total: told.append((done, total)))
+    scrub(filled, "a", progress=lambda done, total: reported.append((done, total)))
 
-    assert told[-1] == (120, 120)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (120, 120)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)

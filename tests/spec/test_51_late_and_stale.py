@@ -1,4 +1,4 @@
-"""What came too late, or grew stale meanwhile: announcements, policies, cursors, pins, copies, destroyed logs."""
+"""Requests that arrive late and values that became stale: announcements, policies, cursors, pins, copies, lives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.log.collector import Collector, Pruned
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.policy import Policy
@@ -58,14 +59,14 @@ from .collecting import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ALL_GOES = Policy(retention_s=0, without_cursors=True)
 
 
 def once(store: ObjectStore, kind: str, path: str, act: Callable[[], object]) -> FaultyStore:
-    """Let something happen just before the first request of a kind for a path."""
+    """Run an action just before the first matching request."""
     faulty = FaultyStore(store)
 
     def before(asked: str, at: str) -> None:
@@ -96,8 +97,8 @@ def test_collection_announced_under_another_policy_is_withdrawn(memory_store: Me
     policies.change(lambda _: changed)
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, Pruned)
-    assert manifest_of(memory_store).collecting is None
+    assert not isinstance(outcome, Marked)
+    assert manifest_of(memory_store).announced is None
     assert len(offsets(memory_store)) == 20
 
 
@@ -108,12 +109,12 @@ def test_collection_is_withdrawn_when_the_last_cursor_is_gone(memory_store: Memo
     CursorStore(memory_store, LOG).delete("reader")
     outcome = Collector(memory_store, LOG, options=NOW).prune(path)
 
-    assert not isinstance(outcome, Pruned)
+    assert not isinstance(outcome, Marked)
     assert offsets(memory_store)[0] == 1
 
 
-def test_document_that_was_forgotten_as_it_was_announced_is_written_again(memory_store: MemoryStore) -> None:
-    """Another run looked before the announcement, and deletes what it took for a dead run's at the worst moment."""
+def test_document_deleted_as_abandoned_while_it_was_announced_is_written_again(memory_store: MemoryStore) -> None:
+    """Another run read it before the announcement, took it for a dead run's, and deletes it at the worst moment."""
     plant(memory_store, cursor=12)
     options = replace(NOW, orphans_max=0)
     reached, go_on = threading.Event(), threading.Event()
@@ -123,7 +124,7 @@ def test_document_that_was_forgotten_as_it_was_announced_is_written_again(memory
         go_on.wait(10)
 
     other = Collector(once(memory_store, "delete", "GARBAGE", hold), LOG, options=options)
-    settling = threading.Thread(target=other.settle)
+    settling = threading.Thread(target=other.resume_all)
 
     def settle() -> None:
         settling.start()
@@ -168,8 +169,8 @@ def test_damaged_snapshot_in_a_garbage_document_stops_no_later_collection(
 # ---------------------------------------------------------------------- cursors
 
 
-def test_cursor_of_a_log_that_was_destroyed_empties_no_new_one(memory_store: MemoryStore) -> None:
-    """Neither one that is written as late as can be, nor one whose store was opened before."""
+def test_cursor_of_a_destroyed_log_never_empties_a_new_one(memory_store: MemoryStore) -> None:
+    """Neither a cursor whose write arrives late, nor one whose store was opened before."""
     append(memory_store, 20)
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.init("reader", LogPosition(20, 0))
@@ -207,8 +208,8 @@ def test_cursor_beyond_the_end_stops_every_collection(memory_store: MemoryStore)
     assert len(offsets(memory_store)) == 5
 
 
-def test_cursor_that_is_moved_on_from_where_nobody_looked_is_told(memory_store: MemoryStore) -> None:
-    """Whoever moved it back died before it looked at the manifest; its next reader goes on from there."""
+def test_move_of_a_cursor_left_below_the_first_record_is_refused_with_its_new_place(memory_store: MemoryStore) -> None:
+    """A process moved it back and died before it read the manifest; its next reader continues from the new place."""
     plant(memory_store, cursor=12)
     announce(memory_store)
     dying = FaultyStore(memory_store)
@@ -224,14 +225,14 @@ def test_cursor_that_is_moved_on_from_where_nobody_looked_is_told(memory_store: 
     cursors = CursorStore(memory_store, LOG)
     witness = cursors.load("reader")
     assert witness is not None
-    with pytest.raises(GarbageCollectedError, match="it lies at 12 now"):
+    with pytest.raises(GarbageCollectedError, match="it is now at 12"):
         cursors.save("reader", LogPosition(5, 0), witness)
 
     assert place_of(memory_store) == 12
     assert gather(memory_store).plan.empty
 
 
-def test_moving_a_cursor_on_costs_one_look_at_the_manifest_and_then_none(memory_store: MemoryStore) -> None:
+def test_moving_a_cursor_reads_the_manifest_once_and_then_never(memory_store: MemoryStore) -> None:
     append(memory_store, 20)
     place(memory_store, 2)
     asked: list[str] = []
@@ -248,7 +249,7 @@ def test_moving_a_cursor_on_costs_one_look_at_the_manifest_and_then_none(memory_
     assert asked == [f"replace {life_path(memory_store, LOG, 'cursor/reader.json')}"]
 
 
-def test_cursor_that_is_just_being_put_right_is_no_alarm(memory_store: MemoryStore) -> None:
+def test_cursor_that_is_being_corrected_raises_no_alarm(memory_store: MemoryStore) -> None:
     plant(memory_store, cursor=12)
     path = prune(memory_store)
     looks: list[str] = []
@@ -274,7 +275,7 @@ def place_of(store: ObjectStore) -> int:
 
 
 def abandon(store: ObjectStore) -> None:
-    """Move the cursor to what is gone, and die before that is noticed."""
+    """Move the cursor below the log's first record, and die before that is detected."""
     dying = FaultyStore(store)
 
     def die(kind: str, path: str) -> None:
@@ -289,7 +290,7 @@ def abandon(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- pins, copies, destroyed logs
 
 
-def test_log_that_is_being_destroyed_is_not_pinned(memory_store: MemoryStore) -> None:
+def test_log_that_is_being_destroyed_cannot_be_pinned(memory_store: MemoryStore) -> None:
     append(memory_store, 5)
     store, refused = FaultyStore(memory_store), []
 
@@ -305,12 +306,12 @@ def test_log_that_is_being_destroyed_is_not_pinned(memory_store: MemoryStore) ->
     store.before = pin
     destroy(store, LOG)
 
-    # Once it is announced, and once the name is vacant.
+    # Once destruction is announced, and once the name is vacant.
     assert set(refused) == {"replace", "delete"}
     assert [meta.path for meta in memory_store.list_objects("a/")] == [f"a/{MANIFEST}"]
 
 
-def test_copy_with_cursors_is_finished_though_the_source_lost_one_meanwhile(memory_store: MemoryStore) -> None:
+def test_copy_with_cursors_is_finished_though_the_source_lost_a_cursor_meanwhile(memory_store: MemoryStore) -> None:
     append(memory_store, 5)
     place(memory_store, 2)
     place(memory_store, 3, "other")
@@ -335,8 +336,8 @@ def test_copy_with_cursors_is_finished_though_the_source_lost_one_meanwhile(memo
 
 
 @pytest.mark.parametrize(("kind", "at"), [("replace", "MANIFEST"), ("create", "/log/")])
-def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore, kind: str, at: str) -> None:
-    """Whether it fails as it wants to take the claim over, or after it has."""
+def test_failing_copy_leaves_another_copy_its_pin(memory_store: MemoryStore, kind: str, at: str) -> None:
+    """It fails either while taking the claim over or afterwards."""
     plant(memory_store, cursor=12)
     failed: list[str] = []
 
@@ -351,7 +352,7 @@ def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore, k
 
     first = once(memory_store, "create", "/log/", fail_beside)
     if kind == "create":
-        # It had taken the claim over by then; whoever comes next goes on from what both have copied.
+        # The failed copy had already taken the claim over; the next call continues from what both copied.
         with pytest.raises(LogReplacedError, match="another call has taken over"):
             copy(LogAt(memory_store, LOG), LogAt(first, "t"))
         assert copy(LogAt(memory_store, LOG), LogAt(memory_store, "t")).resumed
@@ -363,7 +364,7 @@ def test_copy_that_fails_leaves_another_one_its_pin(memory_store: MemoryStore, k
     assert [record.offset for record in records_across(memory_store, "t")] == list(range(1, 21))
 
 
-# ---------------------------------------------------------------------- what could not be read back
+# ---------------------------------------------------------------------- unreadable values
 
 
 HALF = "na\udcefve"
@@ -393,7 +394,7 @@ def test_retention_that_could_not_be_read_back_is_refused(memory_store: MemorySt
     assert PolicyStore(memory_store, LOG).load() == Policy()
 
 
-def test_name_that_nobody_can_give_is_told_as_damage(memory_store: MemoryStore) -> None:
+def test_impossible_cursor_name_is_reported_as_damage(memory_store: MemoryStore) -> None:
     append(memory_store, 3)
     place(memory_store, 2)
     life_store(memory_store, "a").create(f"cursor/{'x' * 201}.json", b"{}")
@@ -402,8 +403,8 @@ def test_name_that_nobody_can_give_is_told_as_damage(memory_store: MemoryStore) 
         gather(memory_store)
 
 
-def test_log_whose_policy_allows_it_is_collected_whole(memory_store: MemoryStore) -> None:
-    """Its reader keeps up: nearly everything may go each time."""
+def test_log_is_collected_entirely_when_its_policy_allows_it(memory_store: MemoryStore) -> None:
+    """Its reader keeps up, so nearly every record can be deleted each time."""
     append(memory_store, 20)
     place(memory_store, 21)
     options = replace(NOW, fraction_max=0.9, retry=QUICK)

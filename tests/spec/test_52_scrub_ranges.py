@@ -1,4 +1,4 @@
-"""A scrub may go over a range and on from there later; what the ranges found adds up to what one scrub finds."""
+"""A scrub can check a range and continue from there later; the ranges' reports add up to that of one scrub."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from wal3_core import (
     WriterOptions,
     scrub,
 )
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.cursor import Cursor
 from wal3_core.options import CollectorOptions, SnapshotOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=2, snapshot_pointers_max=4)
@@ -53,12 +53,12 @@ def filled(memory_store: MemoryStore) -> MemoryStore:
 
 
 def stored(report: ScrubReport) -> ScrubReport:
-    """As a caller keeps it between two ranges."""
+    """Through JSON, as a caller keeps it between two ranges."""
     return ScrubReport.from_bytes(json.dumps(report.to_json()).encode())
 
 
 def in_ranges(store: ObjectStore, limits: Limits) -> tuple[ScrubReport, int]:
-    """Scrub range by range, each as if in a process of its own; returns the sum, and how many there were."""
+    """Scrub range by range, each as if in a new process; return the sum and the number of ranges."""
     total = stored(scrub(store, "a", None, limits))
     for number in count(1):
         if total.finished:
@@ -72,13 +72,13 @@ def in_ranges(store: ObjectStore, limits: Limits) -> tuple[ScrubReport, int]:
     [(Limits(fragments=1), 30), (Limits(fragments=7), 5), (Limits(records=13), 8), (Limits(num_bytes=1), 30)],
     ids=str,
 )
-def test_ranges_add_up_to_what_one_scrub_finds(filled: MemoryStore, limits: Limits, ranges: int) -> None:
+def test_ranges_add_up_to_the_report_of_one_scrub(filled: MemoryStore, limits: Limits, ranges: int) -> None:
     whole = scrub(filled, "a")
 
     total, number = in_ranges(filled, limits)
 
     assert whole.balanced
-    # A snapshot that two ranges touch counts twice.
+    # A snapshot that two ranges share counts twice.
     assert replace(total, num_snapshots=whole.num_snapshots) == whole
     assert number == ranges
 
@@ -92,7 +92,7 @@ def test_range_reads_the_fragments_it_touches_and_no_others(filled: MemoryStore)
     assert (report.num_fragments, report.num_records) == (3, 12)
     assert report.found == setsum_of(filled, 49, 61)
     assert (report.sound, report.finished, report.balanced, report.covered) == (True, False, False, None)
-    # Snapshots on the way down, and the fragments.
+    # The snapshots on the way down, and the fragments.
     assert store.requests["read"] <= 3 + 4
     assert store.requests["list"] == 0
 
@@ -164,12 +164,12 @@ def test_log_that_is_collected_between_the_ranges_is_balanced_all_the_same(fille
 
     assert total.balanced
     assert total.sound
-    # What was read of what is gone by now stays counted.
+    # Objects that were read and then collected stay counted.
     assert total.num_records == 120 - max(0, cut - 41)
 
 
-def test_lost_record_between_two_ranges_unbalances_their_sum(filled: MemoryStore) -> None:
-    """Each range is sound; what is missing is told by the setsum alone."""
+def test_record_lost_between_two_ranges_unbalances_their_sum(filled: MemoryStore) -> None:
+    """Each range is sound; only the setsum reveals the loss."""
     part = scrub(filled, "a", None, Limits(fragments=10))
     rest = scrub(filled, "a", part.next_offset)
 
@@ -192,7 +192,8 @@ def test_reports_that_do_not_adjoin_are_refused(filled: MemoryStore) -> None:
         ScrubReport.from_bytes(b'{"log":"a"}')
 
 
-def test_range_that_failed_for_want_of_an_answer_is_scrubbed_again(
+@pytest.mark.slow
+def test_range_that_failed_without_an_answer_is_scrubbed_again(
     filled: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)

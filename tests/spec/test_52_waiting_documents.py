@@ -1,4 +1,4 @@
-"""What waits for its interval costs a collection nothing: it is listed, and read when it is due."""
+"""A garbage document that waits for its interval costs a collection nothing: it is listed, and read when it is due."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.spec.collecting import (
 )
 from tests.stores import CountingStore, life_store
 from wal3_core import PinStore
-from wal3_core.log.collector import Collector
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import CLOCK, fragment_path, mark_path
 from wal3_core.model.pin import Pin
 from wal3_core.model.position import FragmentSeqNo
@@ -45,7 +45,7 @@ PROMPT = replace(LATER, orphans_max=0)
 
 
 def pile_up(store: ObjectStore, count: int) -> None:
-    """Leave so many documents that wait, of a fragment each, and another fragment to go."""
+    """Leave ``count`` waiting documents of one fragment each, and one more fragment to collect."""
     append(store, count + 2)
     for offset in range(2, count + 2):
         place(store, offset)
@@ -60,11 +60,11 @@ def requests(store: ObjectStore) -> Counter[str]:
 
 
 def left_in(store: ObjectStore) -> set[str]:
-    """Whatever lies below gc/ but the clock."""
+    """All objects below gc/ but the clock."""
     return {meta.path for meta in life_store(store, LOG).list_objects("gc/")} - {CLOCK}
 
 
-def test_collection_costs_the_same_whatever_waits(store: ObjectStore) -> None:
+def test_collection_costs_the_same_however_many_documents_wait(store: ObjectStore) -> None:
     pile_up(store, 1)
     few = requests(store)
     for offset in range(4, 34):
@@ -77,12 +77,12 @@ def test_collection_costs_the_same_whatever_waits(store: ObjectStore) -> None:
     many = requests(store)
 
     assert len(documents(store)) == 32
-    # The clock is there by now: it is replaced, not created.
+    # The clock exists by now: it is replaced, not created.
     assert many.total() == few.total()
     assert many["list"] == few["list"]
 
 
-def test_many_documents_that_are_due_are_deleted_after_one_look_at_what_is_referred_to(store: ObjectStore) -> None:
+def test_many_due_documents_are_deleted_after_one_check_of_references(store: ObjectStore) -> None:
     clock = ClockStore(store)
     pile_up(clock, 12)
     clock.pass_s(DAY_S)
@@ -92,7 +92,7 @@ def test_many_documents_that_are_due_are_deleted_after_one_look_at_what_is_refer
     done = gather(clock, PROMPT)
 
     assert sum(deleted.num_deleted for deleted in done.deleted) == 12
-    # To delete; to plan, to verify, and for what was announced.
+    # To delete; to plan, to verify, and for the announced collection.
     assert asked["list", "cursor/"] == 4
     assert asked["list", "pin/"] == 1
     assert (asked["list", "gc/"], asked["head", "gc/CLOCK"]) == (1, 1)
@@ -103,7 +103,7 @@ def test_many_documents_that_are_due_are_deleted_after_one_look_at_what_is_refer
 
 
 def test_document_without_its_mark_is_read_and_gets_one(store: ObjectStore) -> None:
-    """Who marked the document died before it could put the mark beside it."""
+    """The collector died between marking the document and creating its mark."""
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = prune(clock, LATER)
@@ -119,8 +119,8 @@ def test_document_without_its_mark_is_read_and_gets_one(store: ObjectStore) -> N
     assert held(store) == reachable(store)
 
 
-def test_mark_that_its_document_left_behind_is_removed(store: ObjectStore) -> None:
-    """It arrived late, or whoever deleted the document died before it could delete the mark."""
+def test_mark_left_behind_by_its_document_is_removed(store: ObjectStore) -> None:
+    """The mark arrived late, or the deleter died after deleting the document and before deleting the mark."""
     plant(store, cursor=12)
     path = prune(store)
     Deleter(store, LOG, options=NOW).delete(path)
@@ -131,7 +131,7 @@ def test_mark_that_its_document_left_behind_is_removed(store: ObjectStore) -> No
     assert left_in(store) == set()
 
 
-def test_mark_beside_a_document_that_is_not_marked_is_believed_once_and_deletes_nothing(store: ObjectStore) -> None:
+def test_mark_beside_an_unmarked_document_is_read_once_and_deletes_nothing(store: ObjectStore) -> None:
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = announce(clock, LATER)
@@ -151,8 +151,8 @@ def test_mark_beside_a_document_that_is_not_marked_is_believed_once_and_deletes_
     assert held(store) == reachable(store)
 
 
-def test_document_that_is_marked_behind_the_listing_waits_from_then(store: ObjectStore) -> None:
-    """Its collector died days ago, just after the prune; two others find it at once."""
+def test_document_marked_after_the_listing_waits_from_then(store: ObjectStore) -> None:
+    """Its collector died days ago, just after the prune; two others find it at the same time."""
     clock = ClockStore(store)
     plant(clock, cursor=12)
     path = prune(clock, LATER)
@@ -167,7 +167,7 @@ def test_document_that_is_marked_behind_the_listing_waits_from_then(store: Objec
     def other(kind: str, _path: str) -> None:
         if kind == "get" and _path.endswith(path) and not listed:
             listed.append(path)
-            Collector(clock, LOG, options=LATER).settle()
+            Collector(clock, LOG, options=LATER).resume_all()
 
     clock.before = other
     done = gather(clock, PROMPT)
@@ -178,7 +178,7 @@ def test_document_that_is_marked_behind_the_listing_waits_from_then(store: Objec
 
 
 class StaleListings(ClockStore):
-    """A store whose listings say that every garbage document is days older than it is."""
+    """A store whose listings report every garbage document as days older than it is."""
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         for meta in super().list_objects(folder, start_after=start_after):
@@ -186,8 +186,8 @@ class StaleListings(ClockStore):
             yield meta if changed_us is None else replace(meta, last_modified_us=changed_us)
 
 
-def test_age_that_only_the_listing_tells_deletes_nothing(store: ObjectStore) -> None:
-    """A document may have been marked between two pages of a listing: its own age is asked for before anything goes."""
+def test_age_reported_only_by_the_listing_deletes_nothing(store: ObjectStore) -> None:
+    """A document may be marked between two pages of a listing, so its own age is read before anything is deleted."""
     clock = StaleListings(store)
     plant(clock, cursor=12)
     prune(clock, LATER)
@@ -199,8 +199,8 @@ def test_age_that_only_the_listing_tells_deletes_nothing(store: ObjectStore) -> 
     assert [deleted.wait_s for deleted in done.deleted] == [DAY_S]
 
 
-def test_what_waits_is_read_no_further_than_an_old_object_asks_for(store: ObjectStore) -> None:
-    """The oldest document names the oldest objects; one that no document names has them all read, once."""
+def test_waiting_documents_are_read_no_further_than_an_old_object_requires(store: ObjectStore) -> None:
+    """The oldest documents name the oldest objects. For an object named by none, all of them are read, once."""
     clock = ClockStore(store)
     append(clock, 4)
     clock.pass_s(0.75 * DAY_S)
@@ -220,13 +220,13 @@ def test_what_waits_is_read_no_further_than_an_old_object_asks_for(store: Object
     assert isinstance(life_store(store, LOG).create(abandoned, b"never committed"), Done)
     clock.changed_us[f"{LOG}/Life={manifest_of(clock).log_id}/{abandoned}"] = 0
     assert gather(clock, LATER).num_orphans == 1
-    # All of them now; and those that a collection of orphans writes and marks.
+    # Now all of them, and those that a collection of orphans writes and marks.
     assert read.total() > 2 + 4
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_missing_snapshot_below_what_waits_is_asked_for_once(store: ObjectStore, *, damaged: bool) -> None:
-    """And not once for each object that is listed: a document and an unfinished pin both lead to it."""
+def test_missing_snapshot_of_waiting_documents_is_requested_once(store: ObjectStore, *, damaged: bool) -> None:
+    """Not once per listed object: a document and an unfinished pin both lead to it."""
     clock = ClockStore(store)
     plant(clock, cursor=18)
     top = manifest_of(clock).pointers[0]
@@ -246,12 +246,12 @@ def test_missing_snapshot_below_what_waits_is_asked_for_once(store: ObjectStore,
     deleter = Deleter(clock, LOG, options=replace(LATER, interval_s=0.5 * DAY_S))
     deleter.orphans(deleter.pending())
 
-    # Once for the document and once for the pin; damage is read once more before it is believed.
+    # Once for the document and once for the pin; damage is read a second time before it is reported.
     assert asked[True] == (4 if damaged else 2)
 
 
 def _unfinished(store: ObjectStore, manifest: Manifest) -> None:
-    """Leave the pin as its maker would have, had it died before it could finish it."""
+    """Leave the pin as its creator would have, had it died before finishing it."""
     inside, path = life_store(store, LOG), "pin/dead.json"
     data = inside.read(path)
     assert data is not None

@@ -1,4 +1,4 @@
-"""A successor's name is kept for it from before the seal: nobody else begins a log there."""
+"""A successor's name is kept for it from before the seal, so that no other log begins there."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from wal3_core import (
     seal,
 )
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, fill, manifest_of
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
-def test_nobody_else_begins_the_successor_s_name_behind_the_seal(store: ObjectStore) -> None:
-    """A writer began the name that SealedError told it, and nothing could go on from the log any more."""
+def test_no_other_log_begins_under_the_successor_s_name_after_the_seal(store: ObjectStore) -> None:
+    """Regression: a writer began a log under the name given by SealedError, and the sealed log could not continue."""
     fill(store, "a", b"1", b"2")
     fill(store, "other", b"another's")
     seal(store, "a", reason="full", successor="b")
-    told = "its name kept for the one that goes on from log .*/a: run the migration of that one again"
+    kept = "its name kept for the successor of log .*/a: run the migration of that log again"
 
-    with pytest.raises(LogNotFoundError, match=told):
+    with pytest.raises(LogNotFoundError, match=kept):
         LogWriter.open_or_initialize(store, "b")
-    with pytest.raises(LogNotFoundError, match=told):
+    with pytest.raises(LogNotFoundError, match=kept):
         LogReader.open(store, "b")
     for begin in (
         lambda: LogWriter.initialize(store, "b"),
@@ -52,9 +52,9 @@ def test_nobody_else_begins_the_successor_s_name_behind_the_seal(store: ObjectSt
         lambda: copy(LogAt(store, "other"), LogAt(store, "b")),
         lambda: migrate(store, "other", "b", reason="full"),
     ):
-        with pytest.raises(LogExistsError, match=told):
+        with pytest.raises(LogExistsError, match=kept):
             begin()
-    # There is no log, and nothing wrong.
+    # There is no log, and no damage.
     assert list(list_logs(store)) == ["a", "other"]
     assert lost_manifest(log_store(store, "b"), shared_runtime()) is None
     assert manifest_of(store, "other").seal is None
@@ -65,13 +65,13 @@ def test_nobody_else_begins_the_successor_s_name_behind_the_seal(store: ObjectSt
 
 
 def test_two_logs_are_not_sealed_for_one_successor(store: ObjectStore) -> None:
-    """Both were, before either had begun it, and the second could never go on."""
+    """Regression: both were, before either had begun it, and the second could never continue."""
     fill(store, "a", b"1")
     fill(store, "c", b"other")
     seal(store, "a", reason="full", successor="b")
 
     with pytest.raises(
-        LogExistsError, match="log c: expected its successor's name to be free: .* goes on from log .*/a"
+        LogExistsError, match="log c: expected its successor's name to be free: .* successor of log .*/a"
     ):
         seal(store, "c", reason="full", successor="b")
 
@@ -83,8 +83,8 @@ def test_two_logs_are_not_sealed_for_one_successor(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("second", ["open_or_initialize", "seal"])
-def test_name_that_is_begun_just_before_the_seal_keeps_the_log_open(memory_store: MemoryStore, second: str) -> None:
-    """The name was looked at, and another took it before the log was sealed."""
+def test_name_that_is_taken_just_before_the_seal_keeps_the_log_open(memory_store: MemoryStore, second: str) -> None:
+    """Regression: another log took the name between the check and the seal."""
     fill(memory_store, "a", b"1")
     fill(memory_store, "c", b"other")
     store = FaultyStore(memory_store)
@@ -106,7 +106,7 @@ def test_name_that_is_begun_just_before_the_seal_keeps_the_log_open(memory_store
     assert bodies(memory_store, "a") == [b"1", b"2"]
 
 
-def test_seal_that_failed_leaves_the_name_kept_and_is_tried_again(memory_store: MemoryStore) -> None:
+def test_failed_seal_leaves_the_name_kept_and_can_be_repeated(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "a/manifest/MANIFEST.json", "denied")
@@ -162,8 +162,8 @@ def test_name_stays_kept_when_another_call_seals_the_log_for_it(memory_store: Me
     assert bodies(memory_store, "a") == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("how", ["the log is begun anew", "the name is destroyed"])
-def test_name_that_was_kept_for_a_log_that_is_gone_is_taken_by_the_next(memory_store: MemoryStore, how: str) -> None:
+@pytest.mark.parametrize("how", ["the log is begun again", "the name is destroyed"])
+def test_name_that_was_kept_for_a_log_that_is_gone_can_be_taken(memory_store: MemoryStore, how: str) -> None:
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")
     destroy(memory_store, "a")

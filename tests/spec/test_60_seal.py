@@ -1,4 +1,4 @@
-"""Sealing: a log is closed for good, and goes on in a successor without a gap."""
+"""Sealing: a log is closed permanently and continues in a successor without a gap."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed
 from tests.stores import LOG_ID, FaultyStore
 from wal3_core import (
     CorruptError,
@@ -29,24 +30,20 @@ from wal3_core import (
 )
 from wal3_core.model.manifest import Manifest
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, collect, fill, manifest_of
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 # ---------------------------------------------------------------------- seal
 
 
-def test_sealed_log_takes_no_more_records_and_can_still_be_read(store: ObjectStore) -> None:
+def test_sealed_log_accepts_no_more_records_and_can_still_be_read(store: ObjectStore) -> None:
     fill(store, "a", b"1", b"2")
     before = manifest_of(store, "a")
     open_before = LogWriter.open(store, "a")
@@ -63,7 +60,7 @@ def test_sealed_log_takes_no_more_records_and_can_still_be_read(store: ObjectSto
     assert scrub(store, "a").sound
 
 
-def test_log_is_sealed_once_and_a_repeat_is_told_who_did(store: ObjectStore) -> None:
+def test_log_is_sealed_once_and_a_repeat_names_the_first_sealer(store: ObjectStore) -> None:
     fill(store, "a")
     first = seal(store, "a", reason="full", sealed_by="ann", successor="b")
     sealed = manifest_of(store, "a")
@@ -77,7 +74,7 @@ def test_log_is_sealed_once_and_a_repeat_is_told_who_did(store: ObjectStore) -> 
     assert manifest_of(store, "a") == sealed
 
 
-def test_two_anonymous_seals_are_not_taken_for_each_other(memory_store: MemoryStore) -> None:
+def test_two_anonymous_seals_are_distinguished(memory_store: MemoryStore) -> None:
     fill(memory_store, "a")
     seal(memory_store, "a", reason="full")
 
@@ -85,7 +82,7 @@ def test_two_anonymous_seals_are_not_taken_for_each_other(memory_store: MemorySt
         seal(memory_store, "a", reason="full")
 
 
-def test_log_that_is_its_own_successor_s_name_only_may_be_sealed_again_by_the_same(memory_store: MemoryStore) -> None:
+def test_seal_can_be_repeated_by_the_same_sealer_after_its_successor_began(memory_store: MemoryStore) -> None:
     fill(memory_store, "a")
     first = seal(memory_store, "a", reason="full", sealed_by="ann", successor="b")
     initialize_successor(memory_store, "a")
@@ -98,11 +95,11 @@ def test_log_that_is_its_own_successor_s_name_only_may_be_sealed_again_by_the_sa
     [
         ("a", InvalidRequestError, "another name"),
         ("../b", InvalidRequestError, "successor name"),
-        ("log", InvalidRequestError, "taken by the layout"),
+        ("log", InvalidRequestError, "reserved for a log's own folders"),
         ("taken", LogExistsError, "another log of that name"),
     ],
 )
-def test_successor_that_can_not_be_leaves_the_log_open(
+def test_impossible_successor_leaves_the_log_open(
     memory_store: MemoryStore, successor: str, error: type[Exception], complaint: str
 ) -> None:
     fill(memory_store, "a", b"1")
@@ -114,13 +111,13 @@ def test_successor_that_can_not_be_leaves_the_log_open(
     assert manifest_of(memory_store, "a").seal is None
 
 
-def test_log_that_is_not_there_can_not_be_sealed(store: ObjectStore) -> None:
+def test_missing_log_cannot_be_sealed(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError):
         seal(store, "none", reason="full")
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
-def test_seal_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str) -> None:
+def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", fault, times=2)  # type: ignore[arg-type]
@@ -138,13 +135,13 @@ def test_seal_that_never_gets_an_answer_says_so(memory_store: MemoryStore, monke
     store = FaultyStore(memory_store)
     store.fail("replace", "MANIFEST", "unknown", times=100)
 
-    with pytest.raises(UnavailableError, match="no telling"):
+    with pytest.raises(UnavailableError, match="not sealed yet, unknown whether"):
         seal(store, "a", reason="full")
 
     assert manifest_of(memory_store, "a").seal is None
 
 
-def test_seal_goes_onto_what_was_committed_meanwhile(memory_store: MemoryStore) -> None:
+def test_seal_applies_to_a_manifest_committed_meanwhile(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     rounds = iter(range(3))
@@ -160,7 +157,7 @@ def test_seal_goes_onto_what_was_committed_meanwhile(memory_store: MemoryStore) 
     assert manifest_of(memory_store, "a").num_records == 4
 
 
-def test_one_of_many_sealers_wins_and_the_others_are_told(store: ObjectStore) -> None:
+def test_one_of_many_sealers_wins_and_the_others_learn_it(store: ObjectStore) -> None:
     fill(store, "a", b"1")
 
     def attempt(name: str) -> str:
@@ -179,7 +176,7 @@ def test_one_of_many_sealers_wins_and_the_others_are_told(store: ObjectStore) ->
     assert sum(f"sealed already, by {found.sealed_by}: full" in answer for answer in answers) == 3
 
 
-def test_what_was_acknowledged_before_the_seal_is_in_the_log_and_nothing_else(store: ObjectStore) -> None:
+def test_records_acknowledged_before_the_seal_are_in_the_log_and_no_others(store: ObjectStore) -> None:
     fill(store, "a")
     acknowledged: list[list[int]] = [[], []]
     started = threading.Barrier(3)
@@ -223,7 +220,7 @@ def test_sealed_log_can_be_collected(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- successor
 
 
-def test_successor_begins_where_the_sealed_log_ends_and_covers_what_it_covered(store: ObjectStore) -> None:
+def test_successor_begins_where_the_sealed_log_ends_and_covers_the_same_records(store: ObjectStore) -> None:
     fill(store, "a", b"1", b"2")
     seal(store, "a", reason="full", successor="b")
     sealed = manifest_of(store, "a")
@@ -255,8 +252,8 @@ def test_initializing_the_successor_again_changes_nothing(store: ObjectStore, la
 
 
 @pytest.mark.parametrize("held", [0, 1, 2, 5])
-def test_another_log_under_the_successor_s_name_is_told_apart(memory_store: MemoryStore, held: int) -> None:
-    """Who destroys a name that is kept gives it up: another may be quicker then."""
+def test_another_log_under_the_successor_s_name_is_detected(memory_store: MemoryStore, held: int) -> None:
+    """Destroying a kept name gives it up, so another log may take it first."""
     fill(memory_store, "a", b"1", b"2")
     seal(memory_store, "a", reason="full", successor="b")
     destroy(memory_store, "b")
@@ -328,10 +325,8 @@ def test_migration_that_was_cut_short_anywhere_is_finished_by_the_next(memory_st
 
 
 @pytest.mark.parametrize("there", ["a log", "a lost manifest", "a copy under way"])
-def test_migration_to_a_name_that_is_not_free_is_refused_before_anything_is_changed(
-    store: ObjectStore, there: str
-) -> None:
-    """It sealed the log, and then could not begin the one that goes on from it."""
+def test_migration_to_a_taken_name_is_refused_before_anything_is_changed(store: ObjectStore, there: str) -> None:
+    """Regression: it sealed the log, and then could not begin its successor."""
     fill(store, "a", b"1")
     fill(store, "b", b"another's")
     match there:

@@ -1,4 +1,4 @@
-"""Reading from a sealed log on into those that go on from it."""
+"""Reading on from a sealed log into its successors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.model.manifest import Seal
+from wal3_core.model.manifest_parts import Seal
 from wal3_core.model.paths import LogId
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.cursor_store import CursorStore
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .seals import bodies, collect, fill, manifest_of
 
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -86,18 +86,18 @@ def test_start_beyond_every_log_is_refused(memory_store: MemoryStore) -> None:
         bodies(memory_store, "a", 8)
 
 
-def test_successor_that_is_not_there_yet_is_an_error_after_the_log_s_records(store: ObjectStore) -> None:
+def test_missing_successor_is_an_error_after_the_log_s_records(store: ObjectStore) -> None:
     fill(store, "a", b"1", b"2")
     seal(store, "a", reason="full", successor="b")
     reading = records_across(store, "a")
 
     assert [next(reading).body, next(reading).body] == [b"1", b"2"]
-    with pytest.raises(LogNotFoundError, match=r"log a: sealed, and said to go on in b .*: initialize the successor"):
+    with pytest.raises(LogNotFoundError, match=r"log a: sealed with successor b .*: initialize the successor"):
         next(reading)
     assert bodies(store, "a", limits=Limits(records=2)) == [b"1", b"2"]
 
 
-def test_reading_a_log_that_is_not_there_says_so_plainly(memory_store: MemoryStore) -> None:
+def test_reading_a_missing_log_says_so_plainly(memory_store: MemoryStore) -> None:
     with pytest.raises(LogNotFoundError, match="initialize the log first"):
         bodies(memory_store, "none")
 
@@ -121,7 +121,7 @@ def test_start_that_was_collected_is_an_error(memory_store: MemoryStore) -> None
     assert bodies(memory_store, "a") == [b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_log_that_was_collected_whole_is_read_from_its_successor_s_first(memory_store: MemoryStore) -> None:
+def test_log_that_was_collected_entirely_is_read_from_its_successor_s_first_record(memory_store: MemoryStore) -> None:
     chain(memory_store)
     collect(memory_store, "a", 3)
     collect(memory_store, "b", 4)
@@ -148,8 +148,8 @@ def test_cycle_of_successors_ends_in_an_error(memory_store: MemoryStore) -> None
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])
-def test_read_ends_where_the_log_ended_when_it_was_looked_at(memory_store: MemoryStore, look: int) -> None:
-    """Appends and a seal may come between any two looks: no record is left out before one that is read."""
+def test_read_ends_where_the_log_ended_when_its_manifest_was_read(memory_store: MemoryStore, look: int) -> None:
+    """Appends and a seal may come between two requests: no record is skipped before one that is read."""
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
     left = [look]
@@ -169,7 +169,7 @@ def test_read_ends_where_the_log_ended_when_it_was_looked_at(memory_store: Memor
     assert bodies(store, "a") == [b"1", b"2", b"3"]
 
 
-def test_setsum_of_the_successor_adds_up_over_both(store: ObjectStore) -> None:
+def test_setsum_of_the_successor_is_the_sum_of_every_log_s_records(store: ObjectStore) -> None:
     chain(store)
 
     whole = Setsum.from_hexdigest("0" * 64)

@@ -1,4 +1,4 @@
-"""Copying: another log of the same records at the same places, whole or not at all."""
+"""Copying: another log of the same records at the same positions, complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.s3_server import new_s3_url
-from tests.spec.copies import collect, data, fill, fragments, grow, manifest_of, paths, records
+from tests.spec.copies import collect, data, fill, fragments, grow, paths, records
+from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
-    Copied,
+    CopyReport,
     CorruptError,
     CursorStore,
     GarbageCollectedError,
@@ -32,7 +33,7 @@ from wal3_core import (
 )
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def other(request: pytest.FixtureRequest, store: ObjectStore) -> ObjectStore:
     return open_store((request.getfixturevalue("tmp_path") / "other").as_uri())
 
 
-def test_copy_holds_the_same_bytes_at_the_same_places(store: ObjectStore, other: ObjectStore) -> None:
+def test_copy_holds_the_same_bytes_at_the_same_positions(store: ObjectStore, other: ObjectStore) -> None:
     held = grow(store, "a")
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
-    copied = copy(LogAt(store, "a"), LogAt(other, "x/b"), progress=lambda done, total: told.append((done, total)))
+    copied = copy(LogAt(store, "a"), LogAt(other, "x/b"), progress=lambda done, total: reported.append((done, total)))
 
     source, target = manifest_of(store, "a"), manifest_of(other, "x/b")
     assert fragments(other, "x/b") == fragments(store, "a")
@@ -65,10 +66,10 @@ def test_copy_holds_the_same_bytes_at_the_same_places(store: ObjectStore, other:
     assert {snapshot.path for snapshot in target.snapshots}.isdisjoint(each.path for each in source.snapshots)
     assert (target.setsum, target.pruned) == (source.setsum, source.pruned)
     assert (target.first, target.next, target.epochs) == (source.first, source.next, source.epochs)
-    assert (target.seal, target.collecting, target.destroying) == (None, None, False)
+    assert (target.seal, target.announced, target.destroying) == (None, None, False)
     assert records(other, "x/b") == records(store, "a")
     assert scrub(other, "x/b").sound
-    assert told == [(number, held) for number in range(1, held + 1)]
+    assert reported == [(number, held) for number in range(1, held + 1)]
     assert (copied.num_records, copied.num_fragments, copied.setsum) == (held, held, source.setsum)
     assert PinStore(store, "a").list() == {}
 
@@ -90,7 +91,7 @@ def test_copy_is_a_log_of_its_own(store: ObjectStore) -> None:
     assert scrub(store, "b").sound
 
 
-def test_empty_and_wholly_collected_logs_are_copied(store: ObjectStore, other: ObjectStore) -> None:
+def test_empty_and_entirely_collected_logs_are_copied(store: ObjectStore, other: ObjectStore) -> None:
     fill(store, "empty", 0)
     fill(store, "gone", 3)
     collect(store, "gone", 4)
@@ -104,6 +105,7 @@ def test_empty_and_wholly_collected_logs_are_copied(store: ObjectStore, other: O
     assert [record.offset for record in records(other, "gone")] == [4]
 
 
+@pytest.mark.slow
 def test_copy_from_any_offset_holds_that_record_and_all_after_it(memory_store: MemoryStore) -> None:
     held = grow(memory_store, "a")
     source = manifest_of(memory_store, "a")
@@ -129,7 +131,7 @@ def test_copy_from_an_offset_begins_with_the_whole_fragment(store: ObjectStore, 
 
     copied = copy(LogAt(store, "a"), LogAt(other, "a"), from_offset=5)
 
-    assert copied == Copied(
+    assert copied == CopyReport(
         log="a",
         first_offset=4,
         next_offset=7,
@@ -165,7 +167,7 @@ def test_offset_that_the_log_does_not_hold_is_refused(
 # ---------------------------------------------------------------------- targets
 
 
-def test_log_that_is_there_is_not_copied_over(store: ObjectStore) -> None:
+def test_existing_log_is_not_copied_over(store: ObjectStore) -> None:
     fill(store, "a", 2)
     fill(store, "b", 1)
     before = data(store, "b"), manifest_of(store, "b")
@@ -179,13 +181,13 @@ def test_log_that_is_there_is_not_copied_over(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("path", ["notes.txt", "log/notes.txt", "cursor/reader.json", "policy.json"])
-def test_foreign_object_in_the_target_is_left_alone_and_in_nobody_s_way(store: ObjectStore, path: str) -> None:
+def test_foreign_object_in_the_target_is_left_alone_and_does_not_stop_the_copy(store: ObjectStore, path: str) -> None:
     fill(store, "a", 2)
-    store.create(f"b/{path}", b"somebody's")
+    store.create(f"b/{path}", b"another's")
 
     copy(LogAt(store, "a"), LogAt(store, "b"), with_cursors=True)
 
-    assert store.read(f"b/{path}") == b"somebody's"
+    assert store.read(f"b/{path}") == b"another's"
     assert records(store, "b") == records(store, "a")
     assert scrub(store, "b").sound
     assert CursorStore(store, "b").list() == {}
@@ -219,7 +221,7 @@ def test_name_that_another_log_is_being_copied_to_is_not_taken_over(store: Objec
     assert records(store, "b") == records(store, "c")
 
 
-def test_logs_below_the_target_are_in_nobody_s_way(store: ObjectStore) -> None:
+def test_logs_below_the_target_do_not_stop_the_copy(store: ObjectStore) -> None:
     fill(store, "a", 2)
     fill(store, "b/c", 1)
 
@@ -237,7 +239,7 @@ def test_bad_log_name_is_refused(memory_store: MemoryStore, source: str, target:
         copy(LogAt(memory_store, source), LogAt(memory_store, target))
 
 
-def test_log_that_is_not_there_can_not_be_copied(store: ObjectStore) -> None:
+def test_missing_log_cannot_be_copied(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError):
         copy(LogAt(store, "none"), LogAt(store, "b"))
 
@@ -248,7 +250,7 @@ def test_log_that_is_not_there_can_not_be_copied(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flipped", "longer", "missing", "another's"])
-def test_damaged_fragment_is_not_copied_and_there_is_no_log_then(store: ObjectStore, harm: str) -> None:
+def test_damaged_fragment_is_not_copied_and_makes_no_log(store: ObjectStore, harm: str) -> None:
     fill(store, "a", 5)
     pointers = manifest_of(store, "a").fragments
     inside, path = life_store(store, "a"), pointers[1].path
@@ -268,12 +270,12 @@ def test_damaged_fragment_is_not_copied_and_there_is_no_log_then(store: ObjectSt
 
     with pytest.raises(LogNotFoundError):
         LogReader.open(store, "b")
-    # The next try goes on from there.
+    # The next attempt continues from there.
     [pin] = PinStore(store, "a").list().values()
     assert pin.reason == f"being copied to {log_store(store, 'b').url}"
 
 
-def test_damage_on_the_way_is_asked_for_again(memory_store: MemoryStore) -> None:
+def test_damage_in_transit_is_read_again(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     broken = [True]
 
@@ -290,7 +292,7 @@ def test_damage_on_the_way_is_asked_for_again(memory_store: MemoryStore) -> None
     assert scrub(memory_store, "b").sound
 
 
-def test_store_that_never_takes_the_copy_leaves_no_log_and_a_pin_to_go_on_from(memory_store: MemoryStore) -> None:
+def test_store_that_never_accepts_the_copy_leaves_no_log_and_a_pin_to_continue_from(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     other = FaultyStore(MemoryStore(shared_runtime()))
     other.fail("create", "log/", "denied", times=100)
@@ -298,14 +300,14 @@ def test_store_that_never_takes_the_copy_leaves_no_log_and_a_pin_to_go_on_from(m
     with pytest.raises(UnavailableError):
         copy(LogAt(memory_store, "a"), LogAt(other, "b"))
 
-    # But the claim.
+    # Except the claim.
     assert paths(other, "b") == {"manifest/MANIFEST.json"}
     assert len(PinStore(memory_store, "a").list()) == 1
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
 @pytest.mark.parametrize("part", ["log/", "snapshot/", "MANIFEST", "cursor/"])
-def test_unanswered_writes_are_settled(memory_store: MemoryStore, fault: str, part: str) -> None:
+def test_unanswered_writes_are_resolved(memory_store: MemoryStore, fault: str, part: str) -> None:
     grow(memory_store, "a")
     CursorStore(memory_store, "a").init("reader", LogPosition(2, 0))
     other = FaultyStore(MemoryStore(shared_runtime()))
@@ -339,7 +341,7 @@ def test_cursors_are_copied_when_asked_for(store: ObjectStore, other: ObjectStor
     assert {cursor.log_id for cursor in found.values()} == {manifest_of(other, "b").log_id}
 
 
-def test_cursor_beyond_what_is_copied_is_set_to_its_end(memory_store: MemoryStore) -> None:
+def test_cursor_beyond_the_copied_records_is_set_to_their_end(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
     end = manifest_of(memory_store, "a").next.position
@@ -359,8 +361,9 @@ def test_cursor_beyond_what_is_copied_is_set_to_its_end(memory_store: MemoryStor
     assert scrub(memory_store, "b").sound
 
 
-def test_few_fragments_are_on_their_way_at_a_time(memory_store: MemoryStore) -> None:
-    """While the first one is held up, not many others are read."""
+@pytest.mark.slow
+def test_number_of_fragments_in_flight_is_bounded(memory_store: MemoryStore) -> None:
+    """While the first one is delayed, few others are read."""
     fill(memory_store, "a", 60)
     first = records_path(memory_store)
     source, target = FaultyStore(memory_store), FaultyStore(MemoryStore(shared_runtime()))
@@ -387,5 +390,5 @@ def test_few_fragments_are_on_their_way_at_a_time(memory_store: MemoryStore) -> 
 
 
 def records_path(store: ObjectStore) -> str:
-    """Path of the log's first fragment."""
+    """The path of the log's first fragment."""
     return LogReader.open(store, "a").scan()[0].path

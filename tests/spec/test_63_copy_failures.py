@@ -1,4 +1,4 @@
-"""Copying that is cut short, or races with what else becomes of a log."""
+"""Copies that are cut short, or that race with changes to the source or the target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, data, fill, grow, manifest_of, records
+from tests.spec.copies import collect, data, fill, grow, records
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
     CursorStore,
@@ -28,8 +29,8 @@ from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.position import LogPosition
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -38,15 +39,11 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
-class Crashed(BaseException):
-    """The process is gone."""
-
-
 # ---------------------------------------------------------------------- cut short
 
 
 def crash_at(store: FaultyStore, step: int, kinds: tuple[str, ...]) -> None:
-    """Let the process end before the ``step``th such request: none after it has an effect."""
+    """End the process before the ``step``th such request: no later request has an effect."""
     left = [step]
 
     def before(kind: str, _path: str) -> None:
@@ -57,6 +54,7 @@ def crash_at(store: FaultyStore, step: int, kinds: tuple[str, ...]) -> None:
     store.before = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_offset", [None, 4])
 def test_copy_that_was_cut_short_anywhere_is_no_log_and_is_finished_by_the_next(from_offset: int | None) -> None:
     origin = MemoryStore(shared_runtime())
@@ -83,7 +81,7 @@ def assert_unfinished_copy_is_finished(store: ObjectStore, target: str, from_off
     if seen is None or not isinstance(seen.document, Manifest):
         begun = {path: body for path, body in data(store, target).items() if "/log/" in path}
         counting = CountingStore(store)
-        # What is appended meanwhile is not part of what was begun.
+        # Records appended meanwhile are not part of the copy.
         copied = copy(LogAt(store, "a"), LogAt(counting, target), from_offset=from_offset, with_cursors=True)
         assert begun.items() <= data(store, target).items()
         assert counting.written["log"] == copied.num_bytes - sum(len(body or b"") for body in begun.values())
@@ -92,7 +90,7 @@ def assert_unfinished_copy_is_finished(store: ObjectStore, target: str, from_off
     assert scrub(store, target).sound
     assert list(CursorStore(store, target).list()) == ["reader"]
     pins = PinStore(store, "a").list()
-    # No claim named it yet, or none any more: it is told by its reason, and nobody takes it for another copy's.
+    # A pin that no claim names, not yet or no longer, shows its purpose by its reason; no other copy relies on it.
     claimed = seen is not None and not isinstance(seen.document, Manifest)
     assert len(pins) <= (0 if claimed else 1)
     for name, pin in pins.items():
@@ -100,7 +98,7 @@ def assert_unfinished_copy_is_finished(store: ObjectStore, target: str, from_off
         PinStore(store, "a").delete(name)
 
 
-def test_repeated_copy_goes_on_from_what_the_first_one_pinned(store: ObjectStore) -> None:
+def test_repeated_copy_continues_from_what_the_first_one_pinned(store: ObjectStore) -> None:
     fill(store, "a", 5)
     faulty = FaultyStore(store)
     crash_at(faulty, 1, ("delete",))
@@ -124,7 +122,7 @@ def test_repeated_copy_goes_on_from_what_the_first_one_pinned(store: ObjectStore
     assert PinStore(store, "a").list() == {}
 
 
-def test_copy_that_failed_is_tried_again_from_what_it_pinned(store: ObjectStore) -> None:
+def test_failed_copy_can_be_repeated_from_what_it_pinned(store: ObjectStore) -> None:
     grown = grow(store, "a")
     into = FaultyStore(store)
     into.fail("replace", "MANIFEST", "denied")
@@ -159,7 +157,7 @@ def racing(store: ObjectStore, race: Callable[[], None]) -> FaultyStore:
     return faulty
 
 
-def test_appends_that_race_are_not_copied(store: ObjectStore) -> None:
+def test_concurrent_appends_are_not_copied(store: ObjectStore) -> None:
     held = grow(store, "a")
 
     copied = copy(LogAt(racing(store, lambda: fill(store, "a", 20)), "a"), LogAt(store, "b"))
@@ -170,7 +168,7 @@ def test_appends_that_race_are_not_copied(store: ObjectStore) -> None:
     assert scrub(store, "b").sound
 
 
-def test_collection_that_races_takes_nothing_from_the_copy(store: ObjectStore) -> None:
+def test_concurrent_collection_deletes_nothing_that_the_copy_needs(store: ObjectStore) -> None:
     held = grow(store, "a")
     every = records(store, "a")
 
@@ -229,9 +227,12 @@ def with_cursors(store: ObjectStore) -> None:
     CursorStore(store, "a").init("billing", LogPosition(5, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, 50))
-def test_slower_one_of_two_same_copies_changes_nothing_of_the_live_copy(memory_store: MemoryStore, step: int) -> None:
-    """Whatever it was about to do when the other one finished, and the copy was used."""
+def test_slower_one_of_two_equal_copies_changes_nothing_of_the_finished_copy(
+    memory_store: MemoryStore, step: int
+) -> None:
+    """Whatever it was about to do when the other one finished and the copy came into use."""
     with_cursors(memory_store)
     slow = FaultyStore(memory_store)
     left, live = [step], dict[str, Cursor]()
@@ -254,7 +255,7 @@ def test_slower_one_of_two_same_copies_changes_nothing_of_the_live_copy(memory_s
     except (LogExistsError, LogReplacedError, InvalidRequestError):
         assert left[0] <= 0
     else:
-        # It was through with everything but letting go of its pin.
+        # It had finished everything but deleting its pin.
         assert left[0] > 0
 
     if left[0] <= 0:
@@ -270,7 +271,7 @@ def test_copy_that_is_taken_over_is_finished_by_the_one_that_took_it(memory_stor
     def overtake(kind: str, path: str) -> None:
         if kind == "create" and "/cursor/" in path:
             slow.before = lambda _kind, _path: None
-            # It gets as far as the claim, which is its own then.
+            # The other copy gets as far as claiming the target.
             into.before = stop
             with pytest.raises(Crashed):
                 copy(LogAt(memory_store, "a"), LogAt(into, "b"), with_cursors=True)
@@ -296,7 +297,7 @@ def test_copy_that_is_taken_over_is_finished_by_the_one_that_took_it(memory_stor
     assert PinStore(memory_store, "a").list() == {}
 
 
-def test_copy_in_other_terms_begins_anew_and_leaves_nothing_of_the_one_before(memory_store: MemoryStore) -> None:
+def test_copy_with_other_arguments_starts_again_and_leaves_nothing_of_the_one_before(memory_store: MemoryStore) -> None:
     with_cursors(memory_store)
     into = FaultyStore(memory_store)
     into.fail("replace", "MANIFEST", "denied")
@@ -311,7 +312,7 @@ def test_copy_in_other_terms_begins_anew_and_leaves_nothing_of_the_one_before(me
     assert len(ManifestStore(log_store(memory_store, "b"), shared_runtime()).lives()) == 1
 
 
-def test_policy_goes_with_the_copy(store: ObjectStore) -> None:
+def test_policy_is_copied(store: ObjectStore) -> None:
     """A restored backup keeps its retention."""
     fill(store, "a", 2)
     PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1000, percent_max=50))

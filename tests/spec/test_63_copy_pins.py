@@ -1,4 +1,4 @@
-"""The pin of a copy: of one claim on one target, relied on by nobody else, and let go with the claim."""
+"""A copy's pin belongs to one claim on one target; no other copy relies on it, and it is deleted with the claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import collect, fill, manifest_of, records
+from tests.spec.copies import collect, fill, records
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     CorruptError,
@@ -27,8 +28,8 @@ from wal3_core import (
 )
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store, place_of
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 WAIT_S = 30
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 def crash() -> None:
@@ -57,13 +54,13 @@ def pins(store: ObjectStore, log: str = "a") -> list[str]:
 
 
 def claimed(store: ObjectStore, log: str) -> bool:
-    """Tell whether a copy has the name, and has not made it a log yet."""
+    """Whether a copy has claimed the name and not yet made it a log."""
     seen = ManifestStore(log_store(store, log), shared_runtime()).look()
     return seen is not None and isinstance(seen.document, Vacancy)
 
 
 def once(store: ObjectStore, at: int, act: Callable[[], object]) -> FaultyStore:
-    """Do something just before the ``at``th fragment is read or written, for once."""
+    """Run an action once, just before the ``at``th fragment is read or written."""
     faulty, count = FaultyStore(store), [0]
 
     def before(kind: str, path: str) -> None:
@@ -77,7 +74,7 @@ def once(store: ObjectStore, at: int, act: Callable[[], object]) -> FaultyStore:
 
 
 def cut_short(source: ObjectStore, target: ObjectStore) -> None:
-    """Die at the third fragment; those that were on their way beside it are there, too."""
+    """Die at the third fragment; the fragments in flight beside it are stored too."""
     with pytest.raises(Crashed):
         copy(LogAt(source, "a"), LogAt(once(target, 3, crash), "b"))
     others = len(manifest_of(source, "a").fragments) - 1
@@ -88,7 +85,7 @@ def cut_short(source: ObjectStore, target: ObjectStore) -> None:
 
 
 def pin_not_deleted(source: ObjectStore, target: ObjectStore, error: Exception, times: int) -> FaultyStore:
-    """Refuse, so many times, what a copy changes of its pin once it is whole."""
+    """Refuse the first changes that a copy makes to its pin once it is complete."""
     faulty, left = FaultyStore(source), [times]
 
     def before(kind: str, path: str) -> None:
@@ -106,10 +103,10 @@ def manifest_is_there(store: ObjectStore) -> bool:
     return seen is not None and not isinstance(seen.document, Vacancy)
 
 
-# ---------------------------------------------------------------------- whose it is
+# ---------------------------------------------------------------------- to which copy a pin belongs
 
 
-def test_backup_of_the_next_night_holds_all_though_the_last_one_s_pin_is_left(store: ObjectStore) -> None:
+def test_next_backup_is_complete_though_the_pin_of_the_one_before_is_left(store: ObjectStore) -> None:
     fill(store, "a", 3)
     source = pin_not_deleted(store, store, StoreDeniedError("expected access, found 403"), times=1)
     first = copy(LogAt(source, "a"), LogAt(store, "b"))
@@ -125,7 +122,7 @@ def test_backup_of_the_next_night_holds_all_though_the_last_one_s_pin_is_left(st
     assert pins(store) == list(first.pins_left)
 
 
-def test_pin_that_is_not_deleted_at_once_fails_no_copy_and_is_deleted_then(store: ObjectStore) -> None:
+def test_pin_that_is_not_deleted_at_once_fails_no_copy_and_is_deleted_later(store: ObjectStore) -> None:
     fill(store, "a", 3)
     source = pin_not_deleted(store, store, UnavailableError("expected an answer, found 503"), times=2)
 
@@ -135,7 +132,9 @@ def test_pin_that_is_not_deleted_at_once_fails_no_copy_and_is_deleted_then(store
     assert pins(store) == []
 
 
-def test_copy_whose_source_is_destroyed_as_soon_as_it_is_whole_is_told_as_whole(memory_store: MemoryStore) -> None:
+def test_copy_whose_source_is_destroyed_as_soon_as_it_is_complete_is_reported_as_complete(
+    memory_store: MemoryStore,
+) -> None:
     fill(memory_store, "a", 3)
     source = FaultyStore(memory_store)
 
@@ -151,7 +150,7 @@ def test_copy_whose_source_is_destroyed_as_soon_as_it_is_whole_is_told_as_whole(
     assert len(records(memory_store, "b")) == 3
 
 
-def test_copy_from_an_offset_that_a_dead_one_had_not_pinned_begins_anew(store: ObjectStore) -> None:
+def test_copy_from_an_offset_that_a_dead_copy_had_not_pinned_starts_again(store: ObjectStore) -> None:
     fill(store, "a", 3)
     cut_short(store, store)
     fill(store, "a", 10)
@@ -159,11 +158,11 @@ def test_copy_from_an_offset_that_a_dead_one_had_not_pinned_begins_anew(store: O
     copied = copy(LogAt(store, "a"), LogAt(store, "b"), from_offset=9)
 
     assert (copied.first_offset, copied.next_offset, copied.resumed) == (9, 14, False)
-    # That of the dead one went with its claim.
+    # The dead copy's pin was deleted with its claim.
     assert pins(store) == []
 
 
-def test_backup_begun_anew_while_the_last_one_is_under_way_holds_what_there_is_by_now(store: ObjectStore) -> None:
+def test_backup_restarted_while_another_is_under_way_holds_the_current_records(store: ObjectStore) -> None:
     fill(store, "a", 4)
 
     def next_night() -> None:
@@ -179,7 +178,7 @@ def test_backup_begun_anew_while_the_last_one_is_under_way_holds_what_there_is_b
     assert pins(store) == []
 
 
-def test_target_of_the_same_url_elsewhere_goes_on_with_nobody_s_copy(memory_store: MemoryStore) -> None:
+def test_target_of_the_same_url_in_another_store_continues_no_other_copy(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 4)
     here, there = memory(), memory()
     assert here.url == there.url
@@ -189,13 +188,13 @@ def test_target_of_the_same_url_elsewhere_goes_on_with_nobody_s_copy(memory_stor
     copied = copy(LogAt(memory_store, "a"), LogAt(there, "b"))
 
     assert (copied.num_records, copied.resumed) == (10, False)
-    # The other one is gone on with as before.
+    # The other copy can still be continued.
     assert copy(LogAt(memory_store, "a"), LogAt(here, "b")).resumed
     assert len(records(here, "b")) == 4
     assert pins(memory_store) == []
 
 
-def test_copy_whose_pin_is_gone_begins_anew(store: ObjectStore) -> None:
+def test_copy_whose_pin_is_gone_starts_again(store: ObjectStore) -> None:
     fill(store, "a", 4)
     cut_short(store, store)
     [dead] = pins(store)
@@ -215,7 +214,7 @@ def test_dead_copy_names_its_pin(store: ObjectStore) -> None:
     cut_short(store, store)
     [dead] = pins(store)
 
-    with pytest.raises(InvalidRequestError, match=f"or destroy what there is of it, and delete the pin {dead}"):
+    with pytest.raises(InvalidRequestError, match=f"or destroy the partial copy, and delete the pin {dead}"):
         copy(LogAt(store, "c"), LogAt(store, "b"))
 
 
@@ -258,10 +257,8 @@ def test_copy_that_lost_the_race_for_the_target_takes_nothing_from_the_one_that_
 
 
 @pytest.mark.parametrize("at", [1, 3, 6])
-def test_slower_copy_is_told_of_the_one_that_took_its_place_and_of_no_damage(
-    memory_store: MemoryStore, at: int
-) -> None:
-    """What it reads is collected, since nobody keeps its pin any more."""
+def test_slower_copy_that_was_replaced_reports_that_and_no_damage(memory_store: MemoryStore, at: int) -> None:
+    """The records it reads are collected, because no pin holds them any more."""
     fill(memory_store, "a", 6)
 
     def take_its_place() -> None:
@@ -277,7 +274,7 @@ def test_slower_copy_is_told_of_the_one_that_took_its_place_and_of_no_damage(
     assert pins(memory_store) == []
 
 
-def test_copy_whose_pin_somebody_deletes_meanwhile_is_told_that_and_of_no_damage(memory_store: MemoryStore) -> None:
+def test_copy_whose_pin_is_deleted_meanwhile_reports_that_and_no_damage(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 6)
 
     def unpin() -> None:
@@ -289,8 +286,8 @@ def test_copy_whose_pin_somebody_deletes_meanwhile_is_told_that_and_of_no_damage
         copy(LogAt(once(memory_store, 1, unpin), "a"), LogAt(memory_store, "b"))
 
 
-def test_copy_whose_source_is_being_destroyed_is_told_that_and_of_no_damage(memory_store: MemoryStore) -> None:
-    """Of what it reads fragments are deleted first, and its pin is still there."""
+def test_copy_whose_source_is_being_destroyed_reports_that_and_no_damage(memory_store: MemoryStore) -> None:
+    """The fragments it reads are deleted first, while its pin still exists."""
     fill(memory_store, "a", 6)
     dying = FaultyStore(memory_store)
 
@@ -308,7 +305,7 @@ def test_copy_whose_source_is_being_destroyed_is_told_that_and_of_no_damage(memo
 
 
 @pytest.mark.parametrize("fault", ["denied", "conflict"])
-def test_copy_that_can_not_claim_its_target_leaves_no_pin(memory_store: MemoryStore, fault: str) -> None:
+def test_copy_that_cannot_claim_its_target_leaves_no_pin(memory_store: MemoryStore, fault: str) -> None:
     fill(memory_store, "a", 2)
     into = FaultyStore(memory())
 
@@ -338,10 +335,10 @@ def test_nothing_is_pinned_for_a_target_that_is_taken(memory_store: MemoryStore)
     assert asked == []
 
 
-# ---------------------------------------------------------------------- where it comes from, and goes to
+# ---------------------------------------------------------------------- where it comes from, and where it goes
 
 
-def test_copy_is_gone_on_with_whatever_the_source_s_url_says_of_waits(tmp_path: Path) -> None:
+def test_copy_is_continued_whatever_wait_options_the_source_s_url_has(tmp_path: Path) -> None:
     url = (tmp_path / "s").as_uri()
     source, target = open_store(url), open_store((tmp_path / "t").as_uri())
     fill(source, "a", 4)
@@ -365,11 +362,11 @@ def test_copy_is_gone_on_with_whatever_the_source_s_url_says_of_waits(tmp_path: 
         ("s3://b/p", "gs://b/p", False),
     ],
 )
-def test_options_that_only_say_how_a_store_is_asked_do_not_tell_stores_apart(one: str, other: str, same: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_options_that_only_tune_requests_do_not_distinguish_stores(one: str, other: str, same: bool) -> None:  # noqa: FBT001 - a parameter of the test
     assert (place_of(one) == place_of(other)) == same
 
 
-def test_damage_to_what_was_copied_names_the_target_and_what_to_do(store: ObjectStore) -> None:
+def test_damage_to_copied_objects_names_the_target_and_what_to_do(store: ObjectStore) -> None:
     fill(store, "a", 4)
     cut_short(store, store)
     assert claimed(store, "b")

@@ -1,4 +1,4 @@
-"""Destroying: a log is ended and deleted, whole, and nothing else is touched."""
+"""Destroying: a log is ended and deleted entirely, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
     CorruptError,
@@ -29,14 +30,14 @@ from wal3_core import (
     scrub,
     seal,
 )
-from wal3_core.log.collector import Collector
+from wal3_core.log.collect.collector import Collector
 from wal3_core.model.paths import MANIFEST, fragment_path, life_folder
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.vacancy import Vacancy
 from wal3_core.options import CollectorOptions, RetryOptions, SnapshotOptions, WriterOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
@@ -48,10 +49,6 @@ FEW = WriterOptions(
     retry=RetryOptions(attempts_max=2, pause_s_min=0.001),
 )
 NOW = CollectorOptions(without_cursors=True, fraction_max=1, interval_s=0)
-
-
-class Crashed(BaseException):
-    """The process is gone."""
 
 
 def fill(store: ObjectStore, log: str, count: int) -> None:
@@ -80,7 +77,7 @@ def life(store: ObjectStore, log: str) -> LogId:
 
 
 def remains(store: ObjectStore, log: str) -> list[str]:
-    """What is there but the manifest, which says that there is no log."""
+    """All stored objects but the manifest, which must say that there is no log."""
     seen = ManifestStore(log_store(store, log), shared_runtime()).look()
     assert seen is not None
     assert isinstance(seen.document, Vacancy)
@@ -107,13 +104,13 @@ def test_plan_counts_every_object_and_changes_nothing(store: ObjectStore) -> Non
 
 def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
     everything(store, "a")
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     total = plan_destroy(store, "a").num_objects
 
-    deleted = destroy(store, "a", also_pinned=True, progress=lambda done, total: told.append((done, total)))
+    deleted = destroy(store, "a", also_pinned=True, progress=lambda done, total: reported.append((done, total)))
 
     assert deleted == total
-    assert told == [(number, total) for number in range(1, total + 1)]
+    assert reported == [(number, total) for number in range(1, total + 1)]
     assert remains(store, "a") == []
     with pytest.raises(LogNotFoundError):
         LogReader.open(store, "a")
@@ -124,21 +121,21 @@ def test_destroyed_log_is_gone_and_its_name_free(store: ObjectStore) -> None:
     assert [record.offset for record in LogReader.open(store, "a").records()] == [1]
 
 
-def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> None:
+def test_writer_of_a_destroyed_log_reports_that(store: ObjectStore) -> None:
     fill(store, "a", 3)
     writer = LogWriter.open(store, "a", options=FEW)
     other = LogWriter.open(store, "a", options=FEW)
     faulty = FaultyStore(store)
-    told: list[str] = []
+    kinds: list[str] = []
 
     def append(kind: str, path: str) -> None:
         if kind == "replace" and path.endswith(MANIFEST):
-            told.append(kind)
-            if len(told) == 3:
+            kinds.append(kind)
+            if len(kinds) == 3:
                 with pytest.raises(SealedError, match="being destroyed"):
                     writer.append(b"announced")
-        if kind == "delete" and told[-1] != "delete":
-            told.append(kind)
+        if kind == "delete" and kinds[-1] != "delete":
+            kinds.append(kind)
             with pytest.raises(NotDurableError, match="it was destroyed"):
                 other.append(b"gone")
 
@@ -146,7 +143,7 @@ def test_writer_of_a_log_that_is_destroyed_is_told_so(store: ObjectStore) -> Non
     destroy(faulty, "a")
 
     # The announcement, the seal, the vacancy, and then the deletes.
-    assert told == ["replace", "replace", "replace", "delete"]
+    assert kinds == ["replace", "replace", "replace", "delete"]
     writer.close()
     other.close()
     assert remains(store, "a") == []
@@ -199,13 +196,13 @@ def test_object_that_no_log_has_is_named_and_stops_everything(store: ObjectStore
     fill(store, "a/below", 1)
     # Within the life's folder, or under the log's root.
     path = path.removeprefix("/") if path.startswith("/") else f"{life_folder(life(store, 'a'))}{path}"
-    store.create(f"a/{path}", b"somebody's")
+    store.create(f"a/{path}", b"another's")
     before = paths(store, "a")
 
     for refused in (plan_destroy, destroy):
         with pytest.raises(InvalidRequestError) as caught:
             refused(store, "a")
-        assert f"expected nothing but a log's objects, found {path}: move or delete" in str(caught.value)
+        assert f"expected only a log's objects, found {path}: move or delete" in str(caught.value)
 
     assert paths(store, "a") == before
     assert LogReader.open(store, "a").manifest().seal is None
@@ -228,13 +225,13 @@ def test_unknown_object_that_appears_meanwhile_stops_it(memory_store: MemoryStor
 
     def appear(kind: str, _path: str) -> None:
         if kind == "replace":
-            inside.create("log/notes.txt", b"somebody's")
+            inside.create("log/notes.txt", b"another's")
 
     store.before = appear
     with pytest.raises(InvalidRequestError, match=r"log/notes\.txt"):
         destroy(store, "a")
 
-    assert inside.read("log/notes.txt") == b"somebody's"
+    assert inside.read("log/notes.txt") == b"another's"
 
 
 def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) -> None:
@@ -255,6 +252,7 @@ def test_log_that_is_being_copied_is_not_destroyed(memory_store: MemoryStore) ->
     assert len(list(LogReader.open(memory_store, "b").records())) == 3
 
 
+@pytest.mark.slow
 def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> None:
     steps = 0
     for step in range(200):
@@ -292,7 +290,7 @@ def test_destruction_that_was_cut_short_anywhere_is_finished_by_the_next() -> No
     assert steps >= 20
 
 
-def test_what_a_lost_manifest_left_behind_is_destroyed_too(store: ObjectStore) -> None:
+def test_objects_of_a_lost_manifest_are_destroyed_too(store: ObjectStore) -> None:
     everything(store, "a")
     store.delete("a/manifest/MANIFEST.json")
 
@@ -380,13 +378,13 @@ def test_two_destroyers_at_once_both_succeed_or_find_nothing(store: ObjectStore)
 
 
 @pytest.mark.parametrize("request_", range(30))
-def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemoryStore, request_: int) -> None:
-    """Whatever the call was about to do when another one destroyed the log and began it anew."""
+def test_log_that_was_begun_again_meanwhile_is_left_alone(memory_store: MemoryStore, request_: int) -> None:
+    """Whatever the call was about to do when another one destroyed the log and began it again."""
     fill(memory_store, "a", 5)
     store = FaultyStore(memory_store)
     left = [request_]
 
-    def begin_anew(_kind: str, _path: str) -> None:
+    def begin_again(_kind: str, _path: str) -> None:
         left[0] -= 1
         if left[0] == -1:
             with contextlib.suppress(LogNotFoundError):
@@ -394,7 +392,7 @@ def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemorySto
             fill(memory_store, "a", 2)
             CursorStore(memory_store, "a").init("reader", LogPosition(1, 0))
 
-    store.before = begin_anew
+    store.before = begin_again
     try:
         destroy(store, "a")
     except (LogReplacedError, LogNotFoundError):
@@ -404,7 +402,7 @@ def test_log_that_was_begun_anew_meanwhile_is_left_alone(memory_store: MemorySto
         found = ManifestStore(log_store(memory_store, "a"), shared_runtime()).look()
         assert found is not None
         if isinstance(found.document, Vacancy):
-            # It had not looked at anything yet: the new log is what it was asked to destroy.
+            # It had made no request yet: the new log is the one it was asked to destroy.
             assert request_ == 0
         else:
             assert len(list(LogReader.open(memory_store, "a").records())) == 2
@@ -424,7 +422,7 @@ def test_log_whose_manifest_is_damaged_is_not_destroyed(memory_store: MemoryStor
     assert paths(memory_store, "a") == before
 
 
-def test_delete_that_is_not_answered_is_tried_again(memory_store: MemoryStore) -> None:
+def test_unanswered_delete_is_retried(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 5)
     store = FaultyStore(memory_store)
     store.fail("delete", "/log/", "unavailable", times=3)

@@ -1,4 +1,4 @@
-"""Destroying a log that is pinned: it stays as it was, whenever the pin was made."""
+"""Destroying a pinned log leaves it as it was, whenever the pin was made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wal3_core import (
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 from .copies import FEW
@@ -29,11 +29,11 @@ from .pins import fill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemoryStore, *, late: bool) -> None:
+def test_pinned_log_is_not_destroyed_unless_requested(memory_store: MemoryStore, *, late: bool) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
 
@@ -54,8 +54,8 @@ def test_pinned_log_is_not_destroyed_unless_that_is_meant(memory_store: MemorySt
     assert [meta.path for meta in memory_store.list_objects("a/")] == [f"a/{MANIFEST}"]
 
 
-def test_log_that_a_pin_kept_from_being_destroyed_is_as_it_was(memory_store: MemoryStore) -> None:
-    """It was left sealed and announced: nothing could be appended to it any more, pinned or copied."""
+def test_log_that_a_pin_kept_from_being_destroyed_is_unchanged(memory_store: MemoryStore) -> None:
+    """Regression: it stayed sealed and announced, so it could not be appended to, pinned or copied."""
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
 
@@ -76,7 +76,7 @@ def test_log_that_a_pin_kept_from_being_destroyed_is_as_it_was(memory_store: Mem
     assert copy(LogAt(memory_store, "a"), LogAt(memory_store, "b")).num_records == 4
 
 
-def test_pin_that_was_made_while_another_call_took_its_announcement_back_is_not_destroyed(
+def test_pin_made_while_another_call_withdrew_its_announcement_is_not_destroyed(
     memory_store: MemoryStore,
 ) -> None:
     """One call is about to make the name vacant; another withdraws, a pin is made, a third announces again."""

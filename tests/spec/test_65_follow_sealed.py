@@ -1,4 +1,4 @@
-"""A follower of a log that is sealed ends behind its last record, or goes on in the next log when asked to."""
+"""A follower of a sealed log ends after its last record, or continues in the next log when asked to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = ReaderOptions(poll_s_min=0.01, poll_s_max=0.02)
@@ -58,8 +58,8 @@ INSIDE = [Limits(offset=2), Limits(offset=4), Limits(records=3), Limits(fragment
 
 
 @pytest.mark.parametrize("limits", INSIDE, ids=str)
-def test_read_bounded_inside_a_sealed_log_never_looks_at_its_successor(store: ObjectStore, limits: Limits) -> None:
-    """It failed behind its last record, when the successor was not there yet or had been collected."""
+def test_read_bounded_inside_a_sealed_log_never_reads_its_successor(store: ObjectStore, limits: Limits) -> None:
+    """Regression: it failed after its last record, when the successor was missing or had been collected."""
     fill(store, "a", b"1", b"2", b"3")
     seal(store, "a", reason="full", successor="b")
     expected = bodies(store, "a", limits=limits)
@@ -75,10 +75,10 @@ def test_read_bounded_inside_a_sealed_log_never_looks_at_its_successor(store: Ob
     assert {path.split("/")[0] for path in asked} == {"a"}
 
 
-def test_read_bounded_in_time_finds_the_successor_s_records_that_are_dated_before_the_sealed_log_s(
+def test_read_bounded_in_time_finds_records_of_the_successor_dated_before_the_sealed_log_s(
     memory_store: MemoryStore,
 ) -> None:
-    """A log whose time lay years ahead went on at the store's time: a limit between the two left its records out."""
+    """Regression: a log years ahead continues at the store's time, and a limit between the two skipped its records."""
     now_us = shared_runtime().now_us()
     tomorrow_us, ahead_us = now_us + 86_400 * 10**6, now_us + 400 * 86_400 * 10**6
     bootstrap(memory_store, "a", [], Origin(timestamp_us=ahead_us))
@@ -97,7 +97,7 @@ def test_read_bounded_in_time_finds_the_successor_s_records_that_are_dated_befor
     assert between == [b"1", b"2", b"3"]
 
 
-def test_read_one_record_beyond_a_sealed_log_looks_at_its_successor(memory_store: MemoryStore) -> None:
+def test_read_one_record_beyond_a_sealed_log_reads_its_successor(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1", b"2")
     seal(memory_store, "a", reason="full", successor="b")
 
@@ -109,8 +109,8 @@ def test_read_one_record_beyond_a_sealed_log_looks_at_its_successor(memory_store
 # ---------------------------------------------------------------------- following up to a seal
 
 
-def test_follower_of_a_sealed_log_ends_behind_its_last_record(store: ObjectStore) -> None:
-    """It waited for ever."""
+def test_follower_of_a_sealed_log_ends_after_its_last_record(store: ObjectStore) -> None:
+    """Regression: it waited forever."""
     fill(store, "a", b"1", b"2")
     seal(store, "a", reason="full")
     found: list[bytes | None] = []
@@ -158,7 +158,7 @@ def test_follower_reads_what_was_appended_between_its_last_look_and_the_seal(mem
     assert [record.body for record in LogReader.open(store, "a", options=QUICK).follow()] == [b"1", b"2", b"3"]
 
 
-def test_follower_that_is_idle_ends_and_says_that_the_log_goes_on(memory_store: MemoryStore) -> None:
+def test_idle_follower_ends_and_says_that_the_log_continues(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     following = LogReader.open(memory_store, "a", options=QUICK).following()
 
@@ -167,7 +167,7 @@ def test_follower_that_is_idle_ends_and_says_that_the_log_goes_on(memory_store: 
     assert len(list(LogReader.open(memory_store, "a", options=QUICK).follow(idle_s=0.05))) == 1
 
 
-# ---------------------------------------------------------------------- following across
+# ---------------------------------------------------------------------- following into successors
 
 
 def across(store: ObjectStore, start: ReadStart = None, *, idle_s: float = 0.1) -> list[bytes | None]:
@@ -186,7 +186,7 @@ def chain(store: ObjectStore) -> None:
     ("start", "expected"),
     [(None, "1234"), (2, "234"), (3, "34"), (4, "4"), (5, ""), (AtTime(0), "1234"), (AtTime(2**62), "")],
 )
-def test_follower_goes_on_in_the_successor_when_asked_to(
+def test_follower_continues_in_the_successor_when_asked_to(
     memory_store: MemoryStore, start: ReadStart, expected: str
 ) -> None:
     chain(memory_store)
@@ -218,6 +218,7 @@ def test_follower_waits_for_a_successor_that_is_yet_to_be_initialized(store: Obj
     assert found == [b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 def test_follower_that_waits_for_a_successor_polls_seldom_and_ends_when_idle(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")
@@ -238,7 +239,7 @@ def test_follower_across_ends_at_a_seal_that_names_no_successor(memory_store: Me
     assert found == [b"1", b"2", b"3", b"4"]
 
 
-def test_follower_never_takes_another_log_for_the_successor(memory_store: MemoryStore) -> None:
+def test_follower_never_mistakes_another_log_for_the_successor(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     seal(memory_store, "a", reason="full", successor="b")
     destroy(memory_store, "b")
@@ -256,6 +257,6 @@ def test_follower_never_skips_a_gap_between_two_logs(memory_store: MemoryStore) 
         across(memory_store)
 
 
-def test_follower_across_of_a_log_that_is_not_there_says_so(memory_store: MemoryStore) -> None:
+def test_follower_of_a_missing_log_says_so(memory_store: MemoryStore) -> None:
     with pytest.raises(LogNotFoundError, match="initialize the log first"):
         across(memory_store)

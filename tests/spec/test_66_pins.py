@@ -1,4 +1,4 @@
-"""Pins: what a log holds is kept under a name, whatever is collected or reorganised meanwhile."""
+"""Pins hold the content of a log under a name, whatever is collected or reorganised meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
     AtTime,
@@ -21,14 +22,14 @@ from wal3_core import (
     pinned_records,
     seal,
 )
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.deleter import Deleter
 
-from .copies import NOW, manifest_of, records
+from .copies import NOW, records
 from .pins import QUICK, assert_whole, collect, collect_orphans, fill, grow, prune, roll_up
 
 if TYPE_CHECKING:
     from wal3_core.model.position import ReadStart
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -48,7 +49,7 @@ def test_pin_is_created_loaded_listed_and_deleted(store: ObjectStore) -> None:
     assert pins.list() == {}
 
 
-def test_pin_s_name_is_given_once(store: ObjectStore) -> None:
+def test_pin_s_name_is_unique(store: ObjectStore) -> None:
     fill(store, "a", 3)
     pins = PinStore(store, "a")
     made = pins.create("audit", reason="the audit")
@@ -67,7 +68,7 @@ def test_bad_pin_name_is_refused(memory_store: MemoryStore, name: str) -> None:
         PinStore(memory_store, "a").create(name, reason="a test")
 
 
-def test_log_that_is_not_there_can_not_be_pinned(store: ObjectStore) -> None:
+def test_missing_log_cannot_be_pinned(store: ObjectStore) -> None:
     with pytest.raises(LogNotFoundError):
         PinStore(store, "none").create("audit", reason="a test")
 
@@ -84,7 +85,7 @@ def test_sealed_and_empty_logs_can_be_pinned(memory_store: MemoryStore) -> None:
     assert list(pinned_records(memory_store, "a", "audit")) == []
 
 
-# ---------------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------------- what a pin holds
 
 
 def test_pinned_records_can_be_read_after_they_were_collected(store: ObjectStore) -> None:
@@ -101,7 +102,7 @@ def test_pinned_records_can_be_read_after_they_were_collected(store: ObjectStore
     assert list(pinned_records(store, "a", "audit")) == every
 
 
-def test_what_only_the_pin_kept_goes_once_it_is_deleted(store: ObjectStore) -> None:
+def test_objects_held_by_the_pin_alone_are_collected_once_it_is_deleted(store: ObjectStore) -> None:
     held = grow(store, "a")
     pins = PinStore(store, "a")
     pins.create("audit", reason="a test")
@@ -157,7 +158,7 @@ def test_pinned_log_is_read_within_limits(
     assert [record.offset for record in found] == expected
 
 
-def test_read_of_a_pin_that_can_not_be_is_refused(memory_store: MemoryStore) -> None:
+def test_impossible_read_of_a_pin_is_refused(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 5)
     collect(memory_store, "a", 3)
     PinStore(memory_store, "a").create("audit", reason="a test")
@@ -174,7 +175,7 @@ def test_read_of_a_pin_that_can_not_be_is_refused(memory_store: MemoryStore) -> 
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict"])
-def test_create_finds_out_what_became_of_it(memory_store: MemoryStore, fault: str) -> None:
+def test_create_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
     store.fail("create", "/pin/", fault)  # type: ignore[arg-type]
@@ -185,7 +186,7 @@ def test_create_finds_out_what_became_of_it(memory_store: MemoryStore, fault: st
     assert PinStore(memory_store, "a").list() == {"audit": pin}
 
 
-def test_manifest_that_is_not_answered_once_is_asked_for_again(memory_store: MemoryStore) -> None:
+def test_manifest_request_without_an_answer_is_retried(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
     store.fail("get", "MANIFEST", "unavailable", times=2)
@@ -196,7 +197,7 @@ def test_manifest_that_is_not_answered_once_is_asked_for_again(memory_store: Mem
     assert PinStore(memory_store, "a").load("audit") == pin
 
 
-def test_pin_that_could_not_be_checked_is_not_left_for_somebody_to_rely_on(memory_store: MemoryStore) -> None:
+def test_pin_that_could_not_be_checked_stays_unfinished(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
 
@@ -233,7 +234,7 @@ def test_foreign_file_among_the_pins_is_named(memory_store: MemoryStore) -> None
         PinStore(memory_store, "a").list()
 
 
-def test_pin_holds_the_manifest_as_the_document_it_was(memory_store: MemoryStore) -> None:
+def test_pin_contains_the_manifest_as_it_was(memory_store: MemoryStore) -> None:
     grow(memory_store, "a")
     made = PinStore(memory_store, "a").create("audit", reason="a test")
 

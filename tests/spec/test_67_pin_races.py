@@ -1,4 +1,4 @@
-"""Pins that are made while the log is collected and reorganised, and makers that die meanwhile."""
+"""Pins made while the log is collected and reorganised, and creators that die meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore
 from wal3_core import (
     InvalidRequestError,
@@ -14,21 +15,22 @@ from wal3_core import (
     UnavailableError,
     pinned_records,
 )
-from wal3_core.log.collector import Collector, Pruned
-from wal3_core.log.deleter import Deleter
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
 
-from .copies import NOW, manifest_of
-from .pins import Crashed, announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
+from .copies import NOW
+from .pins import announce, assert_whole, collect, collect_orphans, fill, grow, prune, racing, roll_up
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_pin_that_races_a_collection_keeps_what_is_left(store: ObjectStore, when: str, times: int) -> None:
-    # Fragments alone: the next test has snapshots of both depths, too.
+def test_pin_that_races_a_collection_keeps_the_remaining_records(store: ObjectStore, when: str, times: int) -> None:
+    # Fragments alone; a later test has snapshots of both depths too.
     with LogWriter.open_or_initialize(store, "a") as writer:
         for _ in range(12):
             writer.append(b"x")
@@ -46,7 +48,7 @@ def test_pin_that_races_a_collection_keeps_what_is_left(store: ObjectStore, when
 
 
 def test_pin_that_was_never_finished_stops_no_deletion(memory_store: MemoryStore) -> None:
-    """Its maker died after writing it, too late for what it names; or has not looked at the manifest yet."""
+    """Its creator died after writing it, either too late for the objects it names or before reading the manifest."""
     held = grow(memory_store, "a")
     store = FaultyStore(memory_store)
 
@@ -68,7 +70,7 @@ def test_pin_that_was_never_finished_stops_no_deletion(memory_store: MemoryStore
     deleted = collect(memory_store, "a", held + 2)
 
     assert (deleted.num_deleted, deleted.num_held, deleted.problems) == (1, 1, ())
-    made = PinStore(memory_store, "a").create("audit", reason="made anew")
+    made = PinStore(memory_store, "a").create("audit", reason="made again")
     assert made.complete
     assert_whole(memory_store, "a", made)
 
@@ -94,7 +96,7 @@ def collect_next(store: ObjectStore, begins: object) -> None:
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
-def test_pin_that_is_made_between_pruning_and_deleting_keeps_what_the_log_holds(store: ObjectStore, when: str) -> None:
+def test_pin_made_between_pruning_and_deleting_keeps_the_log_s_records(store: ObjectStore, when: str) -> None:
     fill(store, "a", 12)
     pruned: list[str] = []
 
@@ -109,9 +111,7 @@ def test_pin_that_is_made_between_pruning_and_deleting_keeps_what_the_log_holds(
 
 
 @pytest.mark.parametrize("when", ["before", "before it is written", "before it is checked"])
-def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from_it(
-    store: ObjectStore, when: str
-) -> None:
+def test_announced_collection_delays_no_pin_and_takes_nothing_from_it(store: ObjectStore, when: str) -> None:
     fill(store, "a", 12)
     announced: list[str] = []
 
@@ -122,7 +122,7 @@ def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from
         race()
     pin = PinStore(racing(store, when, race) if when != "before" else store, "a").create("audit", reason="a test")
     collector = Collector(store, "a", options=NOW)
-    assert isinstance(collector.prune(announced[0]), Pruned)
+    assert isinstance(collector.prune(announced[0]), Marked)
     Deleter(store, "a", options=NOW).delete(announced[0])
 
     assert manifest_of(store, "a").first.position.offset == 6
@@ -131,8 +131,8 @@ def test_collection_that_is_only_announced_hinders_no_pin_and_takes_nothing_from
 
 
 @pytest.mark.parametrize("at", ["manifest", "pin"])
-def test_deleter_that_is_under_way_takes_nothing_from_a_pin(store: ObjectStore, at: str) -> None:
-    """A pin that is made while garbage is being deleted, before or after the deleter looks at the pins."""
+def test_running_deleter_takes_nothing_from_a_pin(store: ObjectStore, at: str) -> None:
+    """The pin is made while garbage is being deleted, before or after the deleter reads the pins."""
     fill(store, "a", 12)
     path = prune(store, "a", 6)
     deleting = FaultyStore(store)
@@ -153,7 +153,7 @@ def test_deleter_that_is_under_way_takes_nothing_from_a_pin(store: ObjectStore, 
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])
-def test_pin_that_races_a_roll_up_holds_nothing_that_may_go(store: ObjectStore, when: str) -> None:
+def test_pin_that_races_a_roll_up_refers_to_nothing_that_can_be_deleted(store: ObjectStore, when: str) -> None:
     held = grow(store, "a")
     before = manifest_of(store, "a")
 
@@ -179,10 +179,11 @@ def test_appends_alone_do_not_make_a_pin_start_over(store: ObjectStore) -> None:
     assert (pin.generation, pin.manifest.num_records) == (2, 1)
 
 
-def test_pin_stays_unfinished_when_the_log_never_rests(
+@pytest.mark.slow
+def test_pin_stays_unfinished_when_the_log_keeps_changing(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.storage.pin_store.REBASES_MAX", 16)
+    monkeypatch.setattr("wal3_core.storage.documents.pin_store.REBASES_MAX", 16)
     fill(memory_store, "a", 40)
     begins = iter(range(2, 40))
 

@@ -1,4 +1,4 @@
-"""A log may begin with records from elsewhere, at their own offsets and times, and proves that it holds just those."""
+"""A log can begin with records from elsewhere, with their offsets and times, and proves that it holds exactly those."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import (
     AtTime,
-    Bootstrapped,
+    BootstrapReport,
     CorruptError,
     CursorStore,
     GarbageCollectedError,
@@ -39,11 +39,11 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 FIRST = 1000
-# Small fragments below two levels of snapshots, and no second tries.
+# Small fragments below two levels of snapshots, and no retries.
 FEW = WriterOptions(
     batch_records_max=3,
     retry=RetryOptions(attempts_max=1),
@@ -82,7 +82,7 @@ def test_log_begins_with_the_records_at_their_offsets_and_times(store: ObjectSto
     assert scrub(store, "a").balanced
 
 
-def test_log_that_was_bootstrapped_goes_on_like_any_other(store: ObjectStore) -> None:
+def test_bootstrapped_log_continues_like_any_other(store: ObjectStore) -> None:
     records = foreign(20)
     bootstrap(store, "a", records, Origin(first_offset=FIRST), options=FEW)
 
@@ -128,7 +128,7 @@ def wrong(at: int, **changes: object) -> list[Record]:
 
 
 def test_records_whose_buffer_is_used_again_are_kept_as_they_were_given(memory_store: MemoryStore) -> None:
-    """All of a fragment's were the last one, and the setsum agreed."""
+    """Regression: all records of a fragment were the last one, and the setsum agreed."""
     buffer = bytearray(4)
 
     def given() -> Iterator[Record]:
@@ -157,7 +157,7 @@ def test_records_whose_buffer_is_used_again_are_kept_as_they_were_given(memory_s
         ([*foreign(6), b"bytes"], "expected a Record at offset 1006, found bytes"),
     ],
 )
-def test_record_that_does_not_go_on_is_named_and_there_is_no_log(
+def test_record_that_does_not_follow_the_one_before_is_named_and_makes_no_log(
     memory_store: MemoryStore, records: list[Record], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
@@ -176,7 +176,7 @@ def assert_no_log_yet(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("origin", [{"first_offset": 0}, {"first_offset": 2**64}, {"timestamp_us": -1}])
-def test_origin_that_is_no_place_is_refused(origin: dict[str, int]) -> None:
+def test_invalid_origin_is_refused(origin: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match="bootstrap"):
         Origin(**origin)  # type: ignore[arg-type]
 
@@ -192,7 +192,7 @@ def test_records_of_another_setsum_than_the_source_s_make_no_log(memory_store: M
     assert bootstrap(memory_store, "a", foreign(10), origin, options=FEW).setsum == expected
 
 
-def test_log_that_is_there_is_left_alone(store: ObjectStore) -> None:
+def test_existing_log_is_left_alone(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, "a") as writer:
         writer.append(b"mine")
     before = LogReader.open(store, "a").manifest()
@@ -213,7 +213,7 @@ def test_source_that_fails_in_the_middle_leaves_no_log_and_can_be_read_again(mem
         bootstrap(memory_store, "a", failing(), Origin(first_offset=FIRST), options=FEW)
 
     assert_no_log_yet(memory_store)
-    # With other records, even: nothing of the earlier try is relied upon.
+    # Even with other records: nothing of the earlier attempt is relied on.
     bootstrap(memory_store, "a", foreign(8)[2:], Origin(first_offset=FIRST + 2), options=FEW)
     assert held(memory_store) == foreign(8)[2:]
     assert scrub(memory_store, "a").balanced
@@ -223,7 +223,7 @@ def test_source_that_fails_in_the_middle_leaves_no_log_and_can_be_read_again(mem
 def test_bootstrap_that_was_cut_short_anywhere_is_no_log_and_is_repeated_or_destroyed(
     memory_store: MemoryStore, fault: str
 ) -> None:
-    done: Bootstrapped | None = None
+    done: BootstrapReport | None = None
     for request in count(1):
         asked, store = count(1), FaultyStore(memory_store)
 
@@ -239,14 +239,14 @@ def test_bootstrap_that_was_cut_short_anywhere_is_no_log_and_is_repeated_or_dest
             assert whole_or_none(memory_store)
         if done is not None and next(asked) <= request:
             break
-        # By turns: destroyed, or gone on with.
+        # In turns: destroyed, or continued.
         if (request % 2 or done is not None or whole(memory_store)) and list(memory_store.list_objects("a/")):
             destroy_what_is_there(memory_store)
         done = None
 
     assert held(memory_store) == foreign(14)
     assert scrub(memory_store, "a").balanced
-    # What a try that failed had under way may have come into its own life's folder since; it goes with the name.
+    # A failed attempt's late uploads may arrive in its own life's folder; they are deleted with the name.
     destroy_what_is_there(memory_store)
     assert [meta.path for meta in memory_store.list_objects("a/")] == ["a/manifest/MANIFEST.json"]
 

@@ -1,4 +1,4 @@
-"""A name's lives: destroyed and begun anew, or restored. Who holds something of one does nothing to another."""
+"""A name's lives: destroyed and begun again, or restored. A witness or request of one life does nothing to another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.copies import FEW, NOW, fill, fragments, grow, manifest_of, paths, records
+from tests.spec.copies import FEW, NOW, fill, fragments, grow, paths, records
+from tests.spec.logs import manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
     AppendReplacedError,
@@ -40,8 +41,8 @@ from wal3_core import (
 )
 from wal3_core.model.paths import MANIFEST, life_folder
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import FolderStore, log_store
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ if TYPE_CHECKING:
 SECONDS_MAX = 30.0
 
 
-def begin_anew(store: ObjectStore, count: int = 0) -> None:
+def begin_again(store: ObjectStore, count: int = 0) -> None:
     destroy(store, "a")
     fill(store, "a", count)
 
 
 def restore(store: ObjectStore) -> None:
-    """Back the log up, destroy it, and bring it back."""
+    """Back the log up, destroy it, and restore it."""
     backup = MemoryStore(shared_runtime())
     copy(LogAt(store, "a"), LogAt(backup, "a"))
     destroy(store, "a")
@@ -66,7 +67,7 @@ def restore(store: ObjectStore) -> None:
 
 
 def once(store: ObjectStore, kind: str, part: str, act: Callable[[], None]) -> FaultyStore:
-    """Let something happen just before the first request of a kind whose path has a part."""
+    """Run an action just before the first request of a kind whose path contains a part."""
     faulty = FaultyStore(store)
 
     def before(asked: str, path: str) -> None:
@@ -86,7 +87,7 @@ def test_every_life_of_a_name_has_an_id_of_its_own(store: ObjectStore) -> None:
     fill(store, "a", 2)
     for _ in range(2):
         ids.add(manifest_of(store, "a").log_id)
-        begin_anew(store, 2)
+        begin_again(store, 2)
         ids.add(manifest_of(store, "a").log_id)
         restore(store)
 
@@ -94,7 +95,7 @@ def test_every_life_of_a_name_has_an_id_of_its_own(store: ObjectStore) -> None:
 
 
 def test_two_restores_of_one_backup_have_no_version_in_common(store: ObjectStore) -> None:
-    """They had the same bytes, so that a swap of one life was done in the other."""
+    """Regression: they had the same bytes, so a swap meant for one life succeeded in the other."""
     fill(store, "a", 3)
     backup, versions = MemoryStore(shared_runtime()), []
     copy(LogAt(store, "a"), LogAt(backup, "a"))
@@ -102,7 +103,7 @@ def test_two_restores_of_one_backup_have_no_version_in_common(store: ObjectStore
         destroy(store, "a")
         copy(LogAt(backup, "a"), LogAt(store, "a"))
         versions.append(store.get(f"a/{MANIFEST}"))
-        Collector(store, "a").condemn([], "a test")
+        Collector(store, "a").mark_orphans([], "a test")
         versions.append(store.get(f"a/{MANIFEST}"))
 
     assert len({version.etag for version in versions if version is not None and hasattr(version, "etag")}) == 4
@@ -118,7 +119,7 @@ def test_no_two_installs_of_the_same_manifest_have_the_same_bytes(store: ObjectS
     assert installed.manifest.writer != again.manifest.writer  # type: ignore[union-attr]
 
 
-def test_every_document_says_which_log_it_is_of(store: ObjectStore) -> None:
+def test_every_document_names_its_log(store: ObjectStore) -> None:
     held = grow(store, "a")
     CursorStore(store, "a").init("reader", LogPosition(held, 0))
     PinStore(store, "a").create("audit", reason="a test")
@@ -137,7 +138,7 @@ def test_every_document_says_which_log_it_is_of(store: ObjectStore) -> None:
 
 
 def test_writer_that_slept_across_a_restore_commits_nothing_onto_it(store: ObjectStore) -> None:
-    """It linked a snapshot that was gone, and acknowledged: the log could not be read any more."""
+    """Regression: it linked a deleted snapshot and acknowledged, and the log could not be read any more."""
     fill(store, "a", 3)
     with LogWriter.open(store, "a", options=FEW) as writer:
         for _ in range(6):
@@ -145,17 +146,17 @@ def test_writer_that_slept_across_a_restore_commits_nothing_onto_it(store: Objec
         restore(store)
 
         for _ in range(2):
-            with pytest.raises(AppendReplacedError, match="destroyed and begun anew, or restored"):
+            with pytest.raises(AppendReplacedError, match="destroyed and created again, or restored"):
                 writer.append(b"after")
 
     assert len(records(store, "a")) == 9
     assert scrub(store, "a").sound
 
 
-def test_writer_that_slept_before_its_cas_commits_nothing_onto_a_log_begun_anew(store: ObjectStore) -> None:
+def test_writer_that_slept_before_its_cas_commits_nothing_onto_a_new_log(store: ObjectStore) -> None:
     """The old log's end was the new one's, so the commit fitted."""
     fill(store, "a", 0)
-    faulty = once(store, "replace", MANIFEST, lambda: begin_anew(store))
+    faulty = once(store, "replace", MANIFEST, lambda: begin_again(store))
     with LogWriter.open(faulty, "a", options=FEW) as writer, pytest.raises(AppendReplacedError):
         writer.append(b"precious")
 
@@ -172,7 +173,7 @@ def test_commit_that_went_unanswered_before_the_log_was_replaced_is_unknown(stor
     def before(kind: str, path: str) -> None:
         asked.append(f"{kind} {path}")
         if asked[-2:] == [f"replace a/{MANIFEST}", f"get a/{MANIFEST}"]:
-            begin_anew(store, 1)
+            begin_again(store, 1)
 
     with LogWriter.open(faulty, "a", options=FEW) as writer:
         faulty.before = before
@@ -184,7 +185,7 @@ def test_commit_that_went_unanswered_before_the_log_was_replaced_is_unknown(stor
     assert len(records(store, "a")) == 1
 
 
-def test_writer_of_a_log_that_is_gone_is_told_so_and_goes_on_with_no_other(store: ObjectStore) -> None:
+def test_writer_of_a_deleted_log_reports_that_and_continues_with_no_other(store: ObjectStore) -> None:
     fill(store, "a", 2)
     with LogWriter.open(store, "a", options=FEW) as writer:
         destroy(store, "a")
@@ -200,30 +201,30 @@ def test_writer_of_a_log_that_is_gone_is_told_so_and_goes_on_with_no_other(store
 # ---------------------------------------------------------------------- readers
 
 
-def test_follower_ends_when_its_log_is_begun_anew_and_skips_none_of_the_new_one_s_records(store: ObjectStore) -> None:
+def test_follower_ends_when_its_log_is_begun_again_and_skips_none_of_the_new_one_s_records(store: ObjectStore) -> None:
     fill(store, "a", 3)
     followed = LogReader.open(store, "a", options=ReaderOptions(poll_s_min=0.01)).follow(idle_s=SECONDS_MAX)
     found = [next(followed).offset for _ in range(3)]
 
-    begin_anew(store, 5)
+    begin_again(store, 5)
     with pytest.raises(LogReplacedError):
         next(followed)
 
     assert found == [1, 2, 3]
 
 
-def test_read_that_has_begun_never_goes_on_in_another_life(store: ObjectStore) -> None:
+def test_read_that_has_begun_never_continues_in_another_life(store: ObjectStore) -> None:
     fill(store, "a", 9)
     read = LogReader.open(store, "a", options=ReaderOptions(prefetch_fragments=1)).records()
     next(read)
 
-    begin_anew(store, 9)
+    begin_again(store, 9)
     with pytest.raises(LogReplacedError):
         list(read)
 
 
-@pytest.mark.parametrize("again", [begin_anew, restore])
-def test_reader_of_a_log_that_was_replaced_is_told_so(store: ObjectStore, again: Callable[[ObjectStore], None]) -> None:
+@pytest.mark.parametrize("again", [begin_again, restore])
+def test_reader_of_a_replaced_log_reports_that(store: ObjectStore, again: Callable[[ObjectStore], None]) -> None:
     fill(store, "a", 3)
     reader = LogReader.open(store, "a")
     again(store)
@@ -236,12 +237,12 @@ def test_reader_of_a_log_that_was_replaced_is_told_so(store: ObjectStore, again:
 # ---------------------------------------------------------------------- cursors, pins, policies
 
 
-def test_cursors_of_a_log_that_was_replaced_can_do_nothing(store: ObjectStore) -> None:
+def test_cursors_of_a_replaced_log_have_no_effect(store: ObjectStore) -> None:
     fill(store, "a", 4)
     cursors = CursorStore(store, "a")
     witness = cursors.init("reader", LogPosition(4, 0))
     cursors.init("still", LogPosition(2, 0))
-    begin_anew(store, 1)
+    begin_again(store, 1)
 
     acts: list[Callable[[], object]] = [
         lambda: cursors.load("reader"),
@@ -259,12 +260,12 @@ def test_cursors_of_a_log_that_was_replaced_can_do_nothing(store: ObjectStore) -
         CursorStore(store, "a").save("reader", LogPosition(1, 0), witness)
 
 
-def test_pins_and_policies_of_a_log_that_was_replaced_can_do_nothing(store: ObjectStore) -> None:
+def test_pins_and_policies_of_a_replaced_log_have_no_effect(store: ObjectStore) -> None:
     fill(store, "a", 4)
     pins, policies = PinStore(store, "a"), PolicyStore(store, "a")
     pins.list()
     policies.load()
-    begin_anew(store, 1)
+    begin_again(store, 1)
 
     acts: list[Callable[[], object]] = [
         lambda: pins.create("audit", reason="a test"),
@@ -283,7 +284,7 @@ def test_pins_and_policies_of_a_log_that_was_replaced_can_do_nothing(store: Obje
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_pin_that_is_made_while_a_log_is_destroyed_holds_or_is_refused(store: ObjectStore, *, sealed: bool) -> None:
+def test_pin_made_while_a_log_is_destroyed_holds_or_is_refused(store: ObjectStore, *, sealed: bool) -> None:
     for number in range(1, 14):
         fill(store, "a", 3)
         faulty, left, made = FaultyStore(store), [number], list[bool]()
@@ -300,7 +301,7 @@ def test_pin_that_is_made_while_a_log_is_destroyed_holds_or_is_refused(store: Ob
         with contextlib.suppress(InvalidRequestError):
             destroy(faulty, "a")
         if made:
-            # It came in time, and so it holds.
+            # It came in time, so it holds.
             assert len(list(pinned_records(store, "a", "audit"))) == 3
             destroy(store, "a", also_pinned=True)
         assert list(list_logs(store)) == []
@@ -322,8 +323,8 @@ def test_plan_for_one_life_is_not_carried_out_on_another(store: ObjectStore) -> 
     assert len(records(store, "a")) == 6
 
 
-def test_deleter_that_slept_across_a_restore_takes_nothing_of_what_came_back(store: ObjectStore) -> None:
-    """What was garbage in one life is what another one, restored from an older backup, is made of."""
+def test_deleter_that_slept_across_a_restore_deletes_nothing_of_the_restored_log(store: ObjectStore) -> None:
+    """Objects that are garbage in one life make up another one, restored from an older backup."""
     grow(store, "a")
     backup = MemoryStore(shared_runtime())
     copy(LogAt(store, "a"), LogAt(backup, "a"))
@@ -342,6 +343,7 @@ def test_deleter_that_slept_across_a_restore_takes_nothing_of_what_came_back(sto
     assert scrub(store, "a").sound
 
 
+@pytest.mark.slow
 def test_packer_that_slept_across_a_restore_changes_nothing(store: ObjectStore) -> None:
     unrolled = replace(FEW, snapshots=replace(FEW.snapshots, fragments_kept=999), batch_records_max=1)
     with LogWriter.open_or_initialize(store, "a", options=unrolled) as writer:
@@ -361,7 +363,7 @@ def test_document_of_another_life_is_recognised(store: ObjectStore) -> None:
     CursorStore(store, "a").init("reader", LogPosition(2, 0))
     stored = life_store(store, "a").read("cursor/reader.json")
     assert stored is not None
-    begin_anew(store, 3)
+    begin_again(store, 3)
     life_store(store, "a").create("cursor/reader.json", stored)
 
     with pytest.raises(CorruptError, match="expected a document of log"):
@@ -371,7 +373,7 @@ def test_document_of_another_life_is_recognised(store: ObjectStore) -> None:
 # ---------------------------------------------------------------------- late requests
 
 
-def test_first_put_of_an_initialize_that_arrives_after_the_log_was_destroyed_brings_nothing_back(
+def test_first_put_of_an_initialize_that_arrives_after_the_log_was_destroyed_restores_nothing(
     store: ObjectStore,
 ) -> None:
     faulty = FaultyStore(store)
@@ -404,7 +406,8 @@ def test_log_that_is_destroyed_while_it_is_probed_stays_destroyed(store: ObjectS
             destroy(store, "a")
 
 
-def test_what_arrives_after_a_destroy_s_last_listing_is_in_nobody_s_way_and_goes_with_the_next(
+@pytest.mark.slow
+def test_writes_arriving_after_a_destroy_s_last_listing_do_no_harm_and_are_deleted_by_the_next(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
@@ -436,8 +439,8 @@ def test_what_arrives_after_a_destroy_s_last_listing_is_in_nobody_s_way_and_goes
     writer.close()
 
 
-def test_delete_that_arrives_after_a_restore_takes_nothing_of_it(store: ObjectStore) -> None:
-    """A fragment that is copied has the path that it had in the life before, but for that life's folder."""
+def test_delete_that_arrives_after_a_restore_deletes_nothing_of_it(store: ObjectStore) -> None:
+    """Except for the life's folder, a copied fragment has the same path as in the life before."""
     grow(store, "a")
     deleted = [meta.path for meta in store.list_objects("a/") if "/log/" in meta.path or "/cursor/" in meta.path]
     restore(store)
@@ -466,7 +469,7 @@ def test_destroyed_names_are_not_listed_and_empty_logs_are(store: ObjectStore) -
     assert list(list_logs(store)) == ["a/below", "empty"]
 
 
-def test_two_who_begin_a_log_over_one_that_was_destroyed_begin_one(store: ObjectStore) -> None:
+def test_two_who_begin_a_log_over_a_destroyed_one_begin_one(store: ObjectStore) -> None:
     fill(store, "a", 1)
     destroy(store, "a")
     outcomes: list[str] = []

@@ -1,4 +1,4 @@
-"""Names of cursors and pins that are used again: what was sent for an earlier one touches no later one."""
+"""Names of cursors and pins that are used again: a request sent for an earlier one never touches a later one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from wal3_core.options import RetryOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ONCE = RetryOptions(attempts_max=1)
@@ -40,13 +40,13 @@ def place(store: ObjectStore, name: str, offset: int) -> None:
 
 
 def held(store: ObjectStore) -> list[int]:
-    """Collect all that may go, and say what is left."""
+    """Collect everything that can be deleted; return the offsets left."""
     collect(store, LOG, options=NOW)
     return [record.offset for record in LogReader.open(store, LOG).records()]
 
 
 @pytest.mark.parametrize("request_kind", ["replace", "delete"])
-def test_delete_of_a_cursor_that_arrives_late_takes_no_cursor_that_has_its_name_by_then(
+def test_late_delete_of_a_cursor_never_deletes_a_later_cursor_of_that_name(
     store: ObjectStore, request_kind: str
 ) -> None:
     append(store, 10)
@@ -67,9 +67,7 @@ def test_delete_of_a_cursor_that_arrives_late_takes_no_cursor_that_has_its_name_
 
 
 @pytest.mark.parametrize("request_kind", ["replace", "delete"])
-def test_delete_of_a_pin_that_arrives_late_takes_no_pin_that_has_its_name_by_then(
-    store: ObjectStore, request_kind: str
-) -> None:
+def test_late_delete_of_a_pin_never_deletes_a_later_pin_of_that_name(store: ObjectStore, request_kind: str) -> None:
     append(store, 10)
     place(store, "c", 8)
     PinStore(store, LOG).create("p", reason="an old one")
@@ -89,8 +87,8 @@ def test_delete_of_a_pin_that_arrives_late_takes_no_pin_that_has_its_name_by_the
 
 
 @pytest.mark.parametrize("tries", [1, 2])
-def test_create_of_a_cursor_that_arrives_late_brings_no_deleted_one_back(store: ObjectStore, tries: int) -> None:
-    """Also one that was never heard of again: its caller deletes it to be sure."""
+def test_late_create_of_a_cursor_never_restores_a_deleted_one(store: ObjectStore, tries: int) -> None:
+    """Also one whose creation was never answered, and that its caller deletes to be sure."""
     append(store, 10)
     place(store, "other", 11)
     slow = FaultyStore(store)
@@ -110,7 +108,7 @@ def test_create_of_a_cursor_that_arrives_late_brings_no_deleted_one_back(store: 
     assert held(store) == list(range(11, 16))
 
 
-def test_create_of_a_pin_that_arrives_late_brings_no_deleted_one_back(store: ObjectStore) -> None:
+def test_late_create_of_a_pin_never_restores_a_deleted_one(store: ObjectStore) -> None:
     append(store, 3)
     slow = FaultyStore(store)
     slow.fail("create", "/pin/p.json", "late")
@@ -121,12 +119,12 @@ def test_create_of_a_pin_that_arrives_late_brings_no_deleted_one_back(store: Obj
     slow.arrive()
 
     assert pins.list() == {}
-    assert pins.create("p", reason="made anew").complete
+    assert pins.create("p", reason="made again").complete
 
 
 @pytest.mark.parametrize("kind", ["cursor", "pin"])
-def test_delete_that_may_have_been_done_takes_nothing_that_was_created_behind_it(store: ObjectStore, kind: str) -> None:
-    """Its answer is lost; before it asks, somebody uses the name again."""
+def test_delete_that_may_have_been_applied_deletes_nothing_created_after_it(store: ObjectStore, kind: str) -> None:
+    """Its answer is lost, and before it reads the object another caller uses the name again."""
     append(store, 10)
     faulty = FaultyStore(store)
     names = CursorStore(faulty, LOG, retry=QUICK) if kind == "cursor" else PinStore(faulty, LOG, retry=QUICK)
@@ -153,7 +151,7 @@ def test_delete_that_may_have_been_done_takes_nothing_that_was_created_behind_it
     assert names.load("n") is None
 
 
-def test_cursor_that_is_moved_all_the_while_is_deleted(memory_store: MemoryStore) -> None:
+def test_cursor_that_is_moved_continuously_can_be_deleted(memory_store: MemoryStore) -> None:
     append(memory_store, 10)
     place(memory_store, "c", 1)
     store, cursors, left = FaultyStore(memory_store), CursorStore(memory_store, LOG), [3]
@@ -172,7 +170,7 @@ def test_cursor_that_is_moved_all_the_while_is_deleted(memory_store: MemoryStore
     assert cursors.load("c") is None
 
 
-def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_one_that_has_its_name_now(store: ObjectStore) -> None:
+def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_current_one_of_that_name(store: ObjectStore) -> None:
     append(store, 10)
     cursors = CursorStore(store, LOG)
     witness = cursors.init("c", LogPosition(5, 0))
@@ -190,7 +188,7 @@ def test_witness_of_a_deleted_cursor_moves_neither_it_nor_the_one_that_has_its_n
     assert cursors.load("c") == again
 
 
-def test_deleted_names_are_nowhere_to_be_seen(store: ObjectStore) -> None:
+def test_deleted_names_are_not_visible(store: ObjectStore) -> None:
     append(store, 10)
     cursors, pins = CursorStore(store, LOG), PinStore(store, LOG)
     place(store, "c", 5)

@@ -1,4 +1,4 @@
-"""What nobody uses costs nothing."""
+"""An idle log costs nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import _thread
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
-# Threads that are ending are counted until they have ended.
+# Ending threads are counted until they have ended.
 ENDING_S_MAX = 10
 LOGS = 300
 WORKERS = 4
@@ -26,6 +28,7 @@ def wait_until_ended(count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_idle_open_logs_make_no_requests_and_own_no_thread(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     before = _thread._count()
@@ -35,7 +38,7 @@ def test_idle_open_logs_make_no_requests_and_own_no_thread(memory_store: MemoryS
         opened = _thread._count()
         for writer in writers:
             writer.append(b"x")
-        # The timer's thread ends by itself when no batch waits.
+        # The timer's thread ends when no batch waits.
         time.sleep(0.5)
         store.requests.clear()
 

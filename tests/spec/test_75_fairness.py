@@ -1,4 +1,4 @@
-"""A store or a log that hangs holds up nobody else in the process."""
+"""A store or a log that hangs delays no other caller in the process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tests.stores import FaultyStore
 from wal3_core import LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 HANGING = 8
 SUBMITS = 8
 SAMPLES = 40
 ROUNDS = 5
-# What the scheduler of a busy machine takes now and then.
+# Time that the scheduler of a busy machine takes occasionally.
 SLACK_S = 0.002
 WAIT_S_MAX = 60
 ONE_EACH = WriterOptions(batch_records_max=1)
@@ -27,7 +27,7 @@ ONE_EACH = WriterOptions(batch_records_max=1)
 
 @dataclass
 class HangingStore(FaultyStore):
-    """Does not answer for some logs until it is let go; ``held`` counts requests that wait."""
+    """Does not answer for some logs until it is released; ``held`` counts the waiting requests."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     held: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -39,7 +39,7 @@ class HangingStore(FaultyStore):
 
 
 def append_s(writer: LogWriter) -> float:
-    """Return the median of some appends, in seconds."""
+    """The median time of some appends, in seconds."""
     took_s = []
     for _ in range(SAMPLES):
         began_s = time.perf_counter()
@@ -48,6 +48,7 @@ def append_s(writer: LogWriter) -> float:
     return statistics.median(took_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_store", [True, False], ids=["of the same store", "of another store"])
 def test_append_beside_eight_hanging_logs_takes_at_most_twice_as_long(*, same_store: bool) -> None:
     with ThreadRuntime() as runtime, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A writer that commits without a pause, and those who change its log's manifest from farther away."""
+"""A writer that commits without a pause, and maintenance that changes its log's manifest from farther away."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import CollectorOptions, CursorStore, LogReader, LogWriter, PinStore, WriterOptions, collect, seal
-from wal3_core.log.breath import Breath
+from wal3_core.log.write.breath import Breath
 from wal3_core.runtime import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 NEAR_S, FAR_S = 0.005, 0.05
-# With turns it is dozens; without, thousands and chance.
+# With pauses it takes dozens; without, thousands and luck.
 TRIES_MAX = 300
 
 
@@ -41,14 +41,15 @@ MAINTENANCE: dict[str, Callable[[ObjectStore], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", MAINTENANCE)
-def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_rests_gets_its_turn(
+def test_maintenance_far_from_the_store_gets_its_turn_beside_a_writer_that_never_rests(
     memory_store: MemoryStore, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of thousands of tries none came in time: the next commit was always there before."""
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.5)
+    """Regression: of thousands of attempts none succeeded, because the next commit always came first."""
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.5)
     stop = threading.Event()
-    # A fragment for each record, so that the tree is rolled all the time.
+    # One fragment per record, so that the tree is rolled continuously.
     options = WriterOptions(batch_records_max=1)
     LogWriter.initialize(memory_store, "a")
 
@@ -73,12 +74,12 @@ def test_maintenance_many_times_as_far_from_the_store_as_a_writer_that_never_res
         writing.join(60)
 
 
-def test_append_that_has_little_time_left_gives_way_to_nobody(
+def test_append_with_little_time_left_does_not_pause(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 2.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 2.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 2.0)
     began_s = time.monotonic()
 
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(delivery_timeout_s=9)) as writer:
@@ -89,12 +90,20 @@ def test_append_that_has_little_time_left_gives_way_to_nobody(
 
 
 class StillRuntime(ThreadRuntime):
-    """A process whose clock stands still unless a test moves it."""
+    """A process whose clock advances only when a test moves it."""
 
     now_s = 0.0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
     def monotonic_s(self) -> float:
         return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
 
 
 @pytest.mark.parametrize(
@@ -104,28 +113,24 @@ def test_writer_pauses_once_in_ten_seconds_and_never_when_it_has_rested(
     idle_s: float, commit_s: float, pauses: list[float]
 ) -> None:
     with StillRuntime() as runtime:
-        breath, paused = Breath(runtime), []
+        breath = Breath(runtime)
         while runtime.now_s < 55:
-            pause_s = breath.due_s(commit_s)
-            if pause_s:
-                paused.append(pause_s)
-                runtime.now_s += pause_s
-                breath.paused()
+            breath.take(commit_s, left_s=120)
             runtime.now_s += commit_s
             breath.committed()
             runtime.now_s += idle_s
 
-    assert paused == pauses
+    assert runtime.slept == pauses
 
 
 class InterruptedCall(BaseException):
-    """What a signal's handler raises, as Ctrl-C does."""
+    """Raised by a signal handler, as Ctrl-C raises KeyboardInterrupt."""
 
 
-def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_goes_on(
+def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As at the interpreter's exit, where no worker is left. The next append waited for ever."""
+    """As at the interpreter's exit, where no worker is left. Regression: the next append waited forever."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise InterruptedCall
@@ -133,9 +138,9 @@ def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_
     runtime = ThreadRuntime()
     writer = LogWriter.open_or_initialize(memory_store, "a", runtime=runtime)
     runtime.close()
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 0.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MAX", 60.0)
-    monkeypatch.setattr("wal3_core.log.breath._PAUSE_S_MIN", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 0.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MAX", 60.0)
+    monkeypatch.setattr("wal3_core.log.write.breath._PAUSE_S_MIN", 60.0)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -144,7 +149,7 @@ def test_interrupt_in_a_pause_that_the_caller_makes_itself_leaves_a_writer_that_
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    monkeypatch.setattr("wal3_core.log.breath._BUSY_S", 1e9)
+    monkeypatch.setattr("wal3_core.log.write.breath._BUSY_S", 1e9)
 
     assert writer.append(b"2").offset == 2
     assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"1", b"2"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import Fault, FaultyStore, life_store
 from wal3_core import (
     ContentionError,
@@ -25,12 +26,11 @@ from wal3_core import (
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime, shared_runtime
-from wal3_core.storage.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
@@ -40,10 +40,6 @@ OPTIONS = WriterOptions(retry=QUICK, batch_age_s_max=0.001)
 def faulty(memory_store: MemoryStore) -> FaultyStore:
     LogWriter.initialize(memory_store, "a")
     return FaultyStore(memory_store)
-
-
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "conflict", "unavailable"])
@@ -87,7 +83,7 @@ def test_transient_commit_faults_are_not_even_noticed(faulty: FaultyStore, fault
 
 
 def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -> None:
-    """The field's writers took an ambiguous upload for a failed one and wrote the records twice."""
+    """Regression: writers took an ambiguous upload for a failed one and wrote the records twice."""
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         faulty.fail("create", "/log/", "applied-unknown", times=2)
         writer.append(b"once")
@@ -96,11 +92,11 @@ def test_upload_retried_after_a_lost_reply_is_not_doubled(faulty: FaultyStore) -
     assert len(list(life_store(faulty.inner, "a").list_objects("log/"))) == 1
 
 
-def test_commit_that_never_gets_an_answer_is_unknown_and_what_follows_is_true(faulty: FaultyStore) -> None:
+def test_commit_that_never_gets_an_answer_is_unknown_and_later_outcomes_are_true(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         writer.append(b"1")
         faulty.fail("replace", "MANIFEST", "unknown", times=100)
-        with pytest.raises(UnknownDurabilityError, match="no telling"):
+        with pytest.raises(UnknownDurabilityError, match="unknown whether it was committed"):
             writer.append(b"lost")
         faulty.heal()
 
@@ -121,7 +117,7 @@ def test_moment_without_an_answer_after_a_lost_commit_costs_no_append(faulty: Fa
     assert bodies(faulty.inner) == [b"1"]
 
 
-def test_commit_applied_minutes_later_is_at_most_once_and_harms_nobody(faulty: FaultyStore) -> None:
+def test_commit_applied_minutes_later_is_at_most_once_and_does_no_harm(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         writer.append(b"1")
         faulty.fail("replace", "MANIFEST", "late", times=3)
@@ -211,6 +207,7 @@ def test_log_that_vanished_fails_appends_without_a_hang(faulty: FaultyStore) -> 
                 writer.append(b"x")
 
 
+@pytest.mark.slow
 def test_maintenance_commits_never_fail_an_append(faulty: FaultyStore) -> None:
     manifests = ManifestStore(log_store(faulty.inner, "a"), shared_runtime())
     stop = threading.Event()
@@ -300,8 +297,8 @@ def test_failing_snapshots_never_fail_an_append(faulty: FaultyStore) -> None:
     assert bodies(faulty.inner) == [b"%d" % index for index in range(40)]
 
 
-def test_idle_writer_that_many_others_came_after_is_displaced_and_not_in_doubt(memory_store: MemoryStore) -> None:
-    """Its epoch had left the table, and its plainly refused record was called unknown."""
+def test_idle_writer_whose_epoch_left_the_table_is_displaced_and_not_in_doubt(memory_store: MemoryStore) -> None:
+    """Regression: its plainly refused record was reported as unknown."""
     LogWriter.initialize(memory_store, "a")
     with LogWriter.open(memory_store, "a") as idle:
         idle.append(b"first")
@@ -321,7 +318,7 @@ def test_idle_writer_that_many_others_came_after_is_displaced_and_not_in_doubt(m
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown"])
 def test_unanswered_commit_is_in_doubt_once_its_epoch_has_left_the_table(faulty: FaultyStore, fault: Fault) -> None:
-    """INV-4: nothing tells any more whether it was applied, so nothing else may be said."""
+    """INV-4: nothing shows any more whether it was applied, so no other outcome may be reported."""
 
     def many_others(kind: str, path: str) -> None:
         if kind == "get" and "MANIFEST" in path and faulty.fired[fault]:
@@ -339,14 +336,14 @@ def test_unanswered_commit_is_in_doubt_once_its_epoch_has_left_the_table(faulty:
     assert (b"doubtful" in bodies(faulty.inner)) == (fault == "applied-unknown")
 
 
-def test_appends_behind_a_lost_commit_are_appended_all_the_same(faulty: FaultyStore) -> None:
+def test_appends_behind_a_lost_commit_are_appended_nevertheless(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, batch_bytes_max=1, uploads_max=4)
     uploads: list[str] = []
 
     committing = threading.Event()
 
     def hold_first_commit(kind: str, path: str) -> None:
-        """The first commit is of the first fragment, and waits until more are uploaded behind it."""
+        """The first commit contains the first fragment, and waits until more are uploaded behind it."""
         if kind == "create" and "/log/" in path:
             if "FragmentSeqNo=0000000000000001" not in path:
                 committing.wait(10)
@@ -362,9 +359,9 @@ def test_appends_behind_a_lost_commit_are_appended_all_the_same(faulty: FaultySt
         futures = [writer.submit(b"%d" % index) for index in range(8)]
         outcomes = [future.exception(20) for future in futures]
 
-    told = [type(outcome) for outcome in outcomes]
-    assert told[0] is UnknownDurabilityError
-    assert set(told[told.count(UnknownDurabilityError) :]) == {type(None)}
+    errors = [type(outcome) for outcome in outcomes]
+    assert errors[0] is UnknownDurabilityError
+    assert set(errors[errors.count(UnknownDurabilityError) :]) == {type(None)}
     assert bodies(faulty.inner) == [b"%d" % index for index, outcome in enumerate(outcomes) if outcome is None]
 
 
@@ -385,9 +382,10 @@ def test_commit_whose_reply_was_lost_in_the_last_round_is_still_acknowledged(fau
     assert bodies(faulty.inner) == [b"x"]
 
 
-def test_append_that_became_due_between_two_looks_at_the_clock_is_not_forgotten(memory_store: MemoryStore) -> None:
+@pytest.mark.slow
+def test_append_that_became_due_between_two_readings_of_the_clock_is_not_forgotten(memory_store: MemoryStore) -> None:
     class JumpyRuntime(ThreadRuntime):
-        """Time passes between any two looks: what is not due at the first may be at the second."""
+        """Time passes between two readings: an append not due at the first may be due at the second."""
 
         now_s = 0.0
 
@@ -403,7 +401,7 @@ def test_append_that_became_due_between_two_looks_at_the_clock_is_not_forgotten(
             assert writer.submit(b"%d" % index).result(20).offset > 0
 
 
-def test_displaced_writer_is_told_when_new_places_are_not_wanted(memory_store: MemoryStore) -> None:
+def test_displaced_writer_gets_an_error_when_new_places_are_not_wanted(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     fenced = WriterOptions(reseals_max=0)
     with LogWriter.open(memory_store, "a", options=fenced) as old, LogWriter.open(memory_store, "a") as new:
@@ -417,10 +415,10 @@ def test_displaced_writer_is_told_when_new_places_are_not_wanted(memory_store: M
 
 
 @pytest.mark.parametrize("call", ["flush", "close", "resume"])
-def test_call_in_a_callback_that_waits_for_all_appends_waits_for_none_that_its_thread_has_yet_to_tell(
+def test_waiting_call_in_a_callback_does_not_wait_for_outcomes_that_its_own_thread_must_deliver(
     faulty: FaultyStore, call: str
 ) -> None:
-    """It waited for ever, and so did whoever waited for the other appends of the batch."""
+    """Regression: it waited forever, and so did every caller waiting for the other appends of the batch."""
     gate, ended = threading.Event(), threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", ordered=True) as writer:
@@ -438,10 +436,10 @@ def test_call_in_a_callback_that_waits_for_all_appends_waits_for_none_that_its_t
         assert ended.wait(30)
 
 
-def test_call_in_the_middle_of_a_step_of_the_writer_is_refused_where_it_would_wait_for_that(
+def test_call_inside_a_step_of_the_writer_is_refused_where_it_would_wait_for_that_step(
     faulty: FaultyStore,
 ) -> None:
-    """As from a ``__del__``, which comes whenever memory is collected."""
+    """As from a ``__del__``, which runs whenever memory is collected."""
     refused: list[BaseException] = []
 
     def before(kind: str, path: str) -> None:
@@ -483,7 +481,7 @@ def test_append_that_fails_before_anything_was_sent_is_not_durable(faulty: Fault
 def test_append_is_of_unknown_outcome_only_once_its_commit_was_sent(
     faulty: FaultyStore, kind: str, error: type[Exception]
 ) -> None:
-    """What a store raises that no store should is a defect, of which nobody knows how far it came."""
+    """An exception that no store should raise is a defect, and how far the request came is unknown."""
 
     def before(asked: str, _path: str) -> None:
         if asked == kind:

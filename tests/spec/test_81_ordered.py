@@ -1,4 +1,4 @@
-"""A writer that keeps order: what is in the log is the beginning of what was submitted, whatever fails."""
+"""An ordered writer: the log contains a prefix of the submitted records, whatever fails."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ContentionError,
     HaltedError,
     InvalidRequestError,
-    LogReader,
     LogWriter,
     NotDurableError,
     OverloadedError,
@@ -24,11 +24,11 @@ from wal3_core import (
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
-# A fragment for each append, several on their way at a time.
+# One fragment per append, several in flight at a time.
 OPTIONS = WriterOptions(
     retry=QUICK, delivery_timeout_s=0.05, batch_bytes_max=1, uploads_max=4, batch_age_s_max=0.001, reseals_max=0
 )
@@ -44,12 +44,8 @@ def ordered(store: ObjectStore, options: WriterOptions = OPTIONS) -> LogWriter:
     return LogWriter.open(store, "a", options=options, ordered=True)
 
 
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
-
-
-def told(writer: LogWriter, count: int) -> list[type[BaseException]]:
-    """Submit so many at once; say what became of each."""
+def outcomes_of(writer: LogWriter, count: int) -> list[type[BaseException]]:
+    """Submit ``count`` appends at once; return each outcome."""
     outcomes: list[type[BaseException]] = []
     futures = []
     for number in range(count):
@@ -62,7 +58,7 @@ def told(writer: LogWriter, count: int) -> list[type[BaseException]]:
 
 @pytest.mark.parametrize("fault", ["denied", "unknown"])
 def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultyStore, fault: str) -> None:
-    """Records behind one that failed were appended, and it could not be appended again in its place."""
+    """Regression: records behind a failed one were appended, so it could not be appended again in its place."""
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(10) and None if kind == "create" and "/log/" in path else None
     with ordered(faulty) as writer:
@@ -71,7 +67,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
         gate.set()
         outcomes = [type(future.exception(30)) for future in futures]
 
-        with pytest.raises(HaltedError, match=r"resume\(\) lets it go on\): .*not uploaded"):
+        with pytest.raises(HaltedError, match=r"resume\(\) lets it continue\): .*not uploaded"):
             writer.append(b"never")
         faulty.heal()
         resumed = writer.resume()
@@ -84,17 +80,18 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
     assert bodies(faulty.inner) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["unknown", "applied-unknown", "late"])
-def test_unknown_outcome_is_found_out_when_the_writer_is_resumed(faulty: FaultyStore, fault: str) -> None:
+def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: FaultyStore, fault: str) -> None:
     with ordered(faulty) as writer:
         writer.append(b"first")
-        # Neither the CAS nor the look at what became of it is answered.
+        # Neither the CAS nor the read that would resolve it is answered.
         faulty.fail("replace", "MANIFEST", fault, times=10_000)  # type: ignore[arg-type]
         faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
-        outcomes = told(writer, 4)
+        outcomes = outcomes_of(writer, 4)
         with pytest.raises(UnavailableError):
             writer.resume()
-        assert told(writer, 1) == [HaltedError]
+        assert outcomes_of(writer, 1) == [HaltedError]
         faulty.heal()
 
         resumed = writer.resume()
@@ -111,12 +108,12 @@ def test_unknown_outcome_is_found_out_when_the_writer_is_resumed(faulty: FaultyS
     assert bodies(faulty.inner) == [b"first", *(b"%d" % number for number in range(applied)), b"last"]
 
 
-def test_unknown_outcome_is_found_out_though_many_others_wrote_since(faulty: FaultyStore) -> None:
-    """The table of epochs does not tell any more; the fragments themselves do."""
+def test_unknown_outcome_is_determined_though_many_others_wrote_since(faulty: FaultyStore) -> None:
+    """The table of epochs no longer shows it; the fragments themselves do."""
     with ordered(faulty) as writer:
         faulty.fail("replace", "MANIFEST", "applied-unknown", times=1)
         faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
-        assert told(writer, 1) == [UnknownDurabilityError]
+        assert outcomes_of(writer, 1) == [UnknownDurabilityError]
         faulty.heal()
         for number in range(17):
             with LogWriter.open(faulty.inner, "a") as other:
@@ -131,7 +128,7 @@ def test_writer_that_lost_its_place_to_another_halts_too(faulty: FaultyStore) ->
     with ordered(faulty) as writer, LogWriter.open(faulty, "a") as other:
         writer.append(b"mine")
         other.append(b"other")
-        outcomes = told(writer, 3)
+        outcomes = outcomes_of(writer, 3)
         resumed = writer.resume()
         assert writer.append(b"again").offset == 3
 
@@ -154,13 +151,13 @@ def test_refused_submit_was_never_submitted_and_halts_nothing(faulty: FaultyStor
     assert bodies(faulty.inner) == [b"first", b"second"]
 
 
-def test_writer_that_is_not_ordered_is_not_resumed(faulty: FaultyStore) -> None:
+def test_writer_that_is_not_ordered_cannot_be_resumed(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a") as writer, pytest.raises(InvalidRequestError, match="ordered"):
         writer.resume()
 
 
-def test_resume_of_a_writer_that_is_not_halted_counts_what_is_on_its_way(faulty: FaultyStore) -> None:
-    """It told of no appends, and that none would be in the log, before three of them were."""
+def test_resume_of_a_writer_that_is_not_halted_counts_appends_in_flight(faulty: FaultyStore) -> None:
+    """Regression: it reported no appends, and that none would be in the log, before three of them were."""
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with ordered(faulty, WriterOptions()) as writer:

@@ -1,4 +1,4 @@
-"""``expect_next``: a record lands at that offset or is not appended, and the caller learns where the log ends."""
+"""``expect_next``: a record is appended at that offset or not at all, and the caller learns where the log ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ConditionNotMetError,
@@ -21,7 +22,7 @@ from wal3_core import (
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
@@ -34,42 +35,38 @@ def faulty(memory_store: MemoryStore) -> FaultyStore:
     return FaultyStore(memory_store)
 
 
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
-
-
 def test_append_lands_where_it_is_expected_or_not_at_all(store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(store, "a") as writer:
         assert writer.append(b"1", expect_next=1).offset == 1
         for wrong in (1, 3, 2**64 - 1):
-            with pytest.raises(ConditionNotMetError, match=f"expected {wrong} as the next offset, found 2") as told:
+            with pytest.raises(ConditionNotMetError, match=f"expected {wrong} as the next offset, found 2") as caught:
                 writer.append(b"no", expect_next=wrong)
-            assert told.value.next_offset == 2
+            assert caught.value.next_offset == 2
         assert writer.append_many([b"2", b"3"], expect_next=2).offset == 2
         assert writer.submit_many([b"4"], expect_next=4).result(30).offset == 4
 
     assert bodies(store) == [b"1", b"2", b"3", b"4"]
 
 
-def test_writer_whose_manifest_is_old_tells_where_the_log_ends_now(memory_store: MemoryStore) -> None:
+def test_writer_with_an_old_manifest_reports_where_the_log_ends_now(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer, LogWriter.open(memory_store, "a") as other:
         for number in range(5):
             other.append(b"%d" % number)
 
-        with pytest.raises(ConditionNotMetError) as told:
+        with pytest.raises(ConditionNotMetError) as caught:
             writer.append(b"late", expect_next=1)
-        assert told.value.next_offset == 6
-        with pytest.raises(ConditionNotMetError) as told:
+        assert caught.value.next_offset == 6
+        with pytest.raises(ConditionNotMetError) as caught:
             writer.append(b"early", expect_next=7)
-        assert told.value.next_offset == 6
-        # What this writer did not see come is there.
+        assert caught.value.next_offset == 6
+        # The records that this writer did not see are there.
         other.append(b"5")
         assert writer.append(b"6", expect_next=7).offset == 7
 
     assert bodies(memory_store) == [b"%d" % number for number in range(7)]
 
 
-def test_conditions_hold_one_behind_the_other_within_one_commit(memory_store: MemoryStore) -> None:
+def test_consecutive_conditions_hold_within_one_commit(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         futures = []
         for number in range(100):
@@ -82,7 +79,7 @@ def test_conditions_hold_one_behind_the_other_within_one_commit(memory_store: Me
 
 
 def test_condition_is_not_failed_on_a_guess_that_proves_wrong(faulty: FaultyStore) -> None:
-    """What is in flight would take the offset; then its upload fails, and the offset is free."""
+    """An append in flight would take the offset; then its upload fails, and the offset is free."""
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(10) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
@@ -97,7 +94,7 @@ def test_condition_is_not_failed_on_a_guess_that_proves_wrong(faulty: FaultyStor
     assert bodies(faulty.inner) == [b"conditional"]
 
 
-def test_append_that_loses_its_place_meanwhile_is_told_the_new_end(faulty: FaultyStore) -> None:
+def test_append_that_loses_its_place_meanwhile_reports_the_new_end(faulty: FaultyStore) -> None:
     def overtake(kind: str, path: str) -> None:
         if kind == "replace" and "MANIFEST" in path:
             faulty.before = lambda _kind, _path: None
@@ -107,17 +104,17 @@ def test_append_that_loses_its_place_meanwhile_is_told_the_new_end(faulty: Fault
     with LogWriter.open(faulty, "a", options=WriterOptions(reseals_max=0)) as writer:
         faulty.before = overtake
         first, second = writer.submit(b"first", expect_next=1), writer.submit(b"second", expect_next=3)
-        with pytest.raises(ConditionNotMetError) as told:
+        with pytest.raises(ConditionNotMetError) as caught:
             first.result(30)
-        assert told.value.next_offset == 3
-        # The other one came to end just there.
+        assert caught.value.next_offset == 3
+        # The other one happens to end there.
         assert second.result(30).offset == 3
 
     assert bodies(faulty.inner) == [b"x", b"y", b"second"]
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown"])
-def test_unanswered_commit_with_a_condition_is_done_once_or_told(faulty: FaultyStore, fault: str) -> None:
+def test_unanswered_commit_with_a_condition_is_applied_once_or_reported(faulty: FaultyStore, fault: str) -> None:
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
         faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]
         assert writer.append(b"1", expect_next=1).offset == 1
@@ -126,18 +123,18 @@ def test_unanswered_commit_with_a_condition_is_done_once_or_told(faulty: FaultyS
         with pytest.raises(UnknownDurabilityError):
             writer.append(b"2", expect_next=2)
         faulty.heal()
-        # Tried again as it was, it is in the log once.
-        told = writer.submit(b"2", expect_next=2).exception(30)
-        assert getattr(told, "next_offset", None) == (3 if fault == "applied-unknown" else None)
+        # After a repeat with the same condition, it is in the log once.
+        caught = writer.submit(b"2", expect_next=2).exception(30)
+        assert getattr(caught, "next_offset", None) == (3 if fault == "applied-unknown" else None)
 
     assert bodies(faulty.inner) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("reseals_max", [0, 3])
-def test_condition_is_met_behind_who_came_before_an_unanswered_commit_was_looked_up(
+def test_condition_holds_after_another_writer_appended_behind_an_unanswered_commit(
     memory_store: MemoryStore, faulty: FaultyStore, reseals_max: int
 ) -> None:
-    """It was told that the log ends where the writer's own commit had left it, though that was not so."""
+    """Regression: the caller got the end left by the writer's own commit, though another had appended since."""
     with (
         LogWriter.open(faulty, "a", options=WriterOptions(reseals_max=reseals_max)) as writer,
         LogWriter.open(memory_store, "a") as other,
@@ -152,9 +149,9 @@ def test_condition_is_met_behind_who_came_before_an_unanswered_commit_was_looked
         faulty.before = come_between
         writer.append(b"1")
 
-        with pytest.raises(ConditionNotMetError) as told:
+        with pytest.raises(ConditionNotMetError) as caught:
             writer.append(b"no", expect_next=2)
-        assert told.value.next_offset == 3
+        assert caught.value.next_offset == 3
         assert writer.append(b"3", expect_next=3).offset == 3
         other.append(b"4")
         assert writer.stats().places_lost == 0
@@ -163,7 +160,7 @@ def test_condition_is_met_behind_who_came_before_an_unanswered_commit_was_looked
 
 
 def test_counter_raised_by_compare_and_append_counts_every_time_once(store: ObjectStore) -> None:
-    """Each appends the number it read plus one, where it read it: none is skipped, none there twice."""
+    """Each appends the number it read plus one at the place it read it from: none is skipped or repeated."""
     LogWriter.initialize(store, "a")
 
     def count(_: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     CursorStore,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(pause_s_min=0.001, pause_s_max=0.05)
@@ -47,12 +48,8 @@ def faulty(memory_store: MemoryStore) -> FaultyStore:
     return FaultyStore(memory_store)
 
 
-def bodies(store: ObjectStore) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records()]
-
-
 def go_away(faulty: FaultyStore, seconds: float = 3600.0) -> None:
-    """Let nothing be answered for so long."""
+    """Answer nothing for some seconds."""
     for kind in ("create", "replace"):
         faulty.fail(kind, "", "unknown", times=1_000_000)
     for kind in ("read", "get", "head", "list"):
@@ -72,8 +69,9 @@ def took_s(action: Callable[[], object], error: type[Exception] | None = None) -
     return time.monotonic() - began_s
 
 
-def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyStore) -> None:
-    """Five tries were over after a second and a half."""
+@pytest.mark.slow
+def test_append_survives_an_outage_shorter_than_its_timeout(faulty: FaultyStore) -> None:
+    """Regression: five attempts were over after a second and a half."""
     with LogWriter.open(faulty, "a") as writer:
         writer.append(b"before")
         go_away(faulty, 2.5)
@@ -83,20 +81,21 @@ def test_append_survives_an_outage_that_is_shorter_than_its_time(faulty: FaultyS
     assert bodies(faulty.inner) == [b"before", *(b"%d" % number for number in range(20))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(
     ("kind", "target"), [("create", "/log/"), ("head", "/log/"), ("replace", "MANIFEST"), ("get", "MANIFEST")]
 )
-def test_request_of_an_append_is_tried_for_the_append_s_time_and_not_the_store_s(
+def test_request_of_an_append_is_retried_for_the_append_s_timeout_and_not_the_store_s(
     memory_store: MemoryStore, kind: str, target: str, *, ordered: bool
 ) -> None:
-    memory_store.url = "s3://bucket?timeout_s=0.1"  # only how long it is asked is taken from it
+    memory_store.url = "s3://bucket?timeout_s=0.1"  # only the timeout is taken from it
     LogWriter.initialize(memory_store, "a")
     faulty = FaultyStore(memory_store)
     options = WriterOptions(retry=QUICK, delivery_timeout_s=30)
     with LogWriter.open(faulty, "a", options=options, ordered=ordered) as writer:
         faulty.fail(kind, target, "unavailable", times=1_000_000)
-        # The manifest is loaded where a CAS was refused.
+        # The manifest is loaded when a CAS was refused.
         faulty.fail("replace", "MANIFEST", "conflict", times=1_000_000 if kind == "get" else 0)
         threading.Timer(0.5, faulty.heal).start()
         assert took_s(lambda: writer.append(b"x")) >= 0.5
@@ -104,6 +103,7 @@ def test_request_of_an_append_is_tried_for_the_append_s_time_and_not_the_store_s
     assert bodies(memory_store) == [b"x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, target: str) -> None:
     options = WriterOptions(retry=QUICK, delivery_timeout_s=0.4)
@@ -115,6 +115,7 @@ def test_append_fails_when_its_time_is_over_and_not_before(faulty: FaultyStore, 
     assert 0.4 <= waited_s < 5
 
 
+@pytest.mark.slow
 def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, delivery_timeout_s=1.0)
     with LogWriter.open(faulty, "a", options=options) as writer:
@@ -129,17 +130,18 @@ def test_younger_appends_have_time_left_when_the_oldest_has_none(faulty: FaultyS
     assert bodies(faulty.inner)[-3:] == [b"young 0", b"young 1", b"young 2"]
 
 
-def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
-    """Nobody looked at its time: each round left an orphan."""
+@pytest.mark.slow
+def test_append_that_keeps_losing_its_place_ends_once_its_time_is_over(faulty: FaultyStore) -> None:
+    """Regression: its time was not checked, and each round left an orphan."""
     uploads: list[str] = []
 
-    def condemn(kind: str, path: str) -> None:
+    def mark_orphans(kind: str, path: str) -> None:
         if kind == "head":
             uploads.append(path)
             time.sleep(0.05)
             faulty.inner.delete(path)
 
-    faulty.before = condemn
+    faulty.before = mark_orphans
     options = WriterOptions(delivery_timeout_s=0.2, rebases_max=1_000_000, commit_pause_s_max=0.01)
     with LogWriter.open(faulty, "a", options=options) as writer:
         waited_s = took_s(lambda: writer.submit(b"x").result(30), NotDurableError)
@@ -148,7 +150,8 @@ def test_append_that_loses_its_place_again_and_again_ends_once_its_time_is_over(
     assert len(uploads) <= 6
 
 
-def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> None:
+@pytest.mark.slow
+def test_appends_waiting_in_an_outage_are_bounded_and_visible(faulty: FaultyStore) -> None:
     options = WriterOptions(retry=QUICK, bytes_held_max=20 * KIB)
     with LogWriter.open(faulty, "a", options=options) as writer:
         idle = writer.stats()
@@ -177,7 +180,7 @@ def test_what_waits_in_an_outage_is_bounded_and_seen(faulty: FaultyStore) -> Non
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.05])
-def test_submit_waits_for_room_no_longer_than_it_is_told_to(faulty: FaultyStore, timeout_s: float) -> None:
+def test_submit_waits_for_room_no_longer_than_its_timeout(faulty: FaultyStore, timeout_s: float) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
@@ -191,14 +194,14 @@ def test_submit_waits_for_room_no_longer_than_it_is_told_to(faulty: FaultyStore,
         first.result(30)
         flushing.join(30)
         assert not flushing.is_alive()
-        # The room that was waited for in vain is there again, all of it.
+        # The room reserved by the refused append is free again, all of it.
         writer.submit(b"second", timeout_s=0).result(30)
         assert writer.stats().bytes_held == 0
 
     assert bodies(faulty.inner) == [b"first", b"second"]
 
 
-def test_waiting_for_room_that_comes_in_time_is_not_refused(faulty: FaultyStore) -> None:
+def test_append_that_gets_room_in_time_is_not_refused(faulty: FaultyStore) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=WriterOptions(bytes_held_max=1)) as writer:
@@ -217,7 +220,7 @@ class Breaking(ThreadRuntime):
 
 
 def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> None:
-    """It went into the log behind the back of a caller who was told of an error, and appended it again."""
+    """Regression: it entered the log although its caller got an error and appended it again."""
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with Breaking() as runtime, LogWriter.open(faulty, "a", options=ONE_AT_A_TIME, runtime=runtime) as writer:
@@ -229,7 +232,7 @@ def test_append_whose_wait_for_room_fails_is_not_begun(faulty: FaultyStore) -> N
     assert bodies(faulty.inner) == [b"first"]
 
 
-def test_wait_for_room_may_be_without_end(faulty: FaultyStore) -> None:
+def test_wait_for_room_may_be_infinite(faulty: FaultyStore) -> None:
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(30) and None if kind == "create" and "/log/" in path else None
     with LogWriter.open(faulty, "a", options=ONE_AT_A_TIME) as writer:
@@ -238,7 +241,8 @@ def test_wait_for_room_may_be_without_end(faulty: FaultyStore) -> None:
         assert writer.submit(b"second", timeout_s=float("inf")).result(30).offset == 2
 
 
-def test_reads_and_cursors_ride_through_an_outage(faulty: FaultyStore) -> None:
+@pytest.mark.slow
+def test_reads_and_cursors_survive_an_outage(faulty: FaultyStore) -> None:
     with LogWriter.open(faulty, "a") as writer:
         writer.append_many([b"1", b"2"])
     reader, cursors = LogReader.open(faulty, "a"), CursorStore(faulty, "a")
@@ -254,6 +258,7 @@ def test_reads_and_cursors_ride_through_an_outage(faulty: FaultyStore) -> None:
         assert took_s(look) >= 0.3
 
 
+@pytest.mark.slow
 def test_read_that_is_denied_fails_at_once_and_one_that_is_not_answered_in_time(faulty: FaultyStore) -> None:
     faulty.fail("get", "MANIFEST", "denied", times=1_000_000)
     assert took_s(lambda: LogReader.open(faulty, "a"), StoreDeniedError) < 5
@@ -266,7 +271,7 @@ def test_read_that_is_denied_fails_at_once_and_one_that_is_not_answered_in_time(
     faulty.heal()
 
 
-def test_listing_that_breaks_off_goes_on_where_it_was(memory_store: MemoryStore) -> None:
+def test_interrupted_listing_continues_where_it_was(memory_store: MemoryStore) -> None:
     for number in range(5):
         memory_store.create(f"x/{number}", b"")
 
@@ -282,7 +287,8 @@ def test_listing_that_breaks_off_goes_on_where_it_was(memory_store: MemoryStore)
     assert [meta.path for meta in store.list_objects("x/")] == [f"x/{number}" for number in range(5)]
 
 
-def test_store_s_url_says_how_long_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_store_s_url_sets_how_long_it_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
 

@@ -1,4 +1,4 @@
-"""Damage on the way is not damage at rest: what arrives damaged is asked for once more before anything is concluded."""
+"""Damage in transit is not damage at rest: an object that arrives damaged is read a second time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 
 if TYPE_CHECKING:
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK)
@@ -48,7 +48,7 @@ class GarblingStore(FaultyStore):
 
 @pytest.fixture
 def garbling(memory_store: MemoryStore) -> GarblingStore:
-    """A log of two fragments behind a store that damages what it is told to."""
+    """A log of two fragments behind a store that damages chosen answers."""
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append(b"1")
         writer.append(b"2")
@@ -60,7 +60,7 @@ def bodies(store: FaultyStore) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_manifest_damaged_on_the_way_is_read_again_once(garbling: GarblingStore, times: int) -> None:
+def test_manifest_damaged_in_transit_is_read_again_once(garbling: GarblingStore, times: int) -> None:
     counting = CountingStore(garbling)
     garbling.garble("MANIFEST", times)
 
@@ -81,7 +81,7 @@ def test_sound_manifest_is_read_once(garbling: GarblingStore) -> None:
     assert counting.requests == {"get": 1}
 
 
-def test_commit_is_settled_by_the_second_look_at_the_manifest(garbling: GarblingStore) -> None:
+def test_commit_is_resolved_by_the_second_read_of_the_manifest(garbling: GarblingStore) -> None:
     with LogWriter.open(garbling, "a", options=WriterOptions(retry=RetryOptions(attempts_max=1))) as writer:
         garbling.fail("replace", "MANIFEST", "applied-unknown")
         garbling.garble("MANIFEST")
@@ -91,7 +91,7 @@ def test_commit_is_settled_by_the_second_look_at_the_manifest(garbling: Garbling
     assert bodies(garbling) == [b"1", b"2", b"3"]
 
 
-def test_own_upload_is_recognised_by_the_second_look(garbling: GarblingStore) -> None:
+def test_own_upload_is_recognised_by_the_second_read(garbling: GarblingStore) -> None:
     with LogWriter.open(garbling, "a", options=OPTIONS) as writer:
         garbling.fail("create", "/log/", "applied-unknown")
         garbling.garble("/log/")
@@ -101,7 +101,7 @@ def test_own_upload_is_recognised_by_the_second_look(garbling: GarblingStore) ->
     assert bodies(garbling) == [b"1", b"2", b"3"]
 
 
-def test_own_initialization_is_recognised_by_the_second_look(memory_store: MemoryStore) -> None:
+def test_own_initialization_is_recognised_by_the_second_read(memory_store: MemoryStore) -> None:
     garbling = GarblingStore(memory_store)
     garbling.fail("create", "MANIFEST", "applied-unknown")
     garbling.garble("MANIFEST")
@@ -113,7 +113,7 @@ def test_own_initialization_is_recognised_by_the_second_look(memory_store: Memor
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_snapshot_damaged_on_the_way_is_read_again_once(memory_store: MemoryStore, times: int) -> None:
+def test_snapshot_damaged_in_transit_is_read_again_once(memory_store: MemoryStore, times: int) -> None:
     tree = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2)
     with LogWriter.open_or_initialize(memory_store, "a", options=WriterOptions(snapshots=tree)) as writer:
         for index in range(20):
@@ -132,7 +132,7 @@ def test_snapshot_damaged_on_the_way_is_read_again_once(memory_store: MemoryStor
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_cursor_damaged_on_the_way_is_read_again_once(garbling: GarblingStore, times: int) -> None:
+def test_cursor_damaged_in_transit_is_read_again_once(garbling: GarblingStore, times: int) -> None:
     cursors = CursorStore(garbling, "a", retry=QUICK)
     witness = cursors.init("reader", LogPosition(2, 0))
     garbling.garble("cursor/", times)
@@ -144,7 +144,7 @@ def test_cursor_damaged_on_the_way_is_read_again_once(garbling: GarblingStore, t
             cursors.load("reader")
 
 
-def test_own_move_of_a_cursor_is_recognised_by_the_second_look(garbling: GarblingStore) -> None:
+def test_own_move_of_a_cursor_is_recognised_by_the_second_read(garbling: GarblingStore) -> None:
     cursors = CursorStore(garbling, "a", retry=QUICK)
     witness = cursors.init("reader", LogPosition(1, 0))
     garbling.fail("replace", "cursor/", "applied-unknown")

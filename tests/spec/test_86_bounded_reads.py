@@ -1,4 +1,4 @@
-"""Nothing that lies in a store makes a reader hold more bytes than what it looks for can have."""
+"""No stored object makes a reader hold more bytes than the expected object can have."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from wal3_core import (
     pinned_records,
     scrub,
 )
-from wal3_core.log.collection import collect
-from wal3_core.log.copier import LogAt, copy
-from wal3_core.log.deleter import Deleter
-from wal3_core.log.destroyer import destroy
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.maintain.copier import LogAt, copy
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import life_folder
 from wal3_core.options import CollectorOptions
 from wal3_core.storage.object_store import Done, Refused
@@ -35,7 +35,7 @@ from wal3_core.storage.object_store import Done, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 HUGE_BYTES = 300 * 2**20
@@ -93,7 +93,7 @@ def test_huge_document_costs_one_small_read_and_is_named(
     assert held_bytes < HELD_BYTES_MAX
 
 
-def test_upload_whose_path_holds_something_huge_reads_no_more_than_its_own_length(memory_store: MemoryStore) -> None:
+def test_upload_to_a_path_with_a_huge_object_reads_no_more_than_its_own_length(memory_store: MemoryStore) -> None:
     store = BoundedStore(memory_store)
     LogWriter.initialize(store, "a")
     with LogWriter.open(store, "a") as writer:

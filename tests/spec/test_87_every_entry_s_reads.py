@@ -1,4 +1,4 @@
-"""Whoever asks a store waits for an answer, and says how much of one it takes: every entry of ``wal3_core.__all__``."""
+"""Every entry of ``wal3_core.__all__`` that reads a store retries unanswered requests and bounds the answer's size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from wal3_core.options import SnapshotOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 TREE = WriterOptions(
@@ -110,7 +110,7 @@ def prune(store: ObjectStore) -> object:
     collector = Collector(store, "a", options=NOW)
     plan = collector.plan()
     collector.verify(plan)
-    return list(collector.objects(plan)), collector.prune(collector.announce(plan)), collector.settle()
+    return list(collector.objects(plan)), collector.prune(collector.announce(plan)), collector.resume_all()
 
 
 def delete(store: ObjectStore) -> object:
@@ -156,7 +156,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
 def test_every_entry_is_looked_at() -> None:
     public = {name: getattr(wal3_core, name) for name in wal3_core.__all__}
     functions = {name for name, entry in public.items() if not isinstance(entry, type)}
-    # Classes that are opened, or made of a store.
+    # Classes that are opened, or constructed with a store.
     asking = {
         name
         for name, entry in public.items()
@@ -176,8 +176,9 @@ def test_every_read_of_an_entry_has_a_bound(filled: MemoryStore, entry: str) -> 
     assert store.requests["get"] + store.requests["read"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_entry_of_which_every_request_goes_unanswered_once_waits_for_an_answer(filled: MemoryStore, entry: str) -> None:
+def test_entry_whose_requests_each_go_unanswered_once_still_succeeds(filled: MemoryStore, entry: str) -> None:
     store, asked = FaultyStore(filled), set[tuple[str, str]]()
 
     def unanswered_at_first(kind: str, path: str) -> None:
@@ -194,16 +195,17 @@ def test_entry_of_which_every_request_goes_unanswered_once_waits_for_an_answer(f
 
 
 class BriefStore(FaultyStore):
-    """A store of which it is said to be asked for a fifth of a second."""
+    """A store whose URL limits retries to a fifth of a second."""
 
     @property
     def url(self) -> str:
         return "s3://bucket/brief?timeout_s=0.2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_entry_gives_a_silent_store_up_when_the_time_that_its_url_says_is_over(filled: MemoryStore, entry: str) -> None:
-    """Two loops, one in the other, asked for two minutes whatever the URL said."""
+def test_entry_gives_up_on_a_silent_store_after_the_time_in_its_url(filled: MemoryStore, entry: str) -> None:
+    """Regression: two nested retry loops took two minutes whatever the URL said."""
     store, began_s = BriefStore(filled), time.monotonic()
     for kind in ("get", "read", "head", "list"):
         store.fail(kind, "", "unavailable", times=10**9)
@@ -214,7 +216,7 @@ def test_entry_gives_a_silent_store_up_when_the_time_that_its_url_says_is_over(f
     assert time.monotonic() - began_s < 20
 
 
-def test_log_whose_manifest_is_longer_than_any_is_listed_as_one(memory_store: MemoryStore) -> None:
+def test_log_with_an_oversized_manifest_is_listed_as_a_log(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     memory_store.create(f"huge/{MANIFEST}", b" " * (BYTES_MAX + 1))
 

@@ -1,4 +1,4 @@
-"""A change was made, its answer lost, and somebody else went on before that was looked up."""
+"""A change was applied, its answer was lost, and another process built on it before the outcome was determined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wal3_core.model.policy import Policy
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 RECORDS = [Record(offset, 0, None, b"%d" % offset) for offset in (1, 2, 3)]
@@ -51,10 +51,10 @@ BEGINNINGS: dict[str, Callable[[ObjectStore, ObjectStore], object]] = {
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
-def test_log_that_somebody_appends_to_before_its_beginning_was_answered_is_begun(
+def test_log_that_another_writer_appends_to_before_its_creation_was_answered_is_created(
     memory_store: MemoryStore, begin: str
 ) -> None:
-    """It was told that another log has taken the name, for ever."""
+    """Regression: the creator got an error that another log has taken the name, permanently."""
 
     def append() -> LogPosition:
         with LogWriter.open(memory_store, "b") as writer:
@@ -68,7 +68,7 @@ def test_log_that_somebody_appends_to_before_its_beginning_was_answered_is_begun
     assert [record.body for record in LogReader.open(memory_store, "b").records()][-1] == b"waited for it"
 
 
-def test_change_of_a_policy_is_not_made_twice(memory_store: MemoryStore) -> None:
+def test_policy_change_is_not_applied_twice(memory_store: MemoryStore) -> None:
     LogWriter.initialize(memory_store, "a")
     other = PolicyStore(memory_store, "a")
     other.change(lambda policy: replace(policy, retention_s=3600))

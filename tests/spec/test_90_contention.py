@@ -1,4 +1,4 @@
-"""Writers that append at once: threads, and processes on stores that processes share."""
+"""Concurrent writers: threads, and processes on stores that processes share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.programs import Program
 from wal3_core import ContentionError, LogReader, LogWriter, open_store, scrub
@@ -40,7 +42,7 @@ Outcomes = dict[str, dict[str, int] | list[str]]
 
 
 def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcomes]:
-    """Let several processes append to one log at once; return what each was told."""
+    """Let several processes append to one log at once; return the outcomes of each."""
     processes = [
         Program(
             [sys.executable, "-c", APPENDER, url, f"writer{number}", str(count), str(reseals)],
@@ -66,24 +68,25 @@ def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcome
 
 
 def check(store: ObjectStore, outcomes: list[Outcomes]) -> dict[str, int]:
-    """Every acknowledged record once and where it was said to be, no refused one, unknown ones at most once."""
+    """Every acknowledged record is there once at its offset, no refused one is, and unknown ones at most once."""
     found: dict[str, int] = {}
     for record in LogReader.open(store, "a").records():
         body = (record.body or b"").decode()
         assert body not in found, f"{body} exists twice"
         found[body] = record.offset
-    for told in outcomes:
-        acked, refused = told["acked"], told["refused"]
+    for each in outcomes:
+        acked, refused = each["acked"], each["refused"]
         assert isinstance(acked, dict)
         assert {body: found.get(body) for body in acked} == acked
         assert not [body for body in refused if body in found]
-    accounted = {body for told in outcomes for body in [*told["acked"], *told["unknown"]]}
+    accounted = {body for each in outcomes for body in [*each["acked"], *each["unknown"]]}
     assert set(found) <= accounted
     assert scrub(store, "a").sound
     return found
 
 
-def test_two_processes_on_one_log_each_get_every_record_in_once(store_url: str) -> None:
+@pytest.mark.slow
+def test_two_processes_on_one_log_each_append_every_record_once(store_url: str) -> None:
     store = open_store(store_url)
     LogWriter.initialize(store, "a")
 
@@ -91,22 +94,24 @@ def test_two_processes_on_one_log_each_get_every_record_in_once(store_url: str) 
 
     found = check(store, outcomes)
     assert len(found) == 80
-    assert all(not told["refused"] and not told["unknown"] for told in outcomes)
+    assert all(not each["refused"] and not each["unknown"] for each in outcomes)
 
 
-def test_two_processes_that_do_not_insist_are_told_the_truth(store_url: str) -> None:
+@pytest.mark.slow
+def test_two_processes_without_reseals_get_true_outcomes(store_url: str) -> None:
     store = open_store(store_url)
     LogWriter.initialize(store, "a")
 
     outcomes = contend(store_url, writers=2, count=60, reseals=0)
 
     found = check(store, outcomes)
-    refused = sum(len(told["refused"]) for told in outcomes)
+    refused = sum(len(each["refused"]) for each in outcomes)
     assert refused > 0
     assert len(found) + refused == 120
 
 
-def test_many_writers_in_one_process_get_every_record_in_once(store: ObjectStore) -> None:
+@pytest.mark.slow
+def test_many_writers_in_one_process_append_every_record_once(store: ObjectStore) -> None:
     LogWriter.initialize(store, "a")
 
     def append(number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What processes do to a writer: fork, exit, threads that can not be had, callbacks, panics."""
+"""A writer and its process: fork, exit, threads that cannot be started, callbacks, panics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.logs import bodies
 from tests.stores import FaultyStore
 from wal3_core import (
     ClosedError,
@@ -32,50 +33,45 @@ from wal3_core import (
 )
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 # Snapshots from the first records on.
 ROLLED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2))
 
 
-def bodies(store: ObjectStore, log: str = "a") -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, log).records()]
-
-
 def in_child(action: Callable[[], object]) -> str:
-    """Do something in a forked child; return the name of what it raised, or "" if nothing."""
+    """Run an action in a forked child; return the name of the exception it raised, or "nothing"."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        # A fork that hangs ends by itself.
+        # A child that hangs ends by itself.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(60)
         try:
             action()
             os.write(writing, b"nothing")
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is to hear of it
+        except BaseException as error:  # noqa: BLE001 - the parent reports any exception
             os.write(writing, type(error).__name__.encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        told = answer.read().decode()
+        raised = answer.read().decode()
     os.waitpid(child, 0)
-    return told
+    return raised
 
 
 @pytest.mark.parametrize("appended_before", [False, True])
 def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_child(
     local_url: str, *, appended_before: bool
 ) -> None:
-    """Parent and child had one token, epoch and seq_no: each took the other's record for its own."""
+    """Regression: parent and child had one token, epoch and seq_no, and each took the other's record for its own."""
     store = open_store(local_url)
     with LogWriter.open_or_initialize(store, "a") as writer:
         if appended_before:
@@ -83,17 +79,18 @@ def test_writer_opened_before_a_fork_works_in_the_parent_and_refuses_in_the_chil
         reader = LogReader.open(store, "a")
         list(reader.records())
 
-        told = [in_child(lambda: writer.append(b"child")), in_child(writer.close)]
+        raised = [in_child(lambda: writer.append(b"child")), in_child(writer.close)]
         reread = in_child(lambda: list(reader.records()))
         writer.append(b"parent")
 
-    assert told == [ClosedError.__name__] * 2
+    assert raised == [ClosedError.__name__] * 2
     assert reread == ClosedError.__name__
     assert bodies(store) == [b"before"] * appended_before + [b"parent"]
 
 
-def test_whatever_was_opened_before_a_fork_refuses_every_call_in_the_child(local_url: str) -> None:
-    """What asks the store alone worked in the child, or hung where the parent was using it just then."""
+@pytest.mark.slow
+def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_url: str) -> None:
+    """Regression: calls that only read the store worked in the child, or hung where the parent was using it."""
     store = open_store(local_url)
     with LogWriter.open_or_initialize(store, "a", options=ROLLED) as writer:
         for _ in range(8):
@@ -127,9 +124,9 @@ def test_whatever_was_opened_before_a_fork_refuses_every_call_in_the_child(local
             "append": lambda: writer.append(b"child"),
         }
 
-        told = {name: in_child(call) for name, call in calls.items()}
+        raised = {name: in_child(call) for name, call in calls.items()}
 
-    assert told == dict.fromkeys(calls, ClosedError.__name__)
+    assert raised == dict.fromkeys(calls, ClosedError.__name__)
     assert CursorStore(store, "a").load("c") == witness
 
 
@@ -146,6 +143,7 @@ def test_log_opened_in_the_child_works(local_url: str) -> None:
     assert bodies(store) == [b"parent", b"child"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -169,7 +167,7 @@ def test_log_opened_in_the_child_works(local_url: str) -> None:
     ],
     ids=["thread", "atexit"],
 )
-def test_appends_while_the_interpreter_ends_are_done_and_it_ends(local_url: str, program: str) -> None:
+def test_appends_during_interpreter_exit_complete_and_the_interpreter_exits(local_url: str, program: str) -> None:
     head = "import atexit, sys, threading, time\nfrom wal3_core import *\nstore = open_store(sys.argv[1])\n"
 
     ended = subprocess.run(
@@ -183,7 +181,7 @@ def test_appends_while_the_interpreter_ends_are_done_and_it_ends(local_url: str,
     assert ended.stdout.strip() == "[b'late']"
 
 
-def test_callback_that_appends_and_waits_holds_up_nobody(memory_store: MemoryStore) -> None:
+def test_callback_that_appends_and_waits_blocks_no_other_caller(memory_store: MemoryStore) -> None:
     answers: list[int] = []
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         for _ in range(20):
@@ -199,9 +197,10 @@ def test_callback_that_appends_and_waits_holds_up_nobody(memory_store: MemorySto
     assert len(answers) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers_max", [1, 2, 3, 4, 32])
-def test_callbacks_that_read_the_log_or_wait_for_another_hold_up_nobody(workers_max: int) -> None:
-    """They took the workers that their reads waited for, and the log stood still for ever."""
+def test_callbacks_that_read_the_log_or_wait_for_another_block_no_other_caller(workers_max: int) -> None:
+    """Regression: they occupied the workers that their reads waited for, and the log stopped forever."""
     runtime = ThreadRuntime(workers_max=workers_max)
     store = MemoryStore(runtime)
     logs = [LogWriter.open_or_initialize(store, name, runtime=runtime) for name in "ab"]
@@ -226,9 +225,9 @@ def test_callbacks_that_read_the_log_or_wait_for_another_hold_up_nobody(workers_
     assert answers == [0] * 100
 
 
-@pytest.mark.parametrize(("target", "told"), [("/log/", NotDurableError), ("MANIFEST", UnknownDurabilityError)])
-def test_panic_inside_the_store_client_reaches_the_callers_and_the_writer_goes_on(
-    memory_store: MemoryStore, target: str, told: type[Exception]
+@pytest.mark.parametrize(("target", "raised"), [("/log/", NotDurableError), ("MANIFEST", UnknownDurabilityError)])
+def test_panic_inside_the_store_client_reaches_the_callers_and_the_writer_continues(
+    memory_store: MemoryStore, target: str, raised: type[Exception]
 ) -> None:
     """Rust panics arrive as a BaseException."""
 
@@ -245,17 +244,17 @@ def test_panic_inside_the_store_client_reaches_the_callers_and_the_writer_goes_o
 
     store.before = panic
     with LogWriter.open(store, "a", options=WriterOptions(retry=QUICK)) as writer:
-        with pytest.raises(told):
+        with pytest.raises(raised):
             writer.submit(b"1").result(10)
         assert writer.submit(b"2").result(10).offset == 1
 
     assert bodies(memory_store) == [b"2"]
 
 
-def test_thread_that_can_not_be_had_delays_and_loses_nothing(
+def test_thread_that_cannot_be_started_delays_and_loses_nothing(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wal3_core.runtime import ThreadRuntime  # noqa: PLC0415 - only here is one short of threads
+    from wal3_core.runtime import ThreadRuntime  # noqa: PLC0415 - only this test runs short of threads
 
     start, start_new, refuse = threading.Thread.start, _thread.start_new_thread, [True]
 

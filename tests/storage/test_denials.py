@@ -1,4 +1,4 @@
-"""A store that refuses says so as a denial, whatever it was asked, and not as a moment without an answer."""
+"""A refusal by the store is a StoreDeniedError for every request, not a plain UnavailableError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ASKED: dict[str, Callable[[ObjectStore], object]] = {
 
 
 class RefusingServer(BaseHTTPRequestHandler):
-    """Refuses everything with the status that the bucket is named for."""
+    """Refuses every request with the status in the bucket's name."""
 
     protocol_version = "HTTP/1.1"
 
@@ -41,14 +41,14 @@ class RefusingServer(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = refuse  # noqa: N815 - http.server calls them so
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = refuse  # noqa: N815 - the names http.server calls
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class RangelessServer(BaseHTTPRequestHandler):
-    """Has one object of ten bytes, and gives other bytes of it than those it is asked for."""
+    """Has one object of ten bytes, and returns another range of it than requested."""
 
     protocol_version = "HTTP/1.1"
 
@@ -65,15 +65,15 @@ class RangelessServer(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_GET  # noqa: N815 - http.server calls it so
+    do_HEAD = do_GET  # noqa: N815 - the name http.server calls
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run a server; give its endpoint."""
+    """Run a server; yield its endpoint."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -86,6 +86,7 @@ def refusing_endpoint() -> Iterator[str]:
         yield endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")  # for credentials
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("status", [401, 403])
@@ -96,6 +97,7 @@ def test_refused_access_is_a_denial(refusing_endpoint: str, asked: str, status: 
         ASKED[asked](store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")
 @pytest.mark.parametrize("asked", ASKED)
 def test_missing_bucket_is_a_denial(asked: str) -> None:
@@ -105,10 +107,11 @@ def test_missing_bucket_is_a_denial(asked: str) -> None:
         ASKED[asked](store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3_bucket_url")
 @pytest.mark.parametrize("bucket", ["whole", "other"])
-def test_server_that_gives_other_bytes_than_it_is_asked_for_is_named(bucket: str) -> None:
-    """It was told as a store that does not answer."""
+def test_server_that_returns_another_range_is_named(bucket: str) -> None:
+    """It was once reported as a store that does not answer."""
     with serving(RangelessServer) as endpoint:
         store = open_store(f"s3://{bucket}/folder?endpoint={endpoint}")
 

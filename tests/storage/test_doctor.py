@@ -1,4 +1,4 @@
-"""The doctor passes a store that keeps its promises, and names the promise that another one breaks."""
+"""The doctor passes a store that keeps its promises, and names each promise that a store breaks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from wal3_core.errors import UnavailableError
 from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.doctor import examine
-from wal3_core.storage.memory import MemoryStore
 from wal3_core.storage.object_store import Done, Etag, ObjectMeta, Unknown, Versioned
 from wal3_core.storage.open_store import open_store
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import Buffer, ObjectStore, PutOutcome
 
-ATOMIC = {"of racing creates one is done", "racing swaps lose nothing"}
+ATOMIC = {"one of several racing creates is done", "racing swaps lose nothing"}
 
 
 class CarelessStore(MemoryStore):
-    """A store that does every PUT, whatever its condition, as some servers do."""
+    """A store that applies every PUT, ignoring its condition, as some servers do."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime(), name="careless")
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Overwrite, after a moment, so that a race is one."""
+        """Overwrite after a pause, so that concurrent calls race."""
         shared_runtime().sleep(0.002)
         super().delete(path)
         return super().create(path, data)
@@ -44,13 +44,13 @@ class CarelessStore(MemoryStore):
 
 
 class RacyStore(MemoryStore):
-    """A store that looks and then writes, without a lock around both."""
+    """A store that compares versions and then writes, without a lock around both."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime(), name="racy")
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Look, be slow, overwrite."""
+        """Compare, pause, overwrite."""
         found = self.get(path)
         if not isinstance(found, Versioned) or found.etag != etag:
             return super().replace(path, data, etag)
@@ -60,7 +60,7 @@ class RacyStore(MemoryStore):
 
 
 class UnorderedStore(MemoryStore):
-    """A store that lists as it likes."""
+    """A store that lists out of order."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime(), name="unordered")
@@ -71,28 +71,28 @@ class UnorderedStore(MemoryStore):
 
 
 class CaseFoldingStore(MemoryStore):
-    """A store to which names that differ in case are one."""
+    """A store that ignores case in names."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime(), name="folding")
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write under the name in small letters."""
+        """Write under the name in lower case."""
         return super().create(path.lower(), data)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read what has the name in small letters."""
+        """Read the object with the name in lower case."""
         return super().read(path.lower(), start=start, length=length)
 
 
 class LateStore(MemoryStore):
-    """A store with its clock an hour behind."""
+    """A store whose clock is an hour behind."""
 
     def __init__(self) -> None:
         super().__init__(shared_runtime(), name="late")
 
     def head(self, path: str) -> ObjectMeta | None:
-        """Describe an object by a clock that is late."""
+        """Describe an object by the late clock."""
         found = super().head(path)
         return None if found is None else ObjectMeta(path, found.size, found.last_modified_us - 3_600_000_000)
 
@@ -113,6 +113,7 @@ def failed(store: ObjectStore) -> set[str]:
     return {check.name for check in examine(store).checks if not check.passed}
 
 
+@pytest.mark.slow
 def test_sound_store_passes_and_is_left_as_it_was(store: ObjectStore) -> None:
     store.create("mine", b"1")
 
@@ -144,16 +145,16 @@ def test_store_that_checks_without_a_lock_loses_racing_swaps() -> None:
     assert failed(RacyStore()) == {"racing swaps lose nothing"}
 
 
-def test_store_that_lists_out_of_order_is_found_out() -> None:
+def test_store_that_lists_out_of_order_is_detected() -> None:
     assert failed(UnorderedStore()) == {"a list is in order of paths"}
 
 
-def test_store_that_folds_case_is_found_out() -> None:
-    """It would make one log of two whose names differ in case."""
+def test_store_that_folds_case_is_detected() -> None:
+    """On such a store two logs whose names differ in case would be one."""
     assert failed(CaseFoldingStore()) == {"names that differ in case are two objects"}
 
 
-def test_late_clock_is_told_but_breaks_no_promise() -> None:
+def test_late_clock_is_reported_but_breaks_no_promise() -> None:
     report = examine(LateStore())
 
     assert report.suitable
@@ -167,7 +168,7 @@ def test_store_that_does_not_answer_is_an_error() -> None:
 
 
 class BareEtagServer(BaseHTTPRequestHandler):
-    """Stands before the S3 server; compares If-Match with the ETag's bare value, as radosgw does."""
+    """A proxy of the S3 server that compares If-Match with the unquoted ETag, as radosgw does."""
 
     upstream = ""
     protocol_version = "HTTP/1.1"
@@ -178,7 +179,7 @@ class BareEtagServer(BaseHTTPRequestHandler):
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
         match = next((name for name in headers if name.lower() == "if-match"), None)
         if match is not None:
-            # A quoted value names no version here; a bare one is what the server behind wants in quotes.
+            # A quoted value matches no version here; an unquoted one is quoted for the server behind.
             headers[match] = '"0"' if headers[match].startswith('"') else f'"{headers[match]}"'
         connection = http.client.HTTPConnection(self.upstream, timeout=10)
         connection.request(self.command, self.path, body, headers)
@@ -194,15 +195,15 @@ class BareEtagServer(BaseHTTPRequestHandler):
         self.wfile.write(data)
         connection.close()
 
-    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = forward  # noqa: N815 - http.server calls them so
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = forward  # noqa: N815 - the names http.server calls
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
-    """URL of a store on a server that wants ETags bare."""
+    """URL of a store on a server that expects unquoted ETags."""
     handler = type("Handler", (BareEtagServer,), {"upstream": urlsplit(s3_endpoint).netloc})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -210,16 +211,18 @@ def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
         server.shutdown()
 
 
-def test_server_that_wants_bare_etags_is_recognised_and_passes_as_advised(bare_etag_url: str) -> None:
+@pytest.mark.slow
+def test_server_that_expects_unquoted_etags_is_recognised_and_passes_as_advised(bare_etag_url: str) -> None:
     report = examine(open_store(bare_etag_url))
 
     advised = f"{bare_etag_url}&etags=unquoted"
     assert "a replace with the current version is done" in {check.name for check in report.checks if not check.passed}
-    assert report.advice[0] == f"this server wants ETags bare; open it as {advised}"
+    assert report.advice[0] == f"this server expects unquoted ETags: open it as {advised}"
     assert examine(open_store(advised)).suitable
 
 
-def test_bare_etag_server_does_as_told(bare_etag_url: str) -> None:
+@pytest.mark.slow
+def test_bare_etag_server_accepts_only_unquoted_etags(bare_etag_url: str) -> None:
     quoted, bare = open_store(bare_etag_url), open_store(f"{bare_etag_url}&etags=unquoted")
     etag = quoted.create("a", b"1")
     assert isinstance(etag, Done)

@@ -1,4 +1,4 @@
-"""Small documents are created once and swapped by CAS, whatever the store answers or leaves unanswered."""
+"""Small documents are created once and swapped by CAS, whatever the store answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.position import LogPosition
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.document_store import DocumentStore, Seen
+from wal3_core.storage.documents.document_store import DocumentStore, Seen
 from wal3_core.storage.object_store import Etag, ObjectStore, Versioned
 
 PATH = "cursor/reader.json"
@@ -46,7 +46,7 @@ def test_document_is_created_loaded_changed_and_deleted(store: ObjectStore) -> N
     assert kept.load(PATH) is None
 
 
-def test_document_that_is_there_is_not_created_again(store: ObjectStore) -> None:
+def test_existing_document_is_not_created_again(store: ObjectStore) -> None:
     kept = documents(store)
     created = kept.save(PATH, FIRST, None)
 
@@ -54,7 +54,7 @@ def test_document_that_is_there_is_not_created_again(store: ObjectStore) -> None
     assert kept.load(PATH) == created
 
 
-def test_change_of_what_was_seen_before_another_change_is_refused(store: ObjectStore) -> None:
+def test_change_from_an_outdated_version_is_refused(store: ObjectStore) -> None:
     kept = documents(store)
     created = kept.save(PATH, FIRST, None)
     changed = kept.save(PATH, SECOND, created)
@@ -63,7 +63,7 @@ def test_change_of_what_was_seen_before_another_change_is_refused(store: ObjectS
     assert kept.load(PATH) == changed
 
 
-def test_change_of_what_is_gone_does_not_bring_it_back(store: ObjectStore) -> None:
+def test_change_of_a_deleted_document_does_not_bring_it_back(store: ObjectStore) -> None:
     kept = documents(store)
     created = kept.save(PATH, FIRST, None)
     kept.delete(PATH)
@@ -111,7 +111,7 @@ def test_save_that_is_denied_says_so_at_once(store: ObjectStore) -> None:
     assert faulty.fired["denied"] == 1
 
 
-def test_change_applied_minutes_later_harms_nobody_who_came_after(store: ObjectStore) -> None:
+def test_change_applied_minutes_later_does_not_undo_later_changes(store: ObjectStore) -> None:
     faulty = FaultyStore(store)
     kept = documents(faulty)
     created = kept.save(PATH, FIRST, None)
@@ -124,7 +124,7 @@ def test_change_applied_minutes_later_harms_nobody_who_came_after(store: ObjectS
     assert kept.load(PATH) == later
 
 
-def test_unanswered_save_that_another_overtook_is_refused(store: ObjectStore) -> None:
+def test_unanswered_save_overtaken_by_another_is_refused(store: ObjectStore) -> None:
     faulty = FaultyStore(store)
     created, saved = documents(store).save(PATH, FIRST, None), list[Seen[Cursor] | None]()
     faulty.fail("replace", "cursor/", "unknown")
@@ -146,7 +146,7 @@ def test_damaged_document_is_an_error_that_names_it(store: ObjectStore) -> None:
         documents(store).load(PATH)
 
 
-def test_damage_on_the_way_is_read_again(store: ObjectStore) -> None:
+def test_damage_in_transit_is_read_again(store: ObjectStore) -> None:
     created = documents(store).save(PATH, FIRST, None)
     assert created is not None
 

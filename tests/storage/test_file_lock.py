@@ -1,4 +1,4 @@
-"""A process that is stopped while it holds a lock holds up others for so long and no longer."""
+"""A process that is stopped while it holds a lock delays others only until their deadline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
 
 
 def hold_all(connection: Connection, folder: str) -> None:
-    """Hold all locks of a store that there are, as one that was stopped on the way may hold any of them."""
+    """Hold all locks of a store, since a stopped process may hold any of them."""
     files = [path.open("ab") for path in Path(folder).iterdir()]
     for file in files:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -43,7 +43,8 @@ def hold_all(connection: Connection, folder: str) -> None:
     connection.recv()
 
 
-def test_append_beside_a_stopped_process_is_told_the_truth_and_who_holds_it_up(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_append_beside_a_stopped_process_fails_as_not_durable_and_names_the_process(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=0.2")
     with LogWriter.open_or_initialize(store, "a", options=QUICK) as writer:
         writer.append(b"1")
@@ -74,7 +75,8 @@ def process_id(text: str) -> int:
     return int(text.split("held by process ")[1].split(maxsplit=1)[0])
 
 
-def test_lock_that_comes_free_in_time_fails_nobody(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_lock_released_in_time_causes_no_error(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     made = store.create("object", b"1")
     assert isinstance(made, Done)
@@ -91,7 +93,7 @@ def test_lock_that_comes_free_in_time_fails_nobody(tmp_path: Path) -> None:
 
 
 def fork_and_die(connection: Connection, url: str) -> None:
-    """Fork while a lock is held, as a program with other threads may, and be killed there."""
+    """Fork while a lock is held, as a program with other threads may, and die."""
     store = open_store(url)
     found = store.get("object")
     assert isinstance(found, Versioned)
@@ -108,8 +110,9 @@ def fork_and_die(connection: Connection, url: str) -> None:
     store.replace("object", b"never", found.etag)
 
 
-def test_lock_of_a_dead_process_is_not_held_by_what_it_had_forked(tmp_path: Path) -> None:
-    """It was, for as long as the child lived, and the dead process was named."""
+@pytest.mark.slow
+def test_lock_of_a_dead_process_is_not_held_by_its_forked_child(tmp_path: Path) -> None:
+    """It was once held for as long as the child lived, and the message named the dead process."""
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=5")
     made = store.create("object", b"1")
     assert isinstance(made, Done)
@@ -126,7 +129,7 @@ def test_lock_of_a_dead_process_is_not_held_by_what_it_had_forked(tmp_path: Path
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was synced while a lock was held."""
+    """The files and folders synced while a lock was held."""
     locks, during, flock, fsync = [0], [], fcntl.flock, os.fsync
 
     def count(file: int, operation: int) -> None:
@@ -159,10 +162,10 @@ def test_nothing_is_synced_while_a_lock_is_held(local_url: str, held: list[str])
     assert held == []
 
 
-def test_version_whose_writer_hangs_in_its_sync_is_built_on_at_once(
+def test_version_whose_writer_hangs_in_fsync_can_be_replaced_at_once(
     local_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk keeps one process waiting, or it was stopped there: it holds no lock any more."""
+    """A process that waits for its disk, or was stopped there, no longer holds a lock."""
     slow, other = open_store(local_url), open_store(local_url)
     made = slow.create("object", b"1")
     assert isinstance(made, Done)
@@ -191,7 +194,7 @@ def test_version_whose_writer_hangs_in_its_sync_is_built_on_at_once(
 
 
 @pytest.mark.parametrize("option", ["lock_wait_s=-1", "lock_wait_s=nan", "lock_wait_s=", "lock_wait_s=1e9", "wait=1"])
-def test_wait_that_makes_no_sense_is_refused(tmp_path: Path, option: str) -> None:
+def test_invalid_lock_wait_is_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(InvalidRequestError, match="lock_wait_s"):
         open_store(f"{tmp_path.as_uri()}?{option}")
 
@@ -201,7 +204,8 @@ def test_url_of_a_store_keeps_its_wait(tmp_path: Path) -> None:
     assert open_store(f"{tmp_path.as_uri()}?lock_wait_s=20").url == tmp_path.as_uri()
 
 
-def test_stopped_process_that_makes_nothing_of_its_lock_is_named(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_process_that_holds_a_lock_too_long_is_named(tmp_path: Path) -> None:
     store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=0.1")
     made = store.create("object", b"1")
     assert isinstance(made, Done)

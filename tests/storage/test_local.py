@@ -1,4 +1,4 @@
-"""The directory store syncs before it promises, in an order that a crash can not undo."""
+"""The directory store syncs before it acknowledges, in an order that a crash cannot undo."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from wal3_core import LogWriter, NotDurableError, UnavailableError, WriterOptions, open_store
 from wal3_core.options import RetryOptions
-from wal3_core.storage import local
-from wal3_core.storage.local import LocalStore
+from wal3_core.storage.backends import local_durability
+from wal3_core.storage.backends.local import LocalStore
 from wal3_core.storage.object_store import Done, Unknown
 
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
@@ -21,7 +21,7 @@ QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is synced, in order: "file", or the folder's name; the syncing itself goes on."""
+    """The syncs in order, "file" or the folder's name; they are also done."""
     order: list[str] = []
     fsync = os.fsync
 
@@ -105,7 +105,7 @@ def test_folder_that_was_removed_and_made_again_is_synced_before_it_is_relied_on
     assert (synced[0], synced[-3:]) == ("file", ["store", "one", "two"])
 
 
-def test_folder_goes_with_its_last_object_and_the_store_stays(local_url: str) -> None:
+def test_folder_is_removed_with_its_last_object_and_the_store_stays(local_url: str) -> None:
     store, root = open_store(local_url), Path(urlsplit(local_url).path)
     for path in ("a/one/two/object", "a/one/other", "b/object"):
         assert isinstance(store.create(path, b"x"), Done)
@@ -125,8 +125,8 @@ def test_folder_goes_with_its_last_object_and_the_store_stays(local_url: str) ->
     assert isinstance(store.create("a/one/two/object", b"y"), Done)
 
 
-def test_folder_that_stayed_without_an_object_is_not_listed(local_url: str) -> None:
-    """It may stay while somebody else creates something."""
+def test_folder_without_an_object_is_not_listed(local_url: str) -> None:
+    """A folder may be kept while another object is being created."""
     store, root = open_store(local_url), Path(urlsplit(local_url).path)
     assert isinstance(store.create("a/one/object", b"x"), Done)
     (root / "b" / "two").mkdir(parents=True)
@@ -134,9 +134,10 @@ def test_folder_that_stayed_without_an_object_is_not_listed(local_url: str) -> N
     assert store.list_folders("") == ["a/"]
 
 
+@pytest.mark.slow
 def test_folder_never_vanishes_under_a_create(local_url: str) -> None:
     def create_and_delete(number: int) -> int:
-        """One store each, as processes have; they share folders, and none of their objects."""
+        """Open a store of its own, as a process would; the threads share folders, but no objects."""
         store, done = open_store(local_url), 0
         for index in range(60):
             path = f"shared/{index % 2}/folder/{number}-{index}"
@@ -158,12 +159,13 @@ def test_staging_folder_that_was_cleaned_away_comes_back(local_url: str) -> None
 
 @pytest.fixture
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync nothing: what is looked at is memory."""
+    """Sync nothing: these tests check memory use."""
     monkeypatch.setattr(os, "fsync", lambda _handle: None)
-    monkeypatch.setattr(local, "_DURABLE_MAX", 1000)
-    monkeypatch.setattr(local, "_SEEN_MAX", 1000)
+    monkeypatch.setattr(local_durability, "_FOLDERS_MAX", 1000)
+    monkeypatch.setattr(local_durability, "_SEEN_MAX", 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str) -> None:
     store = LocalStore(Path(urlsplit(local_url).path))
@@ -172,11 +174,12 @@ def test_thousands_of_folders_and_documents_do_not_stay_in_memory(local_url: str
         assert isinstance(made, Done)
         assert isinstance(store.replace(f"{number}/object", b"2", made.etag), Done)
 
-    assert 0 < len(store._durable) <= 1000
-    assert 0 < len(store._seen) <= 1000
-    assert not store._unsynced
+    assert 0 < len(store._durable._folders) <= 1000
+    assert 0 < len(store._durable._seen) <= 1000
+    assert not store._durable._unsynced
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 def test_folders_that_were_removed_are_forgotten(local_url: str) -> None:
     store = LocalStore(Path(urlsplit(local_url).path))
@@ -184,4 +187,4 @@ def test_folders_that_were_removed_are_forgotten(local_url: str) -> None:
         store.create(f"{number}/object", b"1")
         store.delete(f"{number}/object")
 
-    assert len(store._durable) <= 10
+    assert len(store._durable._folders) <= 10

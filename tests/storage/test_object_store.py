@@ -38,8 +38,8 @@ def test_created_object_reads_back_whole_and_in_ranges(store: ObjectStore) -> No
     assert store.read("log/a.bin", start=95, length=50) == bytes(range(95, 100))
 
 
-def test_range_that_holds_nothing_of_an_object_reads_nothing(store: ObjectStore) -> None:
-    """Servers answer such a range with an error, which was told as an outage."""
+def test_range_beyond_the_end_of_an_object_reads_nothing(store: ObjectStore) -> None:
+    """Servers answer such a range with an error, which was once reported as an outage."""
     etag_of(store.create("empty", b""))
     etag_of(store.create("short", b"123"))
 
@@ -76,7 +76,7 @@ def test_replace_needs_the_current_version(store: ObjectStore) -> None:
     assert store.head("missing") is None
 
 
-def test_get_tells_when_nothing_changed(store: ObjectStore) -> None:
+def test_get_reports_an_unchanged_object(store: ObjectStore) -> None:
     etag = etag_of(store.create("a", b"1"))
 
     assert store.get("a") == Versioned(b"1", etag)
@@ -126,6 +126,7 @@ def test_list_starts_after_a_path(store: ObjectStore) -> None:
         assert [meta.path for meta in store.list_objects("x/", start_after=name)] == names[index + 1 :]
 
 
+@pytest.mark.slow
 def test_list_goes_over_more_than_one_page(store: ObjectStore) -> None:
     names = [f"many/{index:05d}" for index in range(1100)]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -159,6 +160,7 @@ def test_folder_store_sees_only_its_folder(store: ObjectStore) -> None:
     assert head.path == "cursor/a.json"
 
 
+@pytest.mark.slow
 def test_counter_raised_by_cas_from_many_threads_loses_no_update(store: ObjectStore) -> None:
     etag_of(store.create("counter", b"0"))
 

@@ -1,4 +1,4 @@
-"""Stores under processes: many at once, killed at any moment, on a full or forbidden disk."""
+"""Stores used by several processes: many at once, killed at any moment, on a full or forbidden disk."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ KILLS = 20
 ANSWER_S_MAX = 60
 LINES = 5000
 DAY_S = 24 * 60 * 60
-NOBODY = 65534
+UNPRIVILEGED = 65534
 FILE_BYTES_MAX = 64 * 1024
 
 
-def answer(connection: Connection) -> Any:  # noqa: ANN401 - each kind of child says something else
+def answer(connection: Connection) -> Any:  # noqa: ANN401 - each kind of child sends another type
     assert connection.poll(ANSWER_S_MAX), f"no answer in {ANSWER_S_MAX} s"
     return connection.recv()
 
 
 def answers_left(connection: Connection) -> list[Any]:
-    """Take what a process that has ended had said until then."""
+    """Return the messages that a process sent before it ended."""
     found = []
     with contextlib.suppress(EOFError):
         while connection.poll(ANSWER_S_MAX):
@@ -54,12 +54,12 @@ def answers_left(connection: Connection) -> list[Any]:
 
 
 def content(number: int) -> bytes:
-    """Make a version that can not be torn unseen: each of its lines names it."""
+    """Make a version whose every line contains its number, so that a torn one is detected."""
     return f"{number:012d}\n".encode() * LINES
 
 
 def number_in(data: bytes | None) -> int:
-    """Tell a version from its bytes, which must be whole; 0 when there are none."""
+    """Return the number of a version, which must be whole; 0 for None."""
     if data is None:
         return 0
     number = int(data[:12]) if data[:12].isdigit() else 0
@@ -95,6 +95,7 @@ def raise_counter(connection: Connection, url: str, name: str) -> None:
     connection.send((acked, unknown))
 
 
+@pytest.mark.slow
 def test_counter_raised_by_cas_from_many_processes_loses_no_update(store_url: str) -> None:
     store = open_store(store_url)
     assert isinstance(store.create("counter.json", b"{}"), Done)
@@ -106,15 +107,15 @@ def test_counter_raised_by_cas_from_many_processes_loses_no_update(store_url: st
             assert answer(connection) == "ready"
         for connection in connections:
             connection.send("go")
-        told = {name: answer(connection) for name, connection in zip(names, connections, strict=True)}
+        answers = {name: answer(connection) for name, connection in zip(names, connections, strict=True)}
 
     counts = json.loads(store.read("counter.json") or b"")
-    print(f"told (acked, unknown): {told}; stored: {counts}")
+    print(f"answers (acked, unknown): {answers}; stored: {counts}")
     for name in names:
-        acked, unknown = told[name]
+        acked, unknown = answers[name]
         assert acked == RAISES
         assert acked <= counts[name] <= acked + unknown
-    if all(unknown == 0 for _, unknown in told.values()):
+    if all(unknown == 0 for _, unknown in answers.values()):
         assert sum(counts.values()) == WRITERS * RAISES
 
 
@@ -129,6 +130,7 @@ def keep_writing(connection: Connection, url: str) -> None:
         connection.send(("step", number))
 
 
+@pytest.mark.slow
 def test_kill_at_a_random_moment_tears_and_loses_nothing(local_url: str) -> None:
     store = open_store(local_url)
     seed = random.randrange(2**32)
@@ -139,14 +141,14 @@ def test_kill_at_a_random_moment_tears_and_loses_nothing(local_url: str) -> None
 
     for _ in range(KILLS):
         with child(keep_writing, local_url) as (process, connection):
-            told = [answer(connection)]  # that one was written shows that no dead one's lock is held
+            acks = [answer(connection)]  # a first write shows that no lock of a dead process is held
             time.sleep(chance.uniform(0, 0.03))
             process.kill()
             process.join(60)
-            told += answers_left(connection)
+            acks += answers_left(connection)
             assert process.exitcode == -signal.SIGKILL
-        acked = max([number for kind, number in told if kind == "document"])
-        steps |= {f"log/step/{number:06d}" for kind, number in told if kind == "step"}
+        acked = max([number for kind, number in acks if kind == "document"])
+        steps |= {f"log/step/{number:06d}" for kind, number in acks if kind == "step"}
 
         assert last < acked
         last = number_in(store.read("log/document"))
@@ -161,7 +163,7 @@ CRASH_POINTS = {"mkstemp", "mkdir", "open", "write", "flush", "fchmod", "fsync",
 
 
 def write_until(connection: Connection, url: str, kill_at: int) -> None:
-    """Create and replace; die just before or just after the call of the system that ``kill_at`` counts to."""
+    """Create and replace; die just before or just after a system call, at event number ``kill_at``."""
     store = open_store(url)
     count = 0
 
@@ -180,6 +182,7 @@ def write_until(connection: Connection, url: str, kill_at: int) -> None:
         connection.send(number)
 
 
+@pytest.mark.slow
 def test_kill_at_every_call_of_the_system_leaves_the_old_version_or_the_new(tmp_path: Path) -> None:
     point = exit_code = 0
     outcomes = set()
@@ -200,7 +203,7 @@ def test_kill_at_every_call_of_the_system_leaves_the_old_version_or_the_new(tmp_
         assert isinstance(put(store, "log/document", content(3)), Done)
         assert number_in(store.read("log/document")) == 3
 
-    # Each of them was met: unwritten, written but not acknowledged, acknowledged, and the same for the replace.
+    # All cases occurred: not written, written but not acknowledged, acknowledged, and the same for the replace.
     assert outcomes == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2)}
 
 
@@ -219,7 +222,7 @@ def test_staging_files_are_swept_when_older_than_a_day_and_kept_when_younger(loc
 
 
 def attempt(put: Callable[[], PutOutcome]) -> tuple[type, str]:
-    """Tell what a PUT came to: the class of its outcome or error, and what that says."""
+    """Return the class of a PUT's outcome or error, and its text."""
     try:
         outcome = put()
     except UnavailableError as error:
@@ -258,7 +261,7 @@ FILL = textwrap.dedent(
     """
     import json, pathlib, subprocess, sys
     from wal3_core.errors import UnavailableError
-    from wal3_core.storage.local import LocalStore
+    from wal3_core.storage.backends.local import LocalStore
     def attempt(put):
         try:
             return type(put()).__name__, ""
@@ -284,15 +287,16 @@ FILL = textwrap.dedent(
 
 
 def in_small_file_system(root: Path) -> list[str]:
-    """Prefix a command that shall see a file system of 512 KiB at ``root``, which only it sees."""
+    """Return a prefix that runs a command with a private file system of 512 KiB at ``root``."""
     unshare = ["unshare", "--mount", *(["--user", "--map-root-user"] if os.geteuid() else [])]
     return [*unshare, "sh", "-c", 'mount -t tmpfs -o size=512k wal3 "$0" && exec "$@"', str(root)]
 
 
+@pytest.mark.slow
 def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written(tmp_path: Path) -> None:
     prefix = in_small_file_system(tmp_path)
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False, timeout=600).returncode != 0:
-        pytest.skip("this system lets us mount no file system of our own")
+        pytest.skip("this system does not allow a private mount")
 
     output = subprocess.run(
         [*prefix, sys.executable, "-c", FILL, tmp_path], check=True, stdout=subprocess.PIPE, timeout=600
@@ -315,15 +319,15 @@ def write_as_nobody(connection: Connection, url: str) -> None:
     store = open_store(url)
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
     connection.send(attempt(lambda: store.create("log/folder/other", b"1")))
     connection.send(attempt(lambda: put(store, "log/document", b"new")))
 
 
 @pytest.fixture
 def reachable_root() -> Iterator[Path]:
-    """A directory that every user can reach: pytest's own are ours alone."""
+    """A directory that every user can reach; pytest's own are private to this user."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         root.chmod(0o755)

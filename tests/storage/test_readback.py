@@ -15,11 +15,11 @@ from wal3_core.model.pin import Pin
 from wal3_core.model.snapshot import Snapshot
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.document_store import DocumentStore
-from wal3_core.storage.garbage_store import GarbageStore
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.document_store import DocumentStore
+from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store
-from wal3_core.storage.snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def save_cursor(store: ObjectStore, **wrong: object) -> None:
 def save_policy(store: ObjectStore, **wrong: object) -> None:
     policy = Policy()
     for name, value in wrong.items():
-        # Past its own check.
+        # Bypasses the policy's own check.
         object.__setattr__(policy, name, value)
     documents(store, lambda data, what: Policy.from_bytes(data, what=what)).save("policy.json", policy, None)
 

@@ -9,7 +9,7 @@ from tests.stores import FaultyStore, damage
 from wal3_core import LogWriter, list_logs
 from wal3_core.errors import CorruptError, LogNotFoundError, UnavailableError
 from wal3_core.fleet.identity import store_identity
-from wal3_core.log.destroyer import destroy, plan_destroy
+from wal3_core.log.maintain.destroyer import destroy, plan_destroy
 from wal3_core.model.paths import STORE_IDENTITY
 from wal3_core.storage.object_store import Done, log_store
 
@@ -27,12 +27,12 @@ def test_identity_is_made_once_and_stays(store: ObjectStore) -> None:
     assert store_identity(store, create=True) == store_identity(store) == first
 
 
-def test_all_who_make_one_at_once_are_told_the_same(store: ObjectStore) -> None:
-    start, told = threading.Barrier(8, timeout=30), list[str | None]()
+def test_concurrent_creators_all_get_the_same_identity(store: ObjectStore) -> None:
+    start, found = threading.Barrier(8, timeout=30), list[str | None]()
 
     def make() -> None:
         start.wait(timeout=30)
-        told.append(store_identity(store, create=True))
+        found.append(store_identity(store, create=True))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -40,22 +40,22 @@ def test_all_who_make_one_at_once_are_told_the_same(store: ObjectStore) -> None:
     for thread in threads:
         thread.join(60)
 
-    assert len(told) == 8
-    assert set(told) == {store_identity(store)}
+    assert len(found) == 8
+    assert set(found) == {store_identity(store)}
 
 
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "late", "conflict"])
-def test_identity_that_went_unanswered_is_the_one_that_is_there(memory_store: ObjectStore, fault: str) -> None:
+def test_identity_created_without_an_answer_is_the_stored_one(memory_store: ObjectStore, fault: str) -> None:
     faulty = FaultyStore(memory_store)
     faulty.fail("create", STORE_IDENTITY, fault)  # type: ignore[arg-type]
 
-    told = store_identity(faulty, create=True)
+    made = store_identity(faulty, create=True)
     faulty.arrive()
 
-    assert told == store_identity(memory_store)
+    assert made == store_identity(memory_store)
 
 
-def test_identity_that_can_not_be_read_is_no_identity_and_not_replaced(memory_store: ObjectStore) -> None:
+def test_unreadable_identity_is_an_error_and_not_replaced(memory_store: ObjectStore) -> None:
     store_identity(memory_store, create=True)
     damage(memory_store, STORE_IDENTITY)
 
@@ -63,7 +63,7 @@ def test_identity_that_can_not_be_read_is_no_identity_and_not_replaced(memory_st
         store_identity(memory_store, create=True)
 
 
-def test_identity_that_can_not_be_written_is_an_error(
+def test_identity_that_cannot_be_written_is_an_error(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal3_core.storage.retry.TIMEOUT_S", 0.2)
@@ -75,7 +75,7 @@ def test_identity_that_can_not_be_written_is_an_error(
 
 
 def test_identity_is_no_log_s_object(store: ObjectStore) -> None:
-    """Also where somebody opened a store below a log, or in a folder between two."""
+    """Also where a store was opened below a log, or in a folder between two."""
     for log in ("teams", "teams/x"):
         LogWriter.initialize(store, log)
     for place in (store, log_store(store, "teams"), log_store(store, "teams/empty")):

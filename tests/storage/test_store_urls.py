@@ -1,4 +1,4 @@
-"""A store's URL leads to that store and to no other, or is refused by name."""
+"""A store's URL opens that store, or is refused by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from wal3_core import InvalidRequestError, LogWriter, open_store
 from wal3_core.cli.program import cli
 from wal3_core.cli.session import open_named
 from wal3_core.runtime import shared_runtime
-from wal3_core.storage.local import LocalStore
-from wal3_core.storage.memory import MemoryStore
+from wal3_core.storage.backends.local import LocalStore
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ NAMES = st.binary(min_size=1, max_size=40).filter(
 def test_url_of_a_directory_leads_back_to_it_whatever_its_name(
     name: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of a name that is not UTF-8 it led to another directory, and all such names to the same one."""
+    """URLs of names that are not UTF-8 once all led to one other directory."""
     url = LocalStore(tmp_path_factory.getbasetemp() / os.fsdecode(name)).url
 
     assert open_store(url).url == url
@@ -61,8 +61,8 @@ def test_directories_whose_names_are_not_utf8_are_different_stores(tmp_path: Pat
         "s3://bucket/caf%E9",
     ],
 )
-def test_url_that_can_not_be_read_whole_is_refused_by_name(url: str) -> None:
-    """It was a ValueError, or led to the store that is named by a part of it."""
+def test_url_with_an_unreadable_part_is_refused_by_name(url: str) -> None:
+    """It once raised ValueError, or opened the store named by a part of it."""
     with pytest.raises(InvalidRequestError, match="store URL: expected") as refused:
         open_store(url)
 
@@ -91,17 +91,17 @@ def test_url_that_can_not_be_read_whole_is_refused_by_name(url: str) -> None:
         ("memory:a?timeout_s=30", "the unknown 'timeout_s'"),
     ],
 )
-def test_option_that_is_unknown_or_empty_or_there_twice_is_refused_by_name(url: str, found: str) -> None:
-    """An empty endpoint, of a shell variable that is not set, led to Amazon's own bucket of that name."""
+def test_option_that_is_unknown_or_empty_or_repeated_is_refused_by_name(url: str, found: str) -> None:
+    """An empty endpoint, from an unset shell variable, once opened Amazon's own bucket of that name."""
     with pytest.raises(InvalidRequestError, match="store URL: expected no option") as refused:
         open_store(url)
 
-    # Its options may be secret.
+    # The options are left out: they may be secret.
     assert f"found {found} on {url.partition('?')[0]!r}" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["x?y=1", "x?timeout_s=3", "x?timeout_s=", "a#b", "a\nb"])
-def test_store_that_was_made_otherwise_may_have_any_name(name: str) -> None:
+def test_store_not_opened_by_url_can_have_any_name(name: str) -> None:
     store = MemoryStore(shared_runtime(), name=name)
     with LogWriter.open_or_initialize(store, "a") as writer:
         assert writer.append(b"x").offset == 1
@@ -117,11 +117,11 @@ def test_etags_are_unquoted_or_not_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
 
-    with pytest.raises(InvalidRequestError, match="expected etags to be unquoted, or not there, found 'bare'"):
+    with pytest.raises(InvalidRequestError, match="expected etags=unquoted, or no such option, found 'bare'"):
         open_store("s3://bucket?etags=bare")
 
 
-def test_command_refuses_an_empty_endpoint_in_a_line() -> None:
+def test_command_refuses_an_empty_endpoint_in_one_line() -> None:
     result = CliRunner().invoke(cli, ["--store", "s3://bucket?endpoint=", "--timeout", "1", "ls"])
 
     assert result.exit_code == 2
@@ -129,9 +129,9 @@ def test_command_refuses_an_empty_endpoint_in_a_line() -> None:
     assert "found endpoint without a value" in result.stderr
 
 
-def test_command_refuses_a_url_that_can_not_be_read_in_a_line() -> None:
+def test_command_refuses_a_malformed_url_in_one_line() -> None:
     result = CliRunner().invoke(cli, ["--store", "s3://[::1", "--timeout", "1", "ls"])
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: store URL: expected one that can be read, found 's3://[::1'")
+    assert result.stderr.startswith("Error: store URL: expected a valid URL, found 's3://[::1'")
     assert result.stderr.count("\n") == 1

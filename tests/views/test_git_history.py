@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core.errors import InvalidRequestError
-from wal3_core.log.reader import LogReader
-from wal3_core.log.writer import LogWriter
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.write.writer import LogWriter
 from wal3_core.options import WriterOptions
 from wal3_core.views.git_history import ingest, replay
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core.model.record import Message, Record
-    from wal3_core.storage.memory import MemoryStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LOG = "history"
@@ -86,7 +86,7 @@ def fold(messages: Iterable[Message | Record]) -> dict[bytes, bytes]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """A history with everything that is easily got wrong."""
+    """A history with renames, links, deletions, odd names, type changes and a merge."""
     repository = Repository(tmp_path / "repository")
     repository.write("kept.txt", b"one\n")
     repository.write("renamed.txt", b"same bytes\n" * 20)
@@ -144,10 +144,10 @@ def test_merge_counts_once_with_what_it_changed_on_the_first_parent(repository: 
 
 def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: Repository) -> None:
     LogWriter.initialize(store, LOG)
-    heard: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     with LogWriter.open(store, LOG) as writer:
-        report = ingest(repository.path, writer, progress=lambda done, total: heard.append((done, total)))
+        report = ingest(repository.path, writer, progress=lambda done, total: reported.append((done, total)))
 
     records = list(LogReader.open(store, LOG).records())
     assert repository.blob_ids(fold(records)) == repository.tree()
@@ -155,8 +155,8 @@ def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: 
     assert report.num_bytes == sum(len(record.key or b"") + len(record.body or b"") for record in records)
     assert report.num_commits == 5
     assert report.head == repository.git("rev-parse", "HEAD").decode().strip()
-    assert heard[-1] == (5, 5)
-    assert heard == sorted(heard)
+    assert reported[-1] == (5, 5)
+    assert reported == sorted(reported)
 
 
 def test_one_folder_replays_alone_under_whole_paths(repository: Repository) -> None:
@@ -166,7 +166,7 @@ def test_one_folder_replays_alone_under_whole_paths(repository: Repository) -> N
     assert repository.blob_ids(files) == repository.tree("folder/")
 
 
-def test_submodule_is_skipped_and_named_and_buries_the_file_it_replaced(
+def test_submodule_is_skipped_and_reported_and_deletes_the_file_it_replaced(
     memory_store: MemoryStore, repository: Repository
 ) -> None:
     commit = repository.git("rev-parse", "HEAD").decode().strip()
@@ -217,6 +217,7 @@ def test_repository_without_commits_is_refused(tmp_path: Path) -> None:
         replay(Repository(tmp_path / "fresh").path)
 
 
+@pytest.mark.slow
 def test_abandoned_replay_leaves_no_process(repository: Repository) -> None:
     messages = replay(repository.path)
     next(messages)
@@ -233,7 +234,8 @@ def children() -> list[str]:
     return [pid for pid in listed.read_text().split() if b"git" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_damaged_repository_is_named(repository: Repository) -> None:
+@pytest.mark.slow
+def test_missing_blob_is_named(repository: Repository) -> None:
     blob = repository.tree()[b"kept.txt"].decode()
     (repository.path / ".git/objects" / blob[:2] / blob[2:]).unlink()
 
@@ -241,6 +243,7 @@ def test_damaged_repository_is_named(repository: Repository) -> None:
         list(replay(repository.path))
 
 
+@pytest.mark.slow
 def test_file_beyond_the_record_limit_is_named(memory_store: MemoryStore, repository: Repository) -> None:
     repository.write("large.bin", b"x" * 2000)
     repository.commit()

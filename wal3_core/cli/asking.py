@@ -10,14 +10,14 @@ from wal3_core.cli.failures import Failure, InvalidFailure
 
 
 def require_terminal(what: str, wanted: str) -> None:
-    """Refuse to ask where nobody can answer: InvalidFailure names what answers beforehand."""
+    """Raise InvalidFailure when stdin is not a terminal; its message names --yes."""
     if sys.stdin is None or not sys.stdin.isatty():
         message = f"{what}: expected --yes, or a terminal to ask {wanted}, found neither"
         raise InvalidFailure(message)
 
 
 def confirm(what: str, question: str) -> None:
-    """Ask whether to delete something; Failure when that is not wanted."""
+    """Ask whether to delete something; Failure unless the answer is yes."""
     require_terminal(what, "for a yes")
     try:
         wanted = click.confirm(question)

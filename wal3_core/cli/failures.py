@@ -1,4 +1,4 @@
-"""Errors as a person or a script meets them: one line on stderr, and an exit code."""
+"""Errors as the command reports them: one line on stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 
 from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
 
-_NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs there are"
-# What the library says is to be done, which knows of no commands, and how that is done here.
+_NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs"
+# What the library's messages advise, and the commands that do it.
 _COMMANDS = {
     "initialize the log first": _NEW_LOG,
-    "initialize it anew": _NEW_LOG,
+    "initialize it again": _NEW_LOG,
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
 
@@ -32,7 +32,7 @@ class Failure(click.ClickException):
 
 
 class InvalidFailure(Failure):
-    """Ends it with exit code 2: the request can not be served as it stands."""
+    """Ends it with exit code 2: the request is invalid."""
 
     exit_code = 2
 
@@ -50,7 +50,7 @@ class TerminatedFailure(Failure):
 
 
 def leave(failure: Failure) -> NoReturn:
-    """End the process with a failure, at once: what its workers have under way is not waited for."""
+    """End the process with a failure at once, without waiting for its workers."""
     failure.show()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -59,13 +59,13 @@ def leave(failure: Failure) -> NoReturn:
 
 
 def failure(error: LogError) -> Failure:
-    """Say what went wrong, and what became of an append."""
+    """Turn a library error into a failure with its exit code."""
     kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
     return kind(explain(error))
 
 
 def explain(error: LogError) -> str:
-    """Put an error in a line, for a failed append with what to do about its records."""
+    """Describe an error; for a failed append, say what became of its records and what to do."""
     match error:
         case UnknownDurabilityError():
             return f"unknown whether the records are in the log: {error}; read the log before appending them again"
@@ -76,6 +76,6 @@ def explain(error: LogError) -> str:
 
 
 def with_commands(message: str) -> str:
-    """Put the commands that do it behind what the library says is to be done."""
+    """Append the commands that do what the message advises."""
     commands = next((commands for words, commands in _COMMANDS.items() if words in message), None)
     return message if commands is None else f"{message} ({commands})"

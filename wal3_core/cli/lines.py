@@ -1,8 +1,8 @@
-"""Records as lines of JSON, and bytes that come in as lines.
+"""Records as lines of JSON, and input split into lines.
 
 ``{"key": …, "body": …}``: strings are UTF-8; other bytes are ``key_b64`` and ``body_b64``. A null body with a
-key is a tombstone. Written lines also say ``offset`` and ``timestamp_us``, which reading ignores, so
-that what one log writes another takes.
+key is a tombstone. Written lines also have ``offset`` and ``timestamp_us``, which reading ignores, so
+that the output of one log can be appended to another.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _FIELDS = frozenset({"key", "key_b64", "body", "body_b64", "offset", "timestamp_
 
 
 class ByteStream(Protocol):
-    """What lines are read from: a stream without a buffer, or one that never waits."""
+    """A source of lines: a stream without a buffer, or one that never waits."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what there is, at most ``size`` bytes; empty at the end, None where there is nothing yet."""
+        """Return at most ``size`` available bytes; empty at the end, None when there are none yet."""
         ...
 
     def fileno(self) -> int:
-        """Name the open file; OSError where the bytes come from none."""
+        """Return the file descriptor; OSError when the stream has none."""
         ...
 
 
 def line_batches(stream: ByteStream) -> Iterator[list[bytes]]:
-    """Split a stream into lines, without their newlines, as many at a time as have come in.
+    """Split a stream into lines, without their newlines, as many at a time as have arrived.
 
-    So a slow stream's lines go on at once, and a quick one's in large batches. An empty list says that no
-    line has ended: the caller gets to look at other things ten times a second. InvalidRequestError for a
-    line that is longer than any record, OSError where the stream can not be read.
+    So a slow stream's lines are yielded at once, and a fast one's in large batches. An empty list means that
+    no line has ended: the caller regains control ten times a second. InvalidRequestError for a line that is
+    longer than any record, OSError when the stream cannot be read.
     """
     begun: list[bytes] = []
     begun_bytes = 0
@@ -93,7 +93,7 @@ def message_of_raw(line: bytes) -> Message:
 
 
 def message_of_json(line: bytes) -> Message | None:
-    """Read a line of JSON; None for a blank one, InvalidRequestError for one that is no record."""
+    """Read a line of JSON; None for a blank one, InvalidRequestError for one that is not a record."""
     if not line.strip():
         return None
     try:
@@ -109,8 +109,8 @@ def message_of_json(line: bytes) -> Message | None:
         message = f"expected the fields key, body, key_b64, body_b64, found {unknown[:80]!r}: {_AS_IT_IS}"
         raise InvalidRequestError(message)
     if fields.keys().isdisjoint(_BODIES):
-        # Left out is more likely forgotten than meant as a deletion.
-        message = f"expected a body, and for a tombstone one that is null, found none in {_shown(line)}"
+        # A missing body is more likely an oversight than a deletion.
+        message = f"expected a body (null for a tombstone), found none in {_shown(line)}"
         raise InvalidRequestError(message)
     record = Message(_bytes(fields, "body"), _bytes(fields, "key"))
     check_message(record, record_bytes_max=_RECORD_BYTES_MAX)
@@ -157,7 +157,7 @@ def _put(fields: dict[str, object], name: str, value: bytes) -> None:
 def _object_of_pairs(pairs: JsonPairs) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        message = "a field is there twice"
+        message = "a field occurs twice"
         raise ValueError(message)
     return fields
 

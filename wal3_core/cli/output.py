@@ -16,22 +16,23 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from wal3_core.runtime import US_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-# Nobody's terminal: tables that go into a pipe are as wide as they need to be.
+# Without a terminal, tables are as wide as they need to be.
 _PIPE_WIDTH = 10_000
-_US_PER_S = 1_000_000
 
 
 def console() -> Console:
-    """Make the console for stdout as it is now; no text is markup."""
+    """Make a console for the current stdout; text is never markup."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> Table:
-    """Lay out rows under headings; the columns named in ``numbers`` are set right."""
+    """Lay out rows under headings; the columns in ``numbers`` are right-aligned."""
     right = set(numbers)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -42,29 +43,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Ite
 
 
 def plain(text: str) -> str:
-    """Replace what would steer a terminal: stored text is shown, not obeyed."""
+    """Replace unprintable characters: stored text must not control the terminal."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print an object on a line of its own."""
+    """Print an object on one line."""
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
 def count(number: int) -> str:
-    """Show a count with its thousands apart."""
+    """Format a count with thousands separators."""
     return f"{number:,}"
 
 
 def size(num_bytes: int) -> str:
-    """Show a size in bytes as a person reads it."""
+    """Format a size in bytes for people."""
     return decimal(num_bytes)
 
 
 def time(timestamp_us: int) -> str:
-    """Show a time in UTC, to the microsecond; a time beyond the calendar as its number."""
+    """Format a time in UTC, to the microsecond; a time outside the calendar as its number."""
     try:
-        moment = datetime.fromtimestamp(timestamp_us // _US_PER_S, UTC).replace(microsecond=timestamp_us % _US_PER_S)
+        moment = datetime.fromtimestamp(timestamp_us // US_PER_S, UTC).replace(microsecond=timestamp_us % US_PER_S)
     except (ValueError, OverflowError, OSError):
         return str(timestamp_us)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -72,9 +73,9 @@ def time(timestamp_us: int) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, beside: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr, if that is a terminal; yields what takes the amount done and the total, if known.
+    """Show a bar on stderr if it is a terminal; yield a function that takes the amount done and the total, if known.
 
-    ``beside`` says that stdout is written to meanwhile; then there is no bar on a terminal that shows both.
+    ``beside`` says that stdout is written to meanwhile; then there is no bar when both are terminals.
     """
     bar = Progress(
         SpinnerColumn(),
@@ -94,15 +95,15 @@ def progress(label: str, total: int | None, *, beside: bool = False) -> Iterator
 
 @contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """End quietly when whoever reads stdout stops, as ``head`` does."""
+    """End quietly when the reader of stdout stops, as ``head`` does."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more on its way out.
+        # The interpreter flushes once more at exit.
         drop_output()
 
 
 def drop_output() -> None:
-    """Send what is still to be written to standard output nowhere."""
+    """Discard what is still to be written to stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

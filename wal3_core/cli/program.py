@@ -1,4 +1,4 @@
-"""The command's top: which store, and how errors come out."""
+"""The top-level command: which store, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from importlib.metadata import version
 
 import click
 
-from wal3_core.cli.appending import append, init
-from wal3_core.cli.collecting import gc
-from wal3_core.cli.copying import copy
-from wal3_core.cli.cursors import cursor
-from wal3_core.cli.destroying import destroy
+from wal3_core.cli.commands.append import append
+from wal3_core.cli.commands.cat import cat
+from wal3_core.cli.commands.copy import copy
+from wal3_core.cli.commands.cursor import cursor
+from wal3_core.cli.commands.destroy import destroy
+from wal3_core.cli.commands.doctor import doctor
+from wal3_core.cli.commands.gc import gc
+from wal3_core.cli.commands.ingest_git import ingest_git
+from wal3_core.cli.commands.init import init
+from wal3_core.cli.commands.inspect import inspect
+from wal3_core.cli.commands.ls import ls
+from wal3_core.cli.commands.migrate import migrate
+from wal3_core.cli.commands.pin import pin
+from wal3_core.cli.commands.policy import policy
+from wal3_core.cli.commands.scrub import scrub
+from wal3_core.cli.commands.seal import seal
+from wal3_core.cli.commands.snapshot import snapshot
+from wal3_core.cli.commands.store_id import store_id
+from wal3_core.cli.commands.tail import tail
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
-from wal3_core.cli.git import ingest_git
-from wal3_core.cli.identity import store_id
-from wal3_core.cli.inspecting import inspect
-from wal3_core.cli.listing import ls
 from wal3_core.cli.output import drop_output
-from wal3_core.cli.pinning import pin
-from wal3_core.cli.policies import policy
-from wal3_core.cli.reading import cat, tail
-from wal3_core.cli.sealing import migrate, seal
 from wal3_core.cli.session import Session
-from wal3_core.cli.snapshots import snapshot
-from wal3_core.cli.verifying import doctor, scrub
 from wal3_core.errors import LogError
 
 
 class Program(click.Group):
-    """A group whose commands' library errors come out as one line on stderr."""
+    """A group that reports library errors as one line on stderr."""
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; no traceback for what a user can run into."""
+        """Run the command; expected errors print no traceback."""
         try:
             return super().invoke(ctx)
         except LogError as error:
@@ -39,40 +43,42 @@ class Program(click.Group):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Standard output is full, say; the interpreter would try once more on its way out.
+            # For example, stdout's disk is full; the interpreter would flush once more at exit.
             drop_output()
             raise Failure(str(error)) from error
-        # Where SIGINT was ignored from the start, as a shell does for what it starts in the background, Python
-        # leaves it so, and so do we: Ctrl-C is for the program in the foreground, and this one ends by SIGTERM.
+        # A shell starts background programs with SIGINT ignored, and Python keeps it ignored: Ctrl-C is for the
+        # foreground program; a background one is ended by SIGTERM.
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands in the order one meets them, not the alphabet's."""
+        """List the commands in the order of first use, not alphabetically."""
         del ctx
         return list(self.commands)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", metavar="URL", envvar="WAL3_STORE", help="Where the logs are; also WAL3_STORE.")
+@click.option(
+    "--store", metavar="URL", envvar="WAL3_STORE", help="The store that holds the logs; WAL3_STORE by default."
+)
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0, 86_400),
     metavar="SECONDS",
-    help="How long a store that does not answer is asked again; 120 unless the store's URL says.",
+    help="How long to retry while the store does not answer; 120 unless the store's URL sets it.",
 )
 @click.version_option(version("wal3"), prog_name="wal3")
 @click.pass_context
 def cli(context: click.Context, store: str | None, timeout_s: float | None) -> None:
     """Write-ahead logs on object storage.
 
-    A store holds logs, a log holds records, and a record has an offset, a time, a body, and perhaps a
+    A store holds logs, a log holds records, and a record has an offset, a time, a body and an optional
     key. The store is a directory, a bucket, or a folder in one:
 
     \b
-      file:///var/lib/wal3      a local directory; a path that starts with / or . will do
+      file:///var/lib/wal3      a local directory; or a path that starts with / or .
       s3://bucket/prefix        credentials, region and endpoint as for any AWS tool,
                                 or ?endpoint=…&region=…&profile=…&timeout_s=…
       gs://bucket/prefix        Google Cloud Storage
@@ -85,8 +91,7 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None) -> N
       wal3 cat first
       wal3 ls
 
-    Exit codes: 0 done, 1 failed or unsound, 2 a request that can not be served as it stands, 130
-    interrupted, 143 ended by SIGTERM.
+    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
     """  # noqa: D301 - \b keeps click from wrapping what follows
     context.obj = Session(store, timeout_s)
 

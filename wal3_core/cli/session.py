@@ -1,4 +1,4 @@
-"""What every command needs: the store that was named, opened when it is first asked for."""
+"""What every command needs: the named store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Session:
 def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
     """Open a store by its URL; a path that starts with ``/`` or ``.`` is a local directory.
 
-    ``timeout_s`` is put into the URL of a store that is asked over a network; a directory always answers.
+    ``timeout_s`` is added to the URL of a remote store; a directory takes no timeout.
     """
     if url.startswith(("/", ".")):
         return open_store(Path(url).resolve().as_uri())
@@ -49,4 +49,4 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
 
 
 pass_session = click.make_pass_decorator(Session)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a command that writes takes them: noted when they come, and looked at between two steps.
+"""Ctrl-C and SIGTERM in a command that writes: recorded when they arrive, and checked between steps.
 
-Nothing is raised where they come: what a step has handed over would not be known then. So no step waits
-longer than ``PAUSE_S`` seconds.
+The handler raises nothing, since it would then be unknown what a step has sent. So no step waits longer
+than ``PAUSE_S`` seconds.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Takes both signals within a ``with`` block; one that the parent has switched off stays so."""
+    """Records both signals within a ``with`` block; a signal that the parent process ignores stays ignored."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, object] = {}
         self._received: list[int] = []
 
     def __enter__(self) -> Self:
-        # Another thread than the main one takes no signals.
+        # Only the main thread can install signal handlers.
         with contextlib.suppress(ValueError):
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -46,16 +46,16 @@ class StopSignals:
 
     @property
     def stop(self) -> bool:
-        """Whether somebody wants the command to end."""
+        """Whether a signal asks the command to end."""
         return bool(self._received)
 
     @property
     def at_once(self) -> bool:
-        """Whether somebody wants that without waiting for anything: by a second signal."""
+        """Whether a second signal asks it to end without waiting."""
         return len(self._received) > 1
 
     def wait(self, future: Future[Any]) -> bool:
-        """Wait until a future has its outcome; False when that is not to be waited for any more."""
+        """Wait until a future has its outcome; False when a second signal ends the wait."""
         while not future.done():
             if self.at_once:
                 return False
@@ -65,7 +65,7 @@ class StopSignals:
 
     @property
     def failure(self) -> Failure:
-        """How the command ends by the signal that came first."""
+        """The failure for the signal that came first."""
         if self._received[:1] == [signal.SIGTERM]:
             return TerminatedFailure("terminated")
         return InterruptedFailure("interrupted")

@@ -1,4 +1,4 @@
-"""Asking each of many logs by itself: what is wrong with one of them is its own answer, and hides no other."""
+"""Asking each of many logs by itself: an error of one log is its own answer, and hides no other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def ask(work: Callable[[A], T], of: A) -> T | LogError:
-    """Ask one log, or for one of its objects; what is wrong with it alone is the answer.
+    """Ask one log, or for one of its objects; an error that concerns it alone is the answer.
 
-    It may be damaged, denied, lost, destroyed, replaced, or not copied to its end. A store that does not
-    answer is everybody's: UnavailableError is raised.
+    It may be damaged, denied, lost, destroyed, replaced, or an unfinished copy. A store that does not
+    answer concerns every log: UnavailableError is raised.
     """
     try:
         return work(of)
@@ -28,5 +28,5 @@ def ask(work: Callable[[A], T], of: A) -> T | LogError:
 
 
 def is_own(error: LogError) -> bool:
-    """Tell whether an error is of the one log that was asked, and says nothing of another one."""
+    """Return whether an error concerns only the log that was asked."""
     return isinstance(error, StoreDeniedError) or not isinstance(error, UnavailableError | ClosedError)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @checked(store=a_store, prefix=text)
 def list_logs(store: ObjectStore, prefix: str = "") -> Iterator[str]:
-    """Name the logs of a store in order; with a prefix, that log and those below it (whole parts of names).
+    """Yield the names of a store's logs in order; with a prefix, that log and those below it (whole parts of names).
 
-    UnavailableError when the store does not answer. A log whose manifest can not be read is one.
+    UnavailableError when the store does not answer. A log whose manifest cannot be read is named too.
     """
     yield from _below(patient(store, shared_runtime()), f"{prefix.strip('/')}/" if prefix.strip("/") else "")
 
@@ -34,26 +34,26 @@ def _below(store: ObjectStore, folder: str) -> Iterator[str]:
     if folder and _is_log(store, folder, names):
         yield folder.removesuffix("/")
     for name in names:
-        # A folder that could not be part of a log's name is somebody else's.
+        # Other folders cannot be part of a log's name.
         if is_name_part(name.removesuffix("/")):
             yield from _below(store, f"{folder}{name}")
 
 
 def _is_log(store: ObjectStore, folder: str, names: Sequence[str]) -> bool:
-    """Tell whether a folder is a log's root: one that has no objects may be empty, or none, which takes a GET."""
+    """Return whether a folder is a log's root: one with a manifest alone may be a vacancy, which takes a GET."""
     found = list(filter(is_of_log, names))
-    # Fragments without a manifest are a log, too: one that wants help.
+    # Fragments without a manifest are a log too, one to be repaired.
     return bool(found) and (found != [MANIFEST_FOLDER] or not _vacant(store, f"{folder}{MANIFEST}"))
 
 
 def _vacant(store: ObjectStore, path: str) -> bool:
-    """Tell whether there is no log, and nothing to be done about it: not where a copy may have been cut short."""
+    """Return whether there is no log, and nothing to finish: a copy may have been cut short."""
     try:
         found = store.get(path, length_max=BYTES_MAX)
         if not isinstance(found, Versioned):
             return found is None
         entry = manifest_or_vacancy(found.data, what=path)
     except (CorruptError, StoreDeniedError):
-        # Whoever loads it tells what is wrong.
+        # Loading the log reports the error.
         return False
     return isinstance(entry, Vacancy) and entry.kind is not VacancyKind.COPYING

@@ -1,7 +1,7 @@
-"""Which store this is: a random identity in one small object at the store's root, written once and never again.
+"""A store's identity: a random id in one small object at the store's root, written once.
 
 A store's address may be mistyped, lead to another bucket, or to a folder that is not mounted; its
-identity tells. It is no log's object: nothing that looks after logs sees it. A store that is moved
+identity shows that. It belongs to no log, so maintenance of logs never touches it. A store that is moved
 or copied whole keeps it. Source: docs/protocol.md, "Store identity".
 """
 
@@ -29,8 +29,8 @@ def store_identity(
 ) -> str | None:
     """Return a store's identity, 32 hex digits; None when it has none and ``create`` does not ask for one.
 
-    However many create one at once, all of them return the one that was first. CorruptError when it
-    can not be read, UnavailableError when the store does not answer, or it could not be written.
+    Processes that create one at the same time all return the first. CorruptError when it is damaged,
+    UnavailableError when the store does not answer, or the identity could not be written.
     """
     runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
     store = patient(store, runtime, retry)
@@ -39,7 +39,7 @@ def store_identity(
 
 
 def _read(store: ObjectStore) -> str | None:
-    # One byte more than there may be: a larger object is refused without being read.
+    # One byte more than allowed: a larger object is refused without being read whole.
     data = store.read(STORE_IDENTITY, length=_BYTES_MAX + 1)
     if data is None:
         return None
@@ -58,7 +58,7 @@ def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
     store_id = runtime.token() + runtime.token()
     data = strict_json.dump_checksummed({"format_version": _FORMAT_VERSION, "store_id": store_id})
     tries = 0
-    for tries in attempts(for_store(retry, store), runtime):  # noqa: B007 - told in the end
+    for tries in attempts(for_store(retry, store), runtime):  # noqa: B007 - in the message
         if isinstance(store.create(STORE_IDENTITY, data), Done):
             return store_id
         found = reread_if_damaged(lambda: _read(store))

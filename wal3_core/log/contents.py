@@ -1,7 +1,7 @@
-"""What lies under a log's root: its own objects by kind, and what does not belong to any log.
+"""The objects under a log's root: its own by kind, and those that belong to no log.
 
 A log may lie below another one: a folder whose name may be part of a log's name, and in or below
-which there is a log, is not this log's, and is not looked into further.
+which there is a log, is not this log's and is not searched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What an object of a log is."""
+    """The kinds of a log's objects."""
 
     MANIFEST = "manifest"
     FRAGMENT = "fragment"
@@ -73,7 +73,7 @@ _CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
 
 
 def kind_of(path: str) -> Kind | None:
-    """Tell what the object at a path under a log's root is; None for what no log has."""
+    """Return the kind of the object at a path under a log's root; None when no log has such an object."""
     if path == MANIFEST:
         return Kind.MANIFEST
     log_id = life_of(path)
@@ -96,7 +96,7 @@ def _refuse(path: str) -> None:
 
 
 def own_objects(store: ObjectStore) -> Iterator[Found]:
-    """Go through all that lies in a log's own folders and directly under its root; ``store`` is the log's own."""
+    """Go through the objects in a log's own folders and directly under its root; ``store`` is the log's own."""
     for folder in (MANIFEST_FOLDER, *filter(life_of, store.list_folders(""))):
         for meta in store.list_objects(folder):
             yield Found(kind_of(meta.path), meta)
@@ -110,7 +110,7 @@ def strangers(store: ObjectStore) -> Iterator[Found]:
     for folder in store.list_folders(""):
         if folder != MANIFEST_FOLDER and life_of(folder) is None and not _holds_log(store, folder):
             for meta in store.list_objects(folder):
-                # Somebody has opened a store there.
+                # A store was opened there.
                 if not meta.path.endswith(f"/{STORE_IDENTITY}"):
                     yield Found(None, meta)
 
@@ -122,12 +122,12 @@ def _root_objects(store: ObjectStore) -> Iterator[ObjectMeta]:
         folder, slash, _ = found.path.partition("/")
         if not slash:
             yield found
-        # Names of our own sort before ~; what comes after it in a folder is passed one by one.
+        # Names of our own sort before ~; objects after it in a folder are passed one by one.
         after = max(found.path, f"{folder}/~") if slash else found.path
 
 
 def _holds_log(store: ObjectStore, folder: str) -> bool:
-    """Tell whether a folder is a log's root, or leads to one."""
+    """Tell whether a folder is a log's root, or has one below it."""
     if not is_name_part(folder.rstrip("/").rpartition("/")[2]):
         return False
     below = store.list_folders(folder)

@@ -1,4 +1,4 @@
-"""Cursors: named positions that pin everything at and after them."""
+"""Cursors: named positions; every record at or after one is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pointer to a fragment: one immutable Parquet file with a run of the log's records."""
+"""Fragment pointers. A fragment is one immutable Parquet file with a run of the log's records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 
-# Far more than any writer's options allow; a read asks for as many bytes.
+# Far more than any writer's options allow; a read asks for at most this many bytes.
 BYTES_MAX = 2**32
 
 
@@ -22,9 +22,8 @@ BYTES_MAX = 2**32
 class FragmentPointer:
     """Names a fragment, its range and its checksum.
 
-    ``first_seq_no`` differs from ``seq_no`` only where a compacted fragment stands for a run of
-    them; such a fragment may hold fewer records than its range has offsets. ``num_bytes`` is the
-    size of the stored file.
+    ``first_seq_no`` differs from ``seq_no`` only when a compacted fragment replaces several; such a
+    fragment may hold fewer records than its range has offsets. ``num_bytes`` is the size of the stored file.
     """
 
     path: str
@@ -38,16 +37,16 @@ class FragmentPointer:
 
     @property
     def compacted(self) -> bool:
-        """Whether the fragment stands for others, and may so have gaps."""
+        """Whether the fragment replaces others, and so may have gaps."""
         return self.num_records != self.limit.offset - self.start.offset or self.first_seq_no != self.seq_no
 
     @property
     def last_seq_no(self) -> FragmentSeqNo:
-        """The highest seq_no it stands for."""
+        """The highest seq_no it covers."""
         return self.seq_no
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         first: JsonObject = {} if self.first_seq_no == self.seq_no else {"first_seq_no": self.first_seq_no}
         return {
             "path": self.path,
@@ -80,7 +79,7 @@ class FragmentPointer:
         return pointer
 
     def check(self) -> None:
-        """Refuse a range that runs backwards or can not hold its records."""
+        """Refuse a range that runs backwards or cannot hold its records."""
         width = self.limit.offset - self.start.offset
         backwards = self.limit.timestamp_us < self.start.timestamp_us or self.first_seq_no > self.seq_no
         if backwards or width <= 0 or self.num_records > width or self.num_bytes > BYTES_MAX:

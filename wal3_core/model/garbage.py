@@ -1,7 +1,7 @@
-"""Collection as values: the cut through a log's tree, and the document that names what it leaves behind.
+"""Garbage collection as values: the cut through a log's tree, and the garbage document.
 
-A cut takes the fragments that lie wholly below an offset. Snapshots wholly below go with all they
-hold; one that straddles is replaced by a new one of what stays (INV-13).
+A cut drops the fragments and snapshots that lie wholly below an offset. A snapshot that straddles the
+offset is replaced by a new one with the pointers that are kept (INV-13).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.manifest import Manifest, Place
+from wal3_core.model.manifest_parts import Boundary
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id, check_object_path, check_token, garbage_path
 from wal3_core.model.snapshot import (
     Pointer,
@@ -28,6 +28,7 @@ from wal3_core.options import POINTERS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.strict_json import Fields, JsonObject
 
@@ -37,13 +38,13 @@ BYTES_MAX = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What a manifest keeps from ``first`` on, and what goes.
+    """A manifest's ``pointers`` from ``first`` on, and the pointers it drops.
 
-    ``dropped`` are pointers gone with all below them, in log order; ``replaced`` are snapshots of
-    which a part stays; ``written`` are the snapshots that hold those parts, deepest first.
+    ``dropped`` are pointers dropped with everything below them, in log order; ``replaced`` are snapshots
+    of which a part is kept; ``written`` are the new snapshots with those parts, deepest first.
     """
 
-    first: Place
+    first: Boundary
     pointers: tuple[Pointer, ...]
     dropped: tuple[Pointer, ...]
     replaced: tuple[SnapshotPointer, ...]
@@ -54,7 +55,7 @@ def cut_below(manifest: Manifest, offset: int, load: Callable[[SnapshotPointer],
     """Cut off the fragments whose records all lie below ``offset``; ``dropped`` is empty when there are none."""
     cutter = _Cutter(offset, manifest, load)
     kept = tuple(cutter.keep(manifest.pointers))
-    first = Place(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
+    first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else manifest.next
     return Cut(
         first=first,
         pointers=kept,
@@ -96,17 +97,17 @@ class _Cutter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """What a collection leaves to be deleted, why, and since when it may be.
+    """A garbage document: the objects that a collection leaves to be deleted, and why.
 
-    ``first`` is what the log keeps, None when only ``orphans`` (paths) go. ``pruned`` says that no
-    manifest refers to any of it any more; the object's age counts from then. ``log_id`` and ``writer`` are set when
-    it is written.
+    ``first`` is where the log begins afterwards, None for a document of ``orphans`` (paths) alone. ``pruned``
+    marks the objects for deletion: no manifest refers to them any more. The interval counts from the write that
+    sets it. ``log_id`` and ``writer`` are set when it is written.
     """
 
     generation: int
     token: str
     reason: str
-    first: Place | None
+    first: Boundary | None
     dropped: tuple[Pointer, ...] = ()
     replaced: tuple[SnapshotPointer, ...] = ()
     orphans: tuple[str, ...] = ()
@@ -116,15 +117,15 @@ class Garbage:
 
     @property
     def path(self) -> str:
-        """Where a new document is put: named by what is dropped, and by the collection.
+        """Path of a new document, from the setsum of what is dropped and the collection's token.
 
-        One that is changed stays where it is, whatever is dropped by then.
+        A document that is changed keeps its path, even when ``dropped`` differs.
         """
         return garbage_path(self.setsum, self.token)
 
     @property
     def setsum(self) -> Setsum:
-        """What the dropped records sum to."""
+        """Setsum of the dropped records."""
         return sum_setsums(self.dropped)
 
     @property
@@ -143,7 +144,7 @@ class Garbage:
         return sum(pointer.num_bytes for pointer in self.dropped)
 
     def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON; CollectionRefusedError for more than could be read back."""
+        """Encode as checksummed JSON; CollectionRefusedError when it is larger than readers accept."""
         first: JsonObject = {} if self.first is None else {"first": self.first.to_json()}
         data = strict_json.dump_checksummed(
             {
@@ -180,7 +181,7 @@ class Garbage:
             token=check_token(fields.string("token"), what),
             writer=fields.string("writer"),
             reason=fields.string("reason"),
-            first=Place.from_json(fields.object("first")) if fields.has("first") else None,
+            first=Boundary.from_json(fields.object("first")) if fields.has("first") else None,
             dropped=tuple(_pointer_from_json(item) for item in fields.objects("dropped", count_max=POINTERS_MAX)),
             replaced=tuple(
                 SnapshotPointer.from_json(item) for item in fields.objects("replaced", count_max=POINTERS_MAX)
@@ -193,12 +194,12 @@ class Garbage:
         return garbage
 
     def check(self, what: str) -> None:
-        """Refuse what could not have been dropped together."""
+        """Refuse pointers that one collection cannot have dropped."""
         check_run(self.dropped)
         limit = self.dropped[-1].last_seq_no + 1 if self.dropped else None
         if self.dropped and (self.first is None or self.first.seq_no != limit):
             found = None if self.first is None else self.first.seq_no
-            message = f"{what}: expected the log to go on from fragment {limit}, found {found}"
+            message = f"{what}: expected the log to continue at fragment {limit}, found {found}"
             raise CorruptError(message)
 
 

@@ -1,20 +1,20 @@
 """The manifest: the one document that says what a log holds, and its pure transitions.
 
-Every transition returns a new manifest that was checked; the storage layer swaps it in by CAS.
+Every transition returns a new manifest, checked when its pointers changed; the storage layer swaps it in by CAS.
 Keeps INV-1 to INV-7 of docs/protocol.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
+from wal3_core.errors import InvalidRequestError, SealedError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import MANIFEST, LogId, check_garbage_path, check_log_id, check_token
+from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
+from wal3_core.model.manifest_parts import EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import (
@@ -33,126 +33,17 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 2
-EPOCHS_MAX = 16
 BYTES_MAX = 64 * 2**20
-# The seal's reason of a log that is about to go with all its objects.
-BEING_DESTROYED = "being destroyed"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A boundary between fragments: the seq_no and the position that follow it."""
-
-    seq_no: FragmentSeqNo
-    position: LogPosition
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"seq_no": self.seq_no, "position": self.position.to_json()}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Place:
-        """Read from a JSON object."""
-        place = cls(FragmentSeqNo(fields.integer("seq_no")), LogPosition.from_json(fields.object("position")))
-        fields.finish()
-        return place
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One writer's reign: it wrote the fragments from ``first_seq_no`` to the next epoch's."""
-
-    epoch: int
-    token: str
-    first_seq_no: FragmentSeqNo
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"epoch": self.epoch, "writer": self.token, "first_seq_no": self.first_seq_no}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Epoch:
-        """Read from a JSON object."""
-        token = check_token(fields.string("writer"), fields.what)
-        epoch = cls(fields.integer("epoch"), token, FragmentSeqNo(fields.integer("first_seq_no")))
-        fields.finish()
-        return epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
-    """Why, when and by whom the log was closed for good, and the log that goes on from it."""
-
-    reason: str
-    sealed_by: str
-    timestamp_us: int
-    successor: str | None = None
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        successor: JsonObject = {} if self.successor is None else {"successor": self.successor}
-        return {
-            "reason": self.reason,
-            "sealed_by": self.sealed_by,
-            "timestamp_us": self.timestamp_us,
-            **successor,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Seal:
-        """Read from a JSON object."""
-        seal = cls(
-            reason=fields.string("reason"),
-            sealed_by=fields.string("sealed_by"),
-            timestamp_us=fields.integer("timestamp_us"),
-            successor=fields.string("successor") if fields.has("successor") else None,
-        )
-        fields.finish()
-        return seal
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """A collection under way: where it writes down what goes, and what the log will begin with.
-
-    It stands in the manifest, so that publishing, pruning and withdrawing come in one order for
-    everybody: whoever finds a place below ``first`` here came too late to keep it. ``generation`` is
-    the manifest's that announced it: one that was withdrawn and announced again is another.
-    """
-
-    garbage: str
-    first: Place
-    generation: int
-
-    def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
-        return {"garbage": self.garbage, "first": self.first.to_json(), "generation": self.generation}
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Intent:
-        """Read from a JSON object."""
-        garbage, first = check_garbage_path(fields.string("garbage")), Place.from_json(fields.object("first"))
-        intent = cls(garbage, first, fields.integer("generation"))
-        fields.finish()
-        return intent
-
-
-class Durability(StrEnum):
-    """What became of a fragment that was sent for commit."""
-
-    DURABLE = "durable"
-    NOT_DURABLE = "not durable"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a log holds: the pointers in order, oldest first, snapshots before fragments.
+    """What a log holds: the pointers, oldest first, snapshots before fragments.
 
-    ``log_id`` names this life of the log, ``follows`` the sealed one that it goes on from.
-    ``setsum`` covers every record ever appended, ``pruned`` those that are gone; ``first`` and
-    ``next`` bound what is held; ``num_bytes`` and ``num_records`` count it. ``fence`` grows when
-    unreferenced uploads are about to be deleted; ``generation`` grows with every write.
+    ``log_id`` identifies this life of the log, ``follows`` the sealed log that it succeeds.
+    ``setsum`` covers every record ever appended, ``pruned`` the pruned ones; ``first`` and
+    ``next`` bound the records held; ``num_bytes`` and ``num_records`` count them. ``fence`` grows before
+    unreferenced uploads are deleted; ``generation`` grows with every write.
     """
 
     log_id: LogId
@@ -161,22 +52,22 @@ class Manifest:
     writer: str
     setsum: Setsum
     pruned: Setsum
-    first: Place
-    next: Place
+    first: Boundary
+    next: Boundary
     epochs: tuple[Epoch, ...]
     snapshots: tuple[SnapshotPointer, ...]
     fragments: tuple[FragmentPointer, ...]
     num_bytes: int
     num_records: int
     seal: Seal | None = None
-    collecting: Intent | None = None
+    announced: Announcement | None = None
     follows: LogId | None = None
     destroying: bool = False
 
     @classmethod
     def initial(cls, *, log_id: LogId, writer: str, timestamp_us: int) -> Manifest:
         """Return the manifest of a new, empty log."""
-        place = Place(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
+        place = Boundary(FIRST_SEQ_NO, LogPosition(FIRST_OFFSET, timestamp_us))
         return cls(
             log_id=log_id,
             generation=1,
@@ -195,7 +86,7 @@ class Manifest:
 
     @classmethod
     def successor(cls, sealed: Manifest, *, log_id: LogId, writer: str) -> Manifest:
-        """Return the manifest of the log that goes on from a sealed one: at its end, covering what it covered."""
+        """Return the manifest of a sealed log's successor: it begins at its end, with all of its setsum pruned."""
         return replace(
             cls.initial(log_id=log_id, writer=writer, timestamp_us=sealed.next.position.timestamp_us),
             follows=sealed.log_id,
@@ -206,9 +97,9 @@ class Manifest:
         )
 
     @property
-    def first_kept(self) -> Place:
-        """What is held and stays held: a cursor or pin below it came too late."""
-        return self.first if self.collecting is None else self.collecting.first
+    def first_kept(self) -> Boundary:
+        """Where the records that stay begin: a cursor or pin below it comes too late."""
+        return self.first if self.announced is None else self.announced.first
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
@@ -221,7 +112,7 @@ class Manifest:
         return self.epochs[-1].epoch if self.epochs else 0
 
     def durability(self, epoch: int, token: str, seq_no: FragmentSeqNo) -> Durability:
-        """Resolve what became of fragment ``seq_no`` of an epoch, from the fencing table alone."""
+        """Return whether fragment ``seq_no`` of an epoch is durable, from the table of epochs alone."""
         for index, entry in enumerate(self.epochs):
             if (entry.epoch, entry.token) == (epoch, token):
                 later = self.epochs[index + 1 : index + 2]
@@ -232,7 +123,7 @@ class Manifest:
         return Durability.NOT_DURABLE
 
     def apply_fragments(self, entry: Epoch, fragments: Sequence[FragmentPointer]) -> Manifest:
-        """Append fragments written in the epoch ``entry``, entering it into the table if it is new."""
+        """Append fragments written in the epoch ``entry``, adding it to the table if it is new."""
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
@@ -241,17 +132,17 @@ class Manifest:
         return replace(
             self,
             setsum=self.setsum + sum_setsums(fragments),
-            next=Place(FragmentSeqNo(last.last_seq_no + 1), last.limit),
+            next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=epochs,
             fragments=(*self.fragments, *fragments),
         ).counted()
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
-        """Put one snapshot in the place of the run of pointers it holds; InvalidRequestError if the run is gone."""
+        """Replace a run of pointers by the snapshot that holds them; InvalidRequestError if the run is gone."""
         return self.apply_repack((snapshot,), replaced)
 
     def apply_repack(self, pointers: Sequence[Pointer], replaced: Sequence[Pointer]) -> Manifest:
-        """Put pointers in the place of a run that holds the same records; InvalidRequestError if the run is gone."""
+        """Replace a run of pointers by others of the same records; InvalidRequestError if the run is gone."""
         held = self.pointers
         at = held.index(replaced[0]) if replaced[0] in held else len(held)
         if held[at : at + len(replaced)] != tuple(replaced):
@@ -260,61 +151,56 @@ class Manifest:
         return self.holding((*held[:at], *pointers, *held[at + len(replaced) :]))
 
     def apply_seal(self, seal: Seal) -> Manifest:
-        """Close the log for good."""
+        """Seal the log."""
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
         return replace(self, seal=seal)
 
     def announce_destroy(self) -> Manifest:
-        """Announce that the log is about to go with all its objects: it is not pinned any more."""
+        """Announce that the log is about to be destroyed: no new pin is made."""
         return replace(self, destroying=True)
 
     def withdraw_destroy(self) -> Manifest:
-        """Take that back: the log stays. One that was sealed meanwhile stays sealed."""
+        """Withdraw that announcement. A log that was sealed meanwhile stays sealed."""
         return replace(self, destroying=False)
 
-    def apply_intent(self, garbage: str, first: Place) -> Manifest:
-        """Announce a collection; one announced before is withdrawn by that."""
+    def apply_announcement(self, garbage: str, first: Boundary) -> Manifest:
+        """Announce a collection; this withdraws an earlier announcement."""
         if not self.first.seq_no < first.seq_no <= self.next.seq_no:
             message = (
                 f"{MANIFEST}: expected to collect up to a fragment from {self.first.seq_no + 1} to"
                 f" {self.next.seq_no}, found {first.seq_no}"
             )
             raise InvalidRequestError(message)
-        return replace(self, collecting=Intent(garbage, first, self.generation + 1))
+        return replace(self, announced=Announcement(garbage, first, self.generation + 1))
 
-    def withdraw_intent(self, intent: Intent) -> Manifest:
-        """Take back an announced collection; InvalidRequestError when another is announced, or none."""
-        self._check_intent(intent)
-        return replace(self, collecting=None)
+    def withdraw_announcement(self, announcement: Announcement) -> Manifest:
+        """Withdraw an announced collection; InvalidRequestError when another is announced, or none."""
+        self._check_announced(announcement)
+        return replace(self, announced=None)
 
-    def apply_garbage(self, intent: Intent, kept: Sequence[Pointer]) -> Manifest:
-        """Drop all but ``kept``, the announced collection's end; its intent goes with what it took."""
-        self._check_intent(intent)
-        first = Place(kept[0].first_seq_no, kept[0].start) if kept else self.next
-        if first.seq_no != intent.first.seq_no:
-            message = (
-                f"{MANIFEST}: expected to keep what begins at fragment {intent.first.seq_no}, found {first.seq_no}"
-            )
+    def apply_garbage(self, announcement: Announcement, kept: Sequence[Pointer]) -> Manifest:
+        """Prune: drop all pointers but ``kept`` and remove the announcement; InvalidRequestError for another cutoff."""
+        self._check_announced(announcement)
+        first = Boundary(kept[0].first_seq_no, kept[0].start) if kept else self.next
+        if first.seq_no != announcement.first.seq_no:
+            message = f"{MANIFEST}: expected to begin at fragment {announcement.first.seq_no}, found {first.seq_no}"
             raise InvalidRequestError(message)
         pruned = self.pruned + (sum_setsums(self.pointers) - sum_setsums(kept))
-        return replace(self, first=first, pruned=pruned, collecting=None).holding(kept)
+        return replace(self, first=first, pruned=pruned, announced=None).holding(kept)
 
-    def _check_intent(self, intent: Intent) -> None:
-        if self.collecting != intent:
-            found = None if self.collecting is None else self.collecting.garbage
-            message = f"{MANIFEST}: expected collection {intent.garbage} to be announced, found {found}"
+    def _check_announced(self, announcement: Announcement) -> None:
+        if self.announced != announcement:
+            found = None if self.announced is None else self.announced.garbage
+            message = f"{MANIFEST}: expected collection {announcement.garbage} to be announced, found {found}"
             raise InvalidRequestError(message)
 
     def counted(self) -> Manifest:
-        """Return it with its counts taken from its pointers; CorruptError when it breaks an invariant."""
+        """Return it with counts computed from its pointers; CorruptError when it breaks an invariant."""
         pointers = self.pointers
-        counted = replace(
-            self,
-            num_bytes=sum(pointer.num_bytes for pointer in pointers),
-            num_records=sum(pointer.num_records for pointer in pointers),
-        )
+        num_bytes, num_records = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
+        counted = replace(self, num_bytes=num_bytes, num_records=num_records)
         counted.check()
         return counted
 
@@ -330,43 +216,15 @@ class Manifest:
         """Refuse a manifest that breaks an invariant; CorruptError says which and where."""
         pointers = self.pointers
         check_run(pointers)
-        self._check_ends(pointers)
-        self._check_epochs()
-        balance = sum_setsums(pointers) + self.pruned
-        if balance != self.setsum:
-            message = f"{MANIFEST}: expected setsum {self.setsum}, found {balance} in its pointers and pruned"
-            raise CorruptError(message)
-        held = sum(p.num_bytes for p in pointers), sum(p.num_records for p in pointers)
-        if held != (self.num_bytes, self.num_records):
-            message = f"{MANIFEST}: expected {self.num_bytes} bytes, {self.num_records} records, found {held}"
-            raise CorruptError(message)
-
-    def _check_ends(self, pointers: Sequence[Pointer]) -> None:
-        if not pointers:
-            first, limit = self.next, self.next
-        else:
-            first = Place(pointers[0].first_seq_no, pointers[0].start)
-            limit = Place(FragmentSeqNo(pointers[-1].last_seq_no + 1), pointers[-1].limit)
-        for name, expected, found in (("first", first, self.first), ("next", limit, self.next)):
-            # An empty log that was never written to may start with the time of its first fragment.
-            if (expected.seq_no, expected.position.offset) != (found.seq_no, found.position.offset):
-                message = (
-                    f"{MANIFEST}: {name}: expected fragment {expected.seq_no} at {expected.position},"
-                    f" found fragment {found.seq_no} at {found.position}"
-                )
-                raise CorruptError(message)
-
-    def _check_epochs(self) -> None:
-        numbers = [(entry.epoch, entry.first_seq_no) for entry in self.epochs]
-        rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(numbers))
-        if not rising or len(numbers) > EPOCHS_MAX or any(first >= self.next.seq_no for _, first in numbers):
-            message = f"{MANIFEST}: expected epochs rising below fragment {self.next.seq_no}, found {numbers}"
-            raise CorruptError(message)
+        check_ends(pointers, self.first, self.next)
+        check_epochs(self.epochs, self.next)
+        check_balance(pointers, self.pruned, self.setsum)
+        check_counts(pointers, self.num_bytes, self.num_records)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
         seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
-        collecting: JsonObject = {} if self.collecting is None else {"collecting": self.collecting.to_json()}
+        announced: JsonObject = {} if self.announced is None else {"collecting": self.announced.to_json()}
         follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
         destroying: JsonObject = {"destroying": True} if self.destroying else {}
         return strict_json.dump_checksummed(
@@ -386,7 +244,7 @@ class Manifest:
                 "fragments": [pointer.to_json() for pointer in self.fragments],
                 **seal,
                 **destroying,
-                **collecting,
+                **announced,
                 "num_bytes": self.num_bytes,
                 "num_records": self.num_records,
             }
@@ -409,8 +267,8 @@ class Manifest:
             writer=fields.string("writer"),
             setsum=Setsum.from_hexdigest(fields.string("setsum")),
             pruned=Setsum.from_hexdigest(fields.string("pruned")),
-            first=Place.from_json(fields.object("first")),
-            next=Place.from_json(fields.object("next")),
+            first=Boundary.from_json(fields.object("first")),
+            next=Boundary.from_json(fields.object("next")),
             epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
             snapshots=tuple(
                 SnapshotPointer.from_json(item) for item in fields.objects("snapshots", count_max=POINTERS_MAX)
@@ -420,7 +278,7 @@ class Manifest:
             ),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
             destroying=fields.flag("destroying") if fields.has("destroying") else False,
-            collecting=Intent.from_json(fields.object("collecting")) if fields.has("collecting") else None,
+            announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
         )

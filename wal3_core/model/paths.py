@@ -7,7 +7,7 @@ Life=<log_id>/
     cursor/<name>.json      pin/<name>.json      policy.json
     gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/MARKED.<the same>      gc/CLOCK
 
-Paths in documents are relative to the folder of the log's life. No two lives share an object but the manifest.
+Paths in documents are relative to the folder of the log's life. Lives share no object but the manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Names one life of a log: 32 random hex digits, new with every initialize, copy, restore and successor.
 LogId = NewType("LogId", str)
-# Of a document that was not written yet.
+# The id in a document that is not written yet.
 NO_LOG = LogId("")
 
 MANIFEST = "manifest/MANIFEST.json"
@@ -35,19 +35,19 @@ FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
 GARBAGE_FOLDER = "gc/"
 PIN_FOLDER = "pin/"
-# Written again and again, only to learn the store's time.
+# Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
-# At the root of a store, and no log's: no part of a log's name has a dot.
+# At the root of a store. It is no log's object: no part of a log's name has a dot.
 STORE_IDENTITY = "wal3-store.json"
 FRAGMENTS_PER_BUCKET = 4096
-# With what a path adds to it, less than a file's name may have.
+# Still within a file name's limit with what a path adds.
 NAME_LENGTH_MAX = 200
 LOG_NAME_LENGTH_MAX = 500
-# A file system's limit of a folder's or file's name, in bytes; names are ASCII, so of characters.
+# A file system's limit for one name, in bytes; names are ASCII, so also in characters.
 PART_LENGTH_MAX = 255
 
-# A log may lie below another one, so none of its name's parts may read as one of a log's own folders.
+# A log may lie below another, so no part of its name may equal one of a log's own folders.
 RESERVED_PARTS = frozenset({"cursor", "gc", "log", "manifest", "pin", "snapshot"})
 
 _PART = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -76,7 +76,7 @@ def check_log_name(name: object, what: str = "log") -> str:
         raise InvalidRequestError(message)
     for part in parts:
         if part in RESERVED_PARTS:
-            message = f"{what} {name!r}: the part {part!r} is taken by the layout inside a log"
+            message = f"{what} {name!r}: expected no part that is reserved for a log's own folders, found {part!r}"
             raise InvalidRequestError(message)
         if len(part) > PART_LENGTH_MAX:
             message = (
@@ -88,7 +88,7 @@ def check_log_name(name: object, what: str = "log") -> str:
 
 
 def is_name_part(part: str) -> bool:
-    """Tell whether a log's name may have this part."""
+    """Return whether a log's name may have this part."""
     return _PART.fullmatch(part) is not None and part not in RESERVED_PARTS and len(part) <= PART_LENGTH_MAX
 
 
@@ -130,12 +130,12 @@ def given_log_id(log_id: object, argument: str) -> LogId:
 
 
 def life_folder(log_id: LogId) -> str:
-    """Folder, under the log's root, of all the objects of one life but the manifest."""
+    """Folder, under the log's root, of all objects of one life except the manifest."""
     return f"Life={log_id}/"
 
 
 def life_of(folder: str) -> LogId | None:
-    """Tell whose life a folder under a log's root, or what lies in it, belongs to; None for any other."""
+    """Return the life that a folder or object under a log's root belongs to; None for any other."""
     match = _LIFE.match(folder)
     return None if match is None else LogId(match["log_id"])
 
@@ -170,7 +170,7 @@ def check_fragment_path(path: str, seq_no: FragmentSeqNo) -> str:
 
 
 def snapshot_path(setsum: Setsum, data: bytes) -> str:
-    """Path of a snapshot, named by what it sums to and by its own bytes."""
+    """Path of a snapshot, named by its setsum and the hash of its bytes."""
     return f"{SNAPSHOT_FOLDER}SNAPSHOT.{setsum.hexdigest()}.{hashlib.sha256(data).hexdigest()[:16]}"
 
 
@@ -191,7 +191,7 @@ def check_object_path(path: str) -> str:
 
 
 def fragment_seq_no(path: str) -> FragmentSeqNo:
-    """Return the number of the fragment at a path; CorruptError when it is none's."""
+    """Return the number of the fragment at a path; CorruptError for any other path."""
     match = _FRAGMENT.fullmatch(path)
     if match is None:
         message = f"{path[:160]!r}: expected the path of a fragment or a snapshot"
@@ -200,12 +200,12 @@ def fragment_seq_no(path: str) -> FragmentSeqNo:
 
 
 def garbage_path(setsum: Setsum, token: str) -> str:
-    """Path of a collection's document."""
+    """Path of a garbage document."""
     return f"{GARBAGE_FOLDER}GARBAGE.{setsum.hexdigest()}.{token}"
 
 
 def check_garbage_path(path: str) -> str:
-    """Return the path when a collection's document may lie there; CorruptError for a foreign file."""
+    """Return the path when it is a garbage document's; CorruptError for a foreign file."""
     if not _GARBAGE.fullmatch(path):
         message = f"{path[:200]!r}: expected {GARBAGE_FOLDER}GARBAGE.<setsum>.<token>"
         raise CorruptError(message)
@@ -213,7 +213,7 @@ def check_garbage_path(path: str) -> str:
 
 
 def given_garbage_path(path: object, argument: str) -> str:
-    """Take the path of a collection's document from a caller."""
+    """Take the path of a garbage document from a caller."""
     path = text(path, argument)
     if not _GARBAGE.fullmatch(path):
         raise wrong(argument, f"{GARBAGE_FOLDER}GARBAGE.<setsum>.<token>", path)
@@ -221,12 +221,12 @@ def given_garbage_path(path: object, argument: str) -> str:
 
 
 def mark_path(path: str) -> str:
-    """Path of the mark beside a collection's document, which says that the document is marked as pruned."""
+    """Path of the mark beside a garbage document, which says that the document is marked as pruned."""
     return _MARK + path.removeprefix(f"{GARBAGE_FOLDER}GARBAGE.")
 
 
 def marked_path(path: str) -> str | None:
-    """Path of the document that a mark lies beside; None when the path is no mark's."""
+    """Path of the garbage document that a mark belongs to; None for any other path."""
     marked = f"{GARBAGE_FOLDER}GARBAGE.{path.removeprefix(_MARK)}"
     return marked if path.startswith(_MARK) and _GARBAGE.fullmatch(marked) else None
 

@@ -1,4 +1,4 @@
-"""Pins: whole manifests kept alive under a name, so that a long read does not race collection."""
+"""Pins: named copies of whole manifests; their objects are kept, so that a long read does not race a collection."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.snapshot import check_format_version
 
 FORMAT_VERSION = 2
-# A manifest's own bound, written as text inside a document.
+# Room for the largest manifest as text in JSON, where its quotes are escaped.
 BYTES_MAX = 130 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What was pinned, why, when (microseconds since the epoch) and by whom.
+    """A pinned manifest, and why, when (microseconds since the epoch) and by whom it was pinned.
 
-    ``complete`` says that all of it was there after the pin was written, so that all of it stays; a pin
-    whose maker died before it had looked keeps what there is. ``log_id`` and ``writer`` are set when it is written.
+    ``complete`` says that every object existed after the pin was written, so that all of them are kept. A pin
+    whose process died before that check keeps those that exist. ``log_id`` and ``writer`` are set when it is written.
     """
 
     manifest: Manifest
@@ -32,7 +32,7 @@ class Pin:
     writer: str = ""
 
     def to_bytes(self) -> bytes:
-        """Encode as checksummed JSON; the manifest is kept as the document it was."""
+        """Encode as checksummed JSON; the manifest is embedded as its own document."""
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,

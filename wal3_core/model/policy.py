@@ -1,4 +1,4 @@
-"""A log's policy: what its owner says of how it is collected."""
+"""A log's policy: how its owner wants it collected."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**10
-# A thousand years: a clock in microseconds goes further.
+# A thousand years; a clock in microseconds goes further.
 RETENTION_S_MAX = 1000 * 365 * 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What may be collected of a log, beside what its cursors say.
+    """What a collection may prune, besides the limits that cursors set.
 
-    ``retention_s`` keeps every record that many seconds, whatever cursors say. ``without_cursors`` says
-    that age alone decides while the log has no cursor; without it such a log is not collected at all.
-    ``percent_max`` allows one collection to take that much of the log's bytes, where the default is less.
+    ``retention_s`` keeps every record that many seconds, whatever the cursors say. ``without_cursors`` lets
+    age alone decide while the log has no cursor; otherwise such a log is not collected at all.
+    ``percent_max`` allows one collection to take that share of the log's bytes, when the default is less.
     ``log_id`` and ``writer`` are set when it is written.
     """
 
@@ -43,7 +43,7 @@ class Policy:
         make_plain(self, retention_s=optional(integer), percent_max=optional(integer))
 
     def check(self) -> None:
-        """Refuse what makes no sense, or leaves nothing to decide by; InvalidRequestError."""
+        """Refuse a value out of range, or ``without_cursors`` without a retention; InvalidRequestError."""
         for name, value, most in (
             ("retention_s", self.retention_s, RETENTION_S_MAX),
             ("percent_max", self.percent_max, 100),
@@ -52,7 +52,7 @@ class Policy:
                 message = f"policy: {name}: expected an integer from 0 to {most}, found {value}"
                 raise InvalidRequestError(message)
         if self.without_cursors and self.retention_s is None:
-            message = "policy: expected a retention for a log without cursors, found none: nothing says what may go"
+            message = "policy: expected a retention for a log without cursors, found none: set retention_s"
             raise InvalidRequestError(message)
 
     def to_bytes(self) -> bytes:

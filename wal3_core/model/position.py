@@ -1,4 +1,4 @@
-"""Places in a log. ``start`` is inclusive, ``limit`` exclusive, everywhere."""
+"""Positions in a log. ``start`` is inclusive, ``limit`` exclusive, everywhere."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ FIRST_OFFSET = 1
 class LogPosition:
     """A record's place: ``offset`` counts records from 1, ``timestamp_us`` is microseconds since the epoch.
 
-    The offset alone identifies the place; the timestamp says when its fragment was sealed.
+    The offset alone identifies the place; the timestamp is that of its fragment.
     """
 
     offset: int
     timestamp_us: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no integer."""
-        # The first look costs a tenth of the second: a manifest has dozens of positions.
+        """Refuse values that are not integers."""
+        # This test costs a tenth of the full check, and a manifest has dozens of positions.
         if type(self.offset) is not int or type(self.timestamp_us) is not int:
             make_plain(self, offset=integer, timestamp_us=integer)
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {"offset": self.offset, "timestamp_us": self.timestamp_us}
 
     @classmethod
@@ -56,7 +56,7 @@ class AtTime:
     timestamp_us: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse a time outside u64."""
         make_plain(self, timestamp_us=integer)
         if not 0 <= self.timestamp_us <= U64_MAX:
             message = f"time: expected microseconds within u64, found {self.timestamp_us}"
@@ -68,7 +68,7 @@ ReadStart = int | LogPosition | AtTime | None
 
 
 def read_start(value: object, name: str) -> ReadStart:
-    """Take where a read starts."""
+    """Take the start of a read from a caller."""
     if value is None or isinstance(value, LogPosition | AtTime):
         return value
     try:

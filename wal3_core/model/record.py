@@ -36,7 +36,7 @@ class Message:
     key: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no bytes; take a copy of what its owner may change."""
+        """Refuse values that are not bytes; copy mutable ones."""
         if type(self.body) is not bytes:
             object.__setattr__(self, "body", _bytes_or_none(self.body, "body"))
         if self.key is not None:
@@ -54,7 +54,7 @@ class Record:
 
 
 def check_message(message: Message, *, record_bytes_max: int) -> int:
-    """Return the message's size in bytes, key and body; InvalidRequestError when it can not be a record."""
+    """Return the message's size in bytes, key and body; InvalidRequestError when it cannot be a record."""
     key, body = message.key, message.body
     if key is None and body is None:
         text = "record: expected a body, a key, or both, found neither"
@@ -93,7 +93,7 @@ def keyed_setsum(
     keys: Sequence[Buffer | None],
     bodies: Sequence[Buffer | None],
 ) -> Setsum:
-    """Checksum records some of which have keys, given as four columns of one length."""
+    """Checksum records that may have keys, given as four columns of one length."""
     return Setsum.of(
         _item(offset, timestamp_us, key, body)
         for offset, timestamp_us, key, body in zip(offsets, timestamps_us, keys, bodies, strict=True)

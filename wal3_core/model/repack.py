@@ -1,10 +1,10 @@
-"""Re-packing the manifest's tree where collections, compactions, dead writers or new options left it lopsided.
+"""Repacking the manifest's tree where collections, compactions, dead writers or new options left it badly shaped.
 
-What a writer builds is left as it is. A node is rewritten only when it is too full, or when it is
-less than half full and fits together with its neighbour: of what is left, any two neighbours hold
-more than one node can, or are half full each, or are two of the few of falling size that a writer
-leaves in the manifest. Every step leaves fewer bad nodes than there were, so that steps come to an
-end, and a tree that is well shaped gives none. Keeps INV-8.
+A tree as a writer builds it is left unchanged. A node is rewritten only when it is too full, or when it is
+less than half full and fits together with its neighbour. Of the nodes that are left, any two neighbours
+hold more than one node can, or are both half full, or belong to the few nodes of falling size that a writer
+leaves in the manifest. Every step leaves fewer bad nodes, so the steps end, and a well-shaped tree needs
+none. Keeps INV-8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
-from wal3_core.model.tree import US_PER_S, factor, waiting
+from wal3_core.model.tree import factor, waiting
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.options import SnapshotOptions
 
-# A writer's own roll may be under way: what it leaves in the manifest is left to it up to so many rolls.
+# A writer's own roll may be under way: pointers for up to this many rolls are left to the writer.
 ROLLS_LEFT = 2
 
 
 class Reason(StrEnum):
-    """Why pointers are packed anew."""
+    """Why pointers are repacked."""
 
     FRAGMENTS = "fragments in the manifest that no writer rolled"
     LEAVES = "snapshots of fragments that are too full, or fit together"
@@ -38,10 +39,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repack:
-    """Runs of siblings that are to be packed into snapshots of ``depth`` anew.
+    """Runs of siblings to repack into snapshots of ``depth``.
 
-    The last of the ``parents`` holds the siblings, and each holds the one behind it; none for the
-    manifest itself. ``runs`` are [start, limit) among the siblings.
+    The last of the ``parents`` holds the siblings, and each holds the next one; there are none when the
+    manifest itself holds the siblings. ``runs`` are [start, limit) among the siblings.
     """
 
     reason: Reason
@@ -52,17 +53,17 @@ class Repack:
 
     @property
     def packed(self) -> tuple[Pointer, ...]:
-        """The siblings that are packed anew."""
+        """The siblings that are repacked."""
         return tuple(pointer for start, limit in self.runs for pointer in self.siblings[start:limit])
 
     @property
     def opened(self) -> tuple[SnapshotPointer, ...]:
-        """The snapshots among them whose pointers go into others."""
+        """The snapshots among them whose pointers move into others."""
         return tuple(p for p in self.packed if isinstance(p, SnapshotPointer) and p.depth == self.depth)
 
     @property
     def above(self) -> tuple[SnapshotPointer, ...]:
-        """The snapshots that hold a parent: of each one pointer changes."""
+        """The snapshots that hold a parent: one pointer of each changes."""
         return self.parents[:-1]
 
     @property
@@ -71,7 +72,7 @@ class Repack:
         return sum(_size(pointer, self.depth) for pointer in self.packed)
 
     def within(self, pointers_max: int) -> Repack:
-        """Return the part that packs about so many pointers at most, and leaves fewer bad nodes all the same."""
+        """Return a part that packs about ``pointers_max`` pointers at most and still leaves fewer bad nodes."""
         start, limit = self.runs[0]
         runs, left = [], pointers_max
         for index in range(start, limit):
@@ -89,10 +90,10 @@ class Repack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repacked:
-    """What a step comes to: a run of the manifest's pointers, and those that take its place.
+    """The result of a step: a run of the manifest's pointers, and those that replace it.
 
-    ``written`` are the snapshots that are new, deepest first; they carry the fence they were made
-    under. ``num_bytes`` is their size.
+    ``written`` are the new snapshots, deepest first; they carry the fence they were made under.
+    ``num_bytes`` is their size.
     """
 
     replaced: tuple[Pointer, ...]
@@ -102,7 +103,7 @@ class Repacked:
 
 
 class Repacker:
-    """Plans the steps for one log; remembers which snapshots it found well shaped, as they never change.
+    """Plans the steps for one log; remembers the well-shaped snapshots, which never change.
 
     A step packs about ``pointers_max`` pointers at most, and rewrites the snapshots above them, one of
     each depth. Snapshots of fragments are not loaded for a plan.
@@ -113,7 +114,7 @@ class Repacker:
     ) -> None:
         self._options = options
         self._load = load
-        # With less a step might pack a node alone, and come to nothing.
+        # With less a step might repack one node alone, and change nothing.
         self._pointers_max = max(pointers_max, 2 * options.fragments_per_snapshot, 2 * options.snapshot_pointers_max)
         self._sound: set[str] = set()
 
@@ -123,7 +124,7 @@ class Repacker:
         return None if found is None else found.within(self._pointers_max)
 
     def findings(self, manifest: Manifest) -> Iterator[Repack]:
-        """Go through all that there is to pack, as the tree is now; what one step changes may call for another."""
+        """Iterate over everything to repack in the tree as it is; a step may make others necessary."""
         loose = manifest.fragments[: -self._options.fragments_kept or None]
         if len(loose) >= ROLLS_LEFT * self._options.fragments_per_snapshot:
             yield from self._found(1, loose, reason=Reason.FRAGMENTS)
@@ -134,7 +135,7 @@ class Repacker:
                 yield from self._found(depth, run)
 
     def _below(self, parents: tuple[SnapshotPointer, ...]) -> Iterator[Repack]:
-        """Go through what the last of the parents leads to, deepest first."""
+        """Iterate over everything to repack below the last of the parents, deepest first."""
         node, sound = parents[-1], True
         if node.depth == 1 or node.path in self._sound:
             return
@@ -151,9 +152,9 @@ class Repacker:
             self._sound.add(node.path)
 
     def _runs(self, snapshots: Sequence[SnapshotPointer], depth: int) -> Iterator[Sequence[SnapshotPointer]]:
-        """Find the manifest's runs of snapshots that are to be nodes of a depth.
+        """Find the manifest's runs of snapshots to pack into nodes of a depth.
 
-        Those of a lesser depth are among them where they lie before a deeper one, so that no writer
+        Snapshots one level less deep are among them where they lie before a deeper one, so that no writer
         rolls them, and where there are more than a writer leaves.
         """
         limit = _limit(snapshots, depth)
@@ -172,7 +173,7 @@ class Repacker:
         parents: tuple[SnapshotPointer, ...] = (),
         reason: Reason | None = None,
     ) -> Iterator[Repack]:
-        # A writer leaves a few nodes in the manifest, each so many times as large as the one behind it.
+        # A writer leaves a few nodes in the manifest, each larger than the next by this factor.
         falls_by = factor(self._options) if depth > 1 and not parents else None
         runs = find_runs(siblings, depth, capacity(self._options, depth), falls_by)
         if runs:
@@ -181,22 +182,22 @@ class Repacker:
 
 
 def _limit(snapshots: Sequence[SnapshotPointer], depth: int) -> int:
-    """Say where the last snapshot ends that is as deep, or deeper."""
+    """Return the end of the last snapshot of this depth or a greater one."""
     return next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth >= depth), 0)
 
 
 def capacity(options: SnapshotOptions, depth: int) -> int:
-    """Say how many pointers a snapshot of a depth holds at most."""
+    """Return how many pointers a snapshot of a depth holds at most."""
     return options.fragments_per_snapshot if depth == 1 else options.snapshot_pointers_max
 
 
 def half(full: int) -> int:
-    """Say from how many pointers on a node counts as half full."""
+    """Return the least number of pointers that counts as half full."""
     return max(1, full // 2)
 
 
 def _size(pointer: Pointer, depth: int) -> int:
-    """How many pointers it brings into a node of a depth: those it holds, or itself."""
+    """Return how many pointers it adds to a node of a depth: those it holds, or itself."""
     return pointer.num_pointers if isinstance(pointer, SnapshotPointer) and pointer.depth == depth else 1
 
 
@@ -205,7 +206,7 @@ def _size(pointer: Pointer, depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Siblings [start, limit) with ``size`` pointers in them; ``dirty`` when they are packed anew."""
+    """Siblings [start, limit) with ``size`` pointers in them; ``dirty`` when they are repacked."""
 
     start: int
     limit: int
@@ -213,22 +214,22 @@ class _Segment:
     dirty: bool
 
     def joins(self, after: _Segment, full: int, falls_by: int | None) -> bool:
-        """Tell whether packing the two together leaves less than packing, or keeping, each."""
+        """Return whether packing the two together is better than packing or keeping each."""
         if self.dirty and after.dirty:
             return True
         if min(self.size, after.size) >= half(full):
             return False
         if falls_by is not None and self.size >= falls_by * after.size:
             return False
-        # What is packed into several nodes anyway takes a small neighbour in.
+        # Pointers that need several nodes anyway take in a small neighbour.
         return self.size + after.size <= full or max(self.size, after.size) > full
 
 
 def find_runs(siblings: Sequence[Pointer], depth: int, full: int, falls_by: int | None = None) -> list[tuple[int, int]]:
     """Find the runs of siblings to pack into nodes of a depth that hold ``full`` pointers each.
 
-    Siblings of a lesser depth have to go into a node in any case. A node that is ``falls_by`` times as
-    large as what follows it may be followed by that.
+    Siblings of a lesser depth are always packed. A node that is ``falls_by`` times as large as the next one
+    is not joined with it.
     """
     segments: list[_Segment] = []
     for index, pointer in enumerate(siblings):
@@ -248,7 +249,7 @@ def find_runs(siblings: Sequence[Pointer], depth: int, full: int, falls_by: int 
 def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> list[tuple[Pointer, ...]]:
     """Cut pointers into nodes of at most ``full``, each at least half full if all together are.
 
-    A node ends with the last collection interval that ends within reach.
+    A node ends where the last collection interval within reach ends.
     """
     nodes, start = [], 0
     while start < len(pointers):
@@ -260,7 +261,7 @@ def pack(pointers: Sequence[Pointer], full: int, interval_us: int) -> list[tuple
 
 def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int) -> int:
     left = len(pointers) - start
-    # What remains must fill half a node.
+    # The rest must fill half a node.
     longest = min(full, left - half(full))
     for length in range(longest, half(full) - 1, -1):
         before, after = pointers[start + length - 1].limit, pointers[start + length].start
@@ -272,7 +273,7 @@ def _length(pointers: Sequence[Pointer], start: int, full: int, interval_us: int
 def build_repack(
     repack: Repack, options: SnapshotOptions, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]
 ) -> Repacked:
-    """Make the snapshots for a step on a manifest; loads those that it names as ``opened`` and ``above``."""
+    """Build the snapshots of a step on a manifest; loads its ``opened`` and ``above`` ones."""
     packer = _Packer(options, manifest, load)
     runs, parents = repack.runs, repack.parents
     first, last = (0, len(repack.siblings)) if parents else (runs[0][0], runs[-1][1])
@@ -307,7 +308,7 @@ class _Packer:
         self.num_bytes = 0
 
     def nodes(self, siblings: Sequence[Pointer], depth: int) -> Iterator[SnapshotPointer]:
-        """Pack what the siblings hold, and those that are no nodes of this depth themselves."""
+        """Pack the pointers of siblings of this depth, and the other siblings themselves."""
         pointers: list[Pointer] = []
         known: dict[tuple[FragmentSeqNo, FragmentSeqNo], SnapshotPointer] = {}
         for sibling in siblings:

@@ -69,14 +69,14 @@ class Setsum:
     @classmethod
     def from_digest(cls, digest: bytes) -> Setsum:
         """Read 32 bytes, the columns little-endian; CorruptError unless each is below its prime."""
-        # By hand: a manifest has dozens of them.
+        # Checked inline, without the decorator: a manifest has dozens of them.
         if not isinstance(digest, bytes):
             raise wrong("digest", "bytes", digest)
         if len(digest) != DIGEST_BYTES:
             message = f"setsum: expected {DIGEST_BYTES} bytes, found {len(digest)}"
             raise CorruptError(message)
         columns = _COLUMNS.unpack(digest)
-        # Tested apart from telling which: a manifest has dozens, and is read back at every commit.
+        # The column is searched for only on failure: a manifest has dozens, and is read back at every commit.
         if any(map(operator.ge, columns, PRIMES)):
             index, column = next(found for found in enumerate(columns) if found[1] >= PRIMES[found[0]])
             message = f"setsum column {index}: expected less than {PRIMES[index]}, found {column}"
@@ -98,7 +98,7 @@ class Setsum:
         return _COLUMNS.pack(*self.columns)
 
     def hexdigest(self) -> str:
-        """Show the digest as 64 hexadecimal digits."""
+        """Return the digest as 64 hexadecimal digits."""
         return self.digest().hex()
 
     @checked(item=record_bytes)

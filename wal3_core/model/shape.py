@@ -1,4 +1,4 @@
-"""How well a manifest's tree is shaped: what an operator looks at, and what maintenance decides by."""
+"""How well a manifest's tree is shaped, for operators and for maintenance."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The snapshots of one depth: how many, with how many pointers, of ``capacity`` each at most.
+    """The snapshots of one depth: how many, with how many pointers, at most ``capacity`` in each.
 
-    ``smallest`` and ``largest`` are of those whose pointer was seen, None when there were none.
+    ``smallest`` and ``largest`` cover the snapshots whose pointer was read, None when there were none.
     """
 
     depth: int
@@ -39,11 +39,11 @@ class Level:
 
     @property
     def num_wasted(self) -> int:
-        """How many nodes more there are than the pointers need."""
+        """How many more nodes there are than the pointers need."""
         return max(0, self.num_nodes - -(-self.num_pointers // self.capacity))
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {
             "depth": self.depth,
             "nodes": self.num_nodes,
@@ -59,11 +59,11 @@ class Level:
 class Shape:
     """A tree's shape; ``levels`` are its snapshots by depth, those of fragments first.
 
-    ``exact`` tells whether the fragments were counted; otherwise compacted ones below snapshots of
-    snapshots count as those that they stand for, and what was not seen counts as full, so that the
-    tree looks fuller than it is. ``root_fragments`` and ``root_snapshots`` are what the manifest holds
-    itself. ``ripe`` says that packing it anew pays: the manifest holds more than a writer leaves there,
-    a node is too full, or there are more than twice the nodes that are needed.
+    ``exact`` says whether the fragments were counted. Otherwise a compacted fragment below snapshots of
+    snapshots counts as those it replaces, and snapshots that were not read count as full, so that the tree
+    looks fuller than it is. ``root_fragments`` and ``root_snapshots`` count the manifest's own pointers.
+    ``needs_compaction`` says that repacking pays: the manifest holds more than a writer
+    leaves there, a node is too full, or there are more than twice the nodes that are needed.
     """
 
     exact: bool
@@ -73,20 +73,20 @@ class Shape:
     root_fragments: int
     root_snapshots: int
     levels: tuple[Level, ...]
-    ripe: bool
+    needs_compaction: bool
 
     @property
     def num_snapshots(self) -> int:
-        """How many snapshots there are, of whatever depth."""
+        """How many snapshots there are, of all depths."""
         return sum(level.num_nodes for level in self.levels)
 
     @property
     def num_wasted(self) -> int:
-        """How many snapshots more there are than the pointers need."""
+        """How many more snapshots there are than the pointers need."""
         return sum(level.num_wasted for level in self.levels)
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {
             "exact": self.exact,
             "manifest_bytes": self.manifest_bytes,
@@ -95,14 +95,14 @@ class Shape:
             "root_fragments": self.root_fragments,
             "root_snapshots": self.root_snapshots,
             "levels": [level.to_json() for level in self.levels],
-            "ripe": self.ripe,
+            "needs_compaction": self.needs_compaction,
         }
 
 
 def measure_shape(
     manifest: Manifest, options: SnapshotOptions, load: Callable[[SnapshotPointer], Snapshot] | None = None
 ) -> Shape:
-    """Measure a tree from the manifest alone, or with ``load`` exactly, loading all snapshots of snapshots."""
+    """Measure a tree from the manifest alone, or exactly with ``load``, which loads all snapshots of snapshots."""
     levels = _seen(manifest.snapshots, options, load)
     if load is None:
         levels = _with_unseen(levels, manifest.snapshots)
@@ -116,7 +116,7 @@ def measure_shape(
         root_fragments=len(manifest.fragments),
         root_snapshots=len(manifest.snapshots),
         levels=tuple(levels),
-        ripe=_overgrown(manifest, options) or lopsided,
+        needs_compaction=_overgrown(manifest, options) or lopsided,
     )
 
 
@@ -125,7 +125,7 @@ def _seen(
     options: SnapshotOptions,
     load: Callable[[SnapshotPointer], Snapshot] | None,
 ) -> list[Level]:
-    """Measure the levels of a tree by what its root holds, and by what is loaded."""
+    """Measure the levels of a tree from the manifest's pointers and the snapshots that are loaded."""
     levels: list[Level] = []
     nodes: list[SnapshotPointer] = []
     for depth in range(max((pointer.depth for pointer in snapshots), default=1), 0, -1):
@@ -149,13 +149,13 @@ def _level(depth: int, seen: Sequence[SnapshotPointer], options: SnapshotOptions
 
 
 def _with_unseen(levels: Sequence[Level], seen: Sequence[SnapshotPointer]) -> list[Level]:
-    """Add what lies below the snapshots that were seen: as many as each says it holds, and below those full ones."""
+    """Add the levels below the snapshots seen: as many nodes as each declares, and full ones below those."""
     whole = list(levels)
     for pointer in seen:
         num_pointers = count_fragments([pointer])
         for at, level in enumerate(whole[: pointer.depth - 1]):
-            told = level.depth == pointer.depth - 1
-            num_nodes = pointer.num_pointers if told else -(-num_pointers // level.capacity)
+            declared = level.depth == pointer.depth - 1
+            num_nodes = pointer.num_pointers if declared else -(-num_pointers // level.capacity)
             whole[at] = replace(
                 level, num_nodes=level.num_nodes + num_nodes, num_pointers=level.num_pointers + num_pointers
             )
@@ -164,7 +164,7 @@ def _with_unseen(levels: Sequence[Level], seen: Sequence[SnapshotPointer]) -> li
 
 
 def _overgrown(manifest: Manifest, options: SnapshotOptions) -> bool:
-    """Tell whether the manifest holds more than a writer leaves there."""
+    """Return whether the manifest holds more than a writer leaves there."""
     fragments_max = options.fragments_kept + ROLLS_LEFT * options.fragments_per_snapshot
     runs = [waiting(manifest.snapshots, depth, options) for depth in range(1, DEPTH_MAX)]
     late = any(limit - start >= ROLLS_LEFT * factor(options) for start, limit in runs)
@@ -172,8 +172,8 @@ def _overgrown(manifest: Manifest, options: SnapshotOptions) -> bool:
 
 
 def _lopsided(level: Level, num_parents: int, options: SnapshotOptions) -> bool:
-    """Tell whether a node is too full, or there are more than packing leaves: twice those needed, and one a parent."""
-    # Neighbours left apart hold at least two halves together, but for the few of falling size in the manifest.
+    """Return whether a node is too full, or there are more than packing leaves: twice those needed, one per parent."""
+    # Two neighbours left apart hold at least two halves, except the few of falling size in the manifest.
     falling = level.capacity.bit_length() // (factor(options).bit_length() - 1) + 1 if level.depth > 1 else 0
     nodes_max = level.num_pointers // half(level.capacity) + num_parents + falling
     return level.num_nodes > nodes_max or (level.largest or 0) > level.capacity

@@ -1,8 +1,8 @@
-"""Snapshots: immutable documents that hold a run of pointers, so that the manifest need not.
+"""Snapshots: immutable documents that hold a run of pointers, so that the manifest stays small.
 
 A snapshot of depth 1 points to fragments, one of depth d to snapshots of depth d - 1. A snapshot is
-named by its setsum and by its bytes, so that two over the same records but with other fragments in
-them never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
+named by its setsum and the hash of its bytes, so that two with the same records in different fragments
+never share a name. Keeps INV-2 and INV-8 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import Fields, JsonObject
 
 FORMAT_VERSION = 2
-# With nodes of a thousand pointers five levels hold an exabyte; smaller nodes have room for as much.
+# With nodes of a thousand pointers five levels hold an exabyte; more levels make room for smaller nodes.
 DEPTH_MAX = 8
 BYTES_MAX = 64 * 2**20
 
@@ -49,7 +49,7 @@ class SnapshotPointer:
     num_records: int
 
     def to_json(self) -> JsonObject:
-        """Show as a JSON object."""
+        """Return as a JSON object."""
         return {
             "path": self.path,
             "depth": self.depth,
@@ -83,7 +83,7 @@ class SnapshotPointer:
         return pointer
 
     def check(self) -> None:
-        """Refuse a range that runs backwards, or a depth the tree does not have."""
+        """Refuse a range that runs backwards, or a depth out of range."""
         backwards = self.limit.offset <= self.start.offset or self.limit.timestamp_us < self.start.timestamp_us
         if backwards or self.first_seq_no > self.last_seq_no or not 1 <= self.depth <= DEPTH_MAX:
             message = (
@@ -117,12 +117,12 @@ def check_run(pointers: Sequence[Pointer]) -> None:
 
 
 def count_fragments(pointers: Iterable[Pointer]) -> int:
-    """Count the fragment numbers that the pointers stand for."""
+    """Count the fragment numbers that the pointers cover."""
     return sum(pointer.last_seq_no - pointer.first_seq_no + 1 for pointer in pointers)
 
 
 def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
-    """Add up what the pointers sum to."""
+    """Add up the pointers' setsums."""
     total = EMPTY
     for pointer in pointers:
         total += pointer.setsum
@@ -133,9 +133,8 @@ def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
 class Snapshot:
     """A run of pointers of one kind: fragments (depth 1), or snapshots all of the depth below its own.
 
-    ``fence`` is the manifest's when the upload began. It makes the name another one once the fence
-    has moved, so that an upload condemned behind it is never taken for a later one's own; so does
-    ``log_id``, the log's, with every life.
+    ``fence`` is the manifest's when the upload began, ``log_id`` the log's. Both change the name: an upload
+    under a later fence, or in another life, is never taken for an earlier one that is marked for deletion.
     """
 
     pointers: tuple[Pointer, ...]
@@ -212,7 +211,7 @@ class Snapshot:
 
 
 def check_format_version(fields: Fields, known: int) -> None:
-    """Refuse a document of a format this version does not read."""
+    """Refuse a document of a format that this program does not read."""
     version = fields.integer("format_version")
     if version != known:
         reader = "a newer wal3 may read it" if version > known else "an older one wrote it, before the first release"

@@ -4,8 +4,8 @@ Stored documents end in a checksum of themselves, so that a flipped bit in a num
 and not another number: ``{...,"checksum":"<32 hex digits>"}``, the first half of the SHA-256 of the
 document without it. An object named after the hash of its bytes needs none.
 
-Whatever the bytes, reading them takes at most 20 times as many and 1 MiB: 12 for what the values take,
-8 for text. What would expand further is refused before it is parsed; real documents take about 4.
+Reading a document takes at most 20 times its size plus 1 MiB of memory: 12 times for values, 8 for text.
+One that would expand further is refused before it is parsed; real documents take about 4 times their size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JsonObject = dict[str, JsonValue]
 
 U64_MAX = 2**64 - 1
 _CHECKSUM_HEX = 32
-# What Python takes, at most, for each of these: a dictionary, its entry, a list, an item. In bytes, as measured.
+# Bytes that Python takes at most, as measured, for a dictionary, its entry, a list, an item.
 _COSTS = {b"{": 64, b":": 143, b"[": 88, b",": 80}
 _EXPANSION_MAX = 12
 _EXPANSION_FLOOR = 2**20
@@ -38,7 +38,7 @@ def dump(document: JsonObject) -> bytes:
     except (TypeError, ValueError) as error:
         message = _misfit(document, "") or str(error)
         raise InvalidRequestError(message) from error
-    # Halves of surrogate pairs are rare, and so is what looks like one.
+    # The exact check is only made when the text may have half of a surrogate pair, which is rare.
     if "\\ud" in text and not _is_text(json.dumps(document, ensure_ascii=False)):
         message = f"expected text that can be encoded, found half of a surrogate pair in {text[:200]}"
         raise InvalidRequestError(message)
@@ -93,7 +93,7 @@ def _check_size(data: bytes, *, what: str, bytes_max: int) -> None:
 
 
 def _check_expansion(data: bytes, *, what: str) -> None:
-    """Count what may become values, in text as well: a comma there is worth a byte, a run of them is no document."""
+    """Bound the values' memory by counting JSON's marks, in text as well: a real document has few there."""
     num_bytes = sum(cost * data.count(mark) for mark, cost in _COSTS.items())
     allowed = _EXPANSION_MAX * len(data) + _EXPANSION_FLOOR
     if num_bytes > allowed:
@@ -120,7 +120,7 @@ def _refuse_number(text: str) -> JsonValue:
 
 
 def _integer(text: str) -> int:
-    # A long run of digits is refused before it is converted: that takes quadratic time.
+    # A long run of digits is refused before it is converted, which takes quadratic time.
     if len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX:
         message = f"number {text[:40]} is not within u64"
         raise ValueError(message)
@@ -130,7 +130,7 @@ def _integer(text: str) -> int:
 def unreadable_field(data: bytes) -> str | None:
     """Name the first value of encoded JSON that this module would not read back, and what it is; None if there is none.
 
-    For what was encoded a moment ago, not for bytes from outside.
+    For JSON that this process encoded, not for bytes from outside.
     """
     return _misfit(json.loads(data), "")
 
@@ -157,7 +157,7 @@ def _is_text(text: str) -> bool:
 
 
 class Fields:
-    """Typed access to one JSON object; each access takes its key, ``finish`` refuses what was left."""
+    """Typed access to one JSON object; each access removes its key, ``finish`` refuses keys that are left."""
 
     __slots__ = ("_left", "what")
 
@@ -178,7 +178,7 @@ class Fields:
         return CorruptError(f"{self.what}: field {key}: expected {expected}, found {ascii(value)[:80]}")
 
     def has(self, key: str) -> bool:
-        """Tell whether an optional key is there."""
+        """Return whether an optional key is present."""
         return key in self._left
 
     def integer(self, key: str) -> int:
@@ -189,14 +189,14 @@ class Fields:
         return value
 
     def flag(self, key: str) -> bool:
-        """Take a true or a false."""
+        """Take a boolean."""
         value = self._take(key)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false", value)
         return value
 
     def string(self, key: str) -> str:
-        """Take a string that can be shown: half of a surrogate pair is no text."""
+        """Take a string; half of a surrogate pair is refused."""
         value = self._take(key)
         if not isinstance(value, str) or not _is_text(value):
             raise self._wrong(key, "a string of text", value)
@@ -214,7 +214,7 @@ class Fields:
         return [Fields(item, f"{self.what}.{key}[{index}]") for index, item in enumerate(value)]
 
     def finish(self) -> None:
-        """Refuse keys that nobody asked for: a newer writer's field must not be dropped unseen."""
+        """Refuse unknown keys: a newer writer's field must not be dropped silently."""
         if self._left:
             message = f"{self.what}: expected no further fields, found {', '.join(sorted(self._left))[:200]}"
             raise CorruptError(message)

@@ -1,7 +1,7 @@
-"""What stands in the place of a cursor or pin that was deleted.
+"""Tombstones: the documents that replace deleted cursors and pins.
 
-An object under a name that may be used again is never deleted while its log lives: it is replaced by CAS, so that
-no create and no delete that arrives late can touch what has the name by then. Source: docs/protocol.md, "Names".
+While its log lives, an object under a name that may be used again is never deleted but replaced by CAS, so that
+a late create or delete cannot touch the object that has the name by then. Source: docs/protocol.md, "Names".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """No cursor or pin of this name; ``generation`` goes on from what was deleted.
+    """Marks the name of a cursor or pin as free; ``generation`` continues that of the deleted document.
 
     ``log_id`` and ``writer`` are set when it is written.
     """
@@ -63,6 +63,6 @@ class Tombstone:
 
 
 def or_tombstone(data: bytes, read: Callable[[strict_json.Fields], D], *, what: str, bytes_max: int) -> D | Tombstone:
-    """Decode what stands under a name: a tombstone, or what ``read`` makes of it; CorruptError names ``what``."""
+    """Decode the document under a name: a tombstone, or what ``read`` returns; CorruptError names ``what``."""
     fields = strict_json.load_checksummed(data, what=what, bytes_max=bytes_max)
     return Tombstone.from_fields(fields) if fields.has("deleted") else read(fields)

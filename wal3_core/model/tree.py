@@ -1,11 +1,11 @@
 """When the manifest's pointers are rolled into snapshots, and which.
 
 The newest fragments stay in the manifest, so that reading the tail needs no snapshot. Full runs of
-older ones become snapshots of depth 1, and runs of snapshots that are as full as they get go into one
-of the next depth. A run takes in the node before it while that one holds less than
-``snapshots_per_roll`` times what joins it: a pointer is so rewritten a few times only on its way into
-a full node, and what the manifest holds of a depth are a few nodes, each several times as large as
-the one behind it. What a commit rewrites hardly grows with the log (INV-8).
+older ones become snapshots of depth 1, and runs of snapshots that can grow no further become one of
+the next depth. A run takes in the node before it while that node holds less than ``snapshots_per_roll``
+times the run's pointers: so a pointer is rewritten only a few times on its way into a full node, and of
+each depth the manifest holds a few nodes, each several times as large as the next. The number of bytes
+that a commit rewrites hardly grows with the log (INV-8).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.model.snapshot import DEPTH_MAX, Pointer, Snapshot, SnapshotPointer
+from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,21 +25,19 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.options import SnapshotOptions
 
-US_PER_S = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """A run of the manifest's pointers that one snapshot shall stand for."""
+    """A run of the manifest's pointers for one snapshot to replace."""
 
     replaced: tuple[Pointer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolled:
-    """What several rolls come to: a run of the manifest's pointers, and those that take its place.
+    """The result of several rolls: a run of the manifest's pointers, and those that replace it.
 
-    ``written`` are the new snapshots that these lead to, each behind what it holds; they carry the
+    ``written`` are the new snapshots that these lead to, each after those it holds; they carry the
     ``fence`` they were made under.
     """
 
@@ -51,7 +50,7 @@ class Rolled:
 def plan_roll(manifest: Manifest, options: SnapshotOptions, *, coming: int = 0) -> Roll | None:
     """Choose the run to roll next, or None while the manifest is small enough.
 
-    ``coming`` fragments are about to be appended, and count as if they were there.
+    ``coming`` fragments are about to be appended, and count as present.
     """
     return _roll_fragments(manifest, options, coming) or _roll_snapshots(manifest.snapshots, options)
 
@@ -65,10 +64,10 @@ def _roll_fragments(manifest: Manifest, options: SnapshotOptions, coming: int) -
 
 
 def _cut_at_interval(run: Sequence[FragmentPointer], interval_us: int) -> int:
-    """Length of the run's part that ends with a garbage collection interval.
+    """Return the length of the run's part that ends with a garbage collection interval.
 
-    The last boundary in the run's second half counts. A run without one is taken whole: a log that
-    writes one fragment an interval would otherwise get a snapshot for each.
+    The last boundary in the run's second half counts, so that snapshots stay half full. A run without one is
+    taken whole.
     """
     for length in range(len(run) - 1, max(1, len(run) // 2) - 1, -1):
         before, after = run[length - 1].limit.timestamp_us, run[length].start.timestamp_us
@@ -93,30 +92,30 @@ def _roll_snapshots(snapshots: Sequence[SnapshotPointer], options: SnapshotOptio
 
 
 def _least(depth: int, options: SnapshotOptions, *, begun: bool) -> int:
-    """Say how many snapshots of a depth roll together; ``begun`` where the manifest has deeper ones already.
+    """Return how many snapshots of a depth at least roll together; ``begun`` when the manifest has deeper ones.
 
-    Those of fragments come often, and wait for each other. Larger ones come seldom, and wait only
-    before the tree grows by a level: a level more is a request more for whoever reads.
+    Snapshots of fragments come often, and wait for each other. Deeper ones come seldom, and wait only
+    before the tree grows by a level: a level costs every reader a request.
     """
     return 1 if depth > 1 and begun else factor(options)
 
 
 def factor(options: SnapshotOptions) -> int:
-    """Say how many times as large as what joins it a node is that is left alone."""
+    """Return how many times as large as the pointers after it a node must be to be left alone."""
     return min(options.snapshots_per_roll, options.snapshot_pointers_max)
 
 
 def joins(before: SnapshotPointer, depth: int, size: int, options: SnapshotOptions) -> bool:
-    """Tell whether a node takes in ``size`` pointers that come behind it, into one node of this depth."""
+    """Return whether a node takes in the ``size`` pointers after it, into one node of this depth."""
     held = before.num_pointers
     fits = held + size <= options.snapshot_pointers_max
     return before.depth == depth and fits and held < factor(options) * size
 
 
 def waiting(snapshots: Sequence[SnapshotPointer], depth: int, options: SnapshotOptions) -> tuple[int, int]:
-    """Find the snapshots of a depth, [start, limit), that are as full as they get, behind all deeper ones.
+    """Find the snapshots of a depth, [start, limit), that can grow no further, after all deeper ones.
 
-    A snapshot of fragments never grows. One of snapshots does while it fits together with what follows.
+    A snapshot of fragments never grows. A snapshot of snapshots grows while it fits together with the next.
     """
     start = next((at for at in range(len(snapshots), 0, -1) if snapshots[at - 1].depth > depth), 0)
     limit = start
@@ -124,7 +123,7 @@ def waiting(snapshots: Sequence[SnapshotPointer], depth: int, options: SnapshotO
         limit += 1
     sizes = [pointer.num_pointers for pointer in snapshots[start:limit]]
     if depth > 1:
-        # What there is to come has one pointer at least.
+        # The next node to come has at least one pointer.
         pairs = list(pairwise([*sizes, 1]))
         while pairs and sum(pairs[-1]) <= options.snapshot_pointers_max:
             pairs.pop()
@@ -133,7 +132,7 @@ def waiting(snapshots: Sequence[SnapshotPointer], depth: int, options: SnapshotO
 
 
 def build_snapshot(roll: Roll, manifest: Manifest, load: Callable[[SnapshotPointer], Snapshot]) -> Snapshot:
-    """Make the snapshot for a roll of a manifest; those in it that are as deep as itself are loaded, and extended."""
+    """Build the snapshot of a roll; the roll's snapshots of the same depth are loaded and extended."""
     last = roll.replaced[-1]
     depth = last.depth + 1 if isinstance(last, SnapshotPointer) else 1
     pointers: list[Pointer] = []
@@ -152,10 +151,10 @@ def roll_all(
     *,
     coming: int = 0,
 ) -> Rolled | None:
-    """Make the snapshots for all that is due, ``rolls_ahead_max`` rolls at most; None when nothing is.
+    """Build the snapshots of all rolls that are due, at most ``rolls_ahead_max``; None when none is.
 
-    A snapshot that a later roll takes in is never written. Where one that is needed can not be loaded,
-    the rolls before that are all there are.
+    A snapshot that a later roll takes in is not written. When a snapshot cannot be loaded, only the rolls
+    before it are made.
     """
     made: dict[str, Snapshot] = {}
 
@@ -189,7 +188,7 @@ def roll_all(
 
 
 def _reached(pointers: Sequence[Pointer], made: dict[str, Snapshot]) -> list[Snapshot]:
-    """Find the snapshots among those made that pointers lead to, each behind what it holds."""
+    """Find the new snapshots that pointers lead to, each after those it holds."""
     found = []
     for pointer in pointers:
         if pointer.path in made:

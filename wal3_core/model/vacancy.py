@@ -1,7 +1,7 @@
-"""What stands in a log's manifest while the name has no log: it was destroyed, is being copied to, or is kept.
+"""Vacancies: the document in the manifest's place while a name has no log (destroyed, being copied to, or kept).
 
-A name's manifest is one object whose versions are one chain, from life to life: it is replaced by CAS and
-never deleted, so that no request of an earlier life that arrives late can touch a later one.
+A name has one manifest object, whose versions form one chain from life to life: it is replaced by CAS and
+never deleted, so that a late request of an earlier life cannot touch a later one.
 Source: docs/protocol.md, "Lives".
 """
 
@@ -27,11 +27,11 @@ class VacancyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a name that is kept, nobody's.
+    """No log: ``log_id`` is the life that ended, or that a copy is about to begin; for a kept name, no life's.
 
-    ``source`` says what is copied, ``pin`` which of its pins keeps it meanwhile, and ``terms`` all else that must be
-    the same for another call to go on with it. A name that is kept is the successor's of the log ``source``, whose id
-    is the ``terms``.
+    ``source`` names the log that is copied, ``pin`` its pin that keeps it meanwhile, and ``terms`` all else that must
+    be equal for another call to resume the copy. A kept name is reserved for the successor of the log ``source``,
+    whose id is the ``terms``.
     """
 
     kind: VacancyKind
@@ -43,7 +43,7 @@ class Vacancy:
     pin: str = ""
 
     def is_kept_for(self, log_id: LogId) -> bool:
-        """Tell whether the name is kept for the log that goes on from that life of another one."""
+        """Return whether the name is kept for the successor of the log with this id."""
         return self.kind is VacancyKind.FOLLOWING and self.terms == log_id
 
     def to_bytes(self) -> bytes:
@@ -83,6 +83,6 @@ class Vacancy:
 
 
 def manifest_or_vacancy(data: bytes, *, what: str) -> Manifest | Vacancy:
-    """Decode and check what stands in a log's manifest; CorruptError names ``what`` when anything is off."""
+    """Decode and check a name's manifest object; CorruptError names ``what`` when anything is off."""
     fields = strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX)
     return Vacancy.from_fields(fields) if fields.has("vacant") else Manifest.from_fields(fields)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The integers from ``start`` to ``limit``, as everywhere without the limit itself."""
+    """The integers from ``start`` to ``limit``, without the limit itself."""
 
     start: int = 0
     limit: int = U64_MAX + 1
@@ -62,7 +62,7 @@ class Bounds:
         return self.logs is None or log in self.logs
 
     def touch(self, pointer: Pointer) -> bool:
-        """Whether records that a pointer stands for may lie within."""
+        """Whether records that a pointer covers may lie within."""
         offsets, times = self.offsets, self.timestamps_us
         return (
             offsets.start < pointer.limit.offset
@@ -72,7 +72,7 @@ class Bounds:
         )
 
     def hold(self, pointer: Pointer) -> bool:
-        """Whether all records that a pointer stands for lie within."""
+        """Whether all records that a pointer covers lie within."""
         offsets, times = self.offsets, self.timestamps_us
         return (
             offsets.start <= pointer.start.offset
@@ -83,7 +83,7 @@ class Bounds:
 
 
 def apply_filter(bounds: Bounds, condition: Filter) -> Bounds | None:
-    """Narrow the bounds to what satisfies a filter, exactly; None when bounds can not express it."""
+    """Narrow the bounds to exactly the records that satisfy a filter; None when bounds cannot express it."""
     match condition:
         case IsNotNull(attribute=(name,)) if name in NEVER_NULL:
             return bounds

@@ -1,8 +1,7 @@
-"""Collections of many logs as Spark jobs: what there is to collect, what nobody refers to, and its deletion.
+"""Collections of many logs as Spark jobs: plan them, list orphans, delete what is due.
 
 Executors read and delete; the driver alone writes garbage documents and swaps manifests. A task
-that is tried again, or runs twice, does no harm. A log that can not be served is told of beside
-the others.
+that is retried, or runs twice, does no harm. A failing log is reported alongside the others.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.deleter import Deleted, Deleter, oldest
+from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
+from wal3_core.fleet.survey import Survey
+from wal3_core.log.collect.deleter import Deleter, DeletionReport
+from wal3_core.log.collect.orphans import oldest
 from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
-from wal3_core.runtime import ahead, shared_runtime
-from wal3_core.spark.collect_survey import Refusal, Survey
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.collect_task import (
     RESULTS,
     DeleteWork,
@@ -37,8 +38,8 @@ from wal3_core.spark.collect_task import (
 )
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost, count_tasks, group
-from wal3_core.storage.manifest_store import ManifestStore
-from wal3_core.storage.object_store import ObjectMeta, ObjectStore, log_store
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient
 
@@ -59,27 +60,9 @@ _TASK_BYTES = 256 * 2**20
 _LOGS_AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphans:
-    """A log's oldest objects that nothing refers to, or why they could not be told."""
-
-    log: str
-    objects: tuple[ObjectMeta, ...] = ()
-    refusal: Refusal | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
-    """What became of one garbage document of a log, or why nothing was deleted for it."""
-
-    log: str
-    deleted: Deleted
-    refusal: Refusal | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A text for a log's work, and what that costs."""
+    """A text for a log's work, and its cost."""
 
     log: str
     text: str
@@ -88,7 +71,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A log's results, and why there are not more."""
+    """A log's results, and the refusal that ended them."""
 
     results: tuple[str, ...] = ()
     refusal: Refusal | None = None
@@ -97,7 +80,7 @@ class _Found:
 def plan_collections(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
 ) -> list[Survey]:
-    """Plan the collection of many logs in one job and verify the plans; one survey a log, in the order given."""
+    """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
     items = [_Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
     found = _run(spark, store_url, items, SurveyWork(options or CollectorOptions()))
     surveys = {log: _survey(log, each) for log, each in found.items()}
@@ -110,8 +93,8 @@ def _survey(log: str, found: _Found) -> Survey:
 
 def list_orphans(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
-) -> list[Orphans]:
-    """List what nothing refers to in many logs, each folder of fragments a part of the job; one result a log."""
+) -> list[LogOrphans]:
+    """List the orphans of many logs, each folder of fragments a part of the job; one result per log."""
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
     names = [check_log_name(log) for log in dict.fromkeys(logs)]
@@ -119,7 +102,7 @@ def list_orphans(
         return []
     now_us = _store_now_us(store, names, options)
     folders = dict(
-        zip(names, ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
+        zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
     items = [_Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
     found = _run(spark, store_url, items, OrphanWork(options, now_us))
@@ -127,12 +110,12 @@ def list_orphans(
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
-    """Ask for the store's time by one of the logs; nothing is an orphan when none of them can tell it."""
+    """Return the store's time, read through one of the logs; 0, when nothing is an orphan yet, if all fail."""
     for log in logs:
         now_us = ask(lambda name: Deleter(store, name, options=options).store_now_us(), log)
         if not isinstance(now_us, LogError):
             return now_us
-        # Its task says what is wrong.
+        # Its task reports the error.
     return 0
 
 
@@ -142,34 +125,36 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
     try:
         return [*objects.list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER]
     except LogError:
-        # Its task says what is wrong.
+        # Its task reports the error.
         return [SNAPSHOT_FOLDER]
 
 
-def _orphans(log: str, found: _Found, options: CollectorOptions) -> Orphans:
+def _orphans(log: str, found: _Found, options: CollectorOptions) -> LogOrphans:
     objects = oldest(map(object_from_text, found.results), options.orphans_max)
-    return Orphans(log=log, objects=tuple(objects), refusal=found.refusal)
+    return LogOrphans(log=log, objects=tuple(objects), refusal=found.refusal)
 
 
 def delete_objects(
     spark: SparkSession, store_url: str, documents: Sequence[tuple[str, str]], options: CollectorOptions | None = None
-) -> list[Deletion]:
-    """Delete what garbage documents (log, path) name, those that are due, in one job; one result a document.
+) -> list[LogDeletion]:
+    """Delete the objects of garbage documents (log, path) that are due, in one job; one result per document.
 
-    A snapshot goes after what it holds, whoever deletes that: until then it says what is left.
+    A snapshot is deleted after what it holds, whichever task deletes that: until then it lists what is left.
     """
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
     due: dict[tuple[str, str], Garbage] = {}
-    done: dict[tuple[str, str], Deletion] = {}
+    done: dict[tuple[str, str], LogDeletion] = {}
     named: dict[str, dict[str, None]] = {}
     for log, path in documents:
         named.setdefault(log, {})[path] = None
     for log, looked in zip(
-        named, ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE), strict=True
+        named,
+        map_ahead(shared_runtime(), partial(_look, store, options), named.items(), count=_LOGS_AT_ONCE),
+        strict=True,
     ):
         for path, found in looked.items():
-            if isinstance(found, Deletion):
+            if isinstance(found, LogDeletion):
                 done[log, path] = found
             else:
                 due[log, path] = found
@@ -179,34 +164,36 @@ def delete_objects(
 
 def _look(
     store: ObjectStore, options: CollectorOptions, documents: tuple[str, Iterable[str]]
-) -> dict[str, Garbage | Deletion]:
+) -> dict[str, Garbage | LogDeletion]:
     """Load those of a log's documents that are due; the store's time is asked for once."""
     log, paths = documents
     deleter = Deleter(store, log, options=options)
     try:
         now_us = deleter.store_now_us()
     except LogError as error:
-        return {path: Deletion(log=log, deleted=Deleted(path=path), refusal=Refusal.of(error)) for path in paths}
+        return {
+            path: LogDeletion(log=log, deleted=DeletionReport(path=path), refusal=Refusal.of(error)) for path in paths
+        }
     return {path: _due(deleter, path, now_us) for path in paths}
 
 
-def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | Deletion:
+def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | LogDeletion:
     try:
         found = deleter.due(path, now_us=now_us)
     except LogError as error:
-        return Deletion(log=deleter.log, deleted=Deleted(path=path), refusal=Refusal.of(error))
-    return Deletion(log=deleter.log, deleted=found) if isinstance(found, Deleted) else found
+        return LogDeletion(log=deleter.log, deleted=DeletionReport(path=path), refusal=Refusal.of(error))
+    return LogDeletion(log=deleter.log, deleted=found) if isinstance(found, DeletionReport) else found
 
 
 def _delete(
     spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
-) -> dict[tuple[str, str], Deletion]:
+) -> dict[tuple[str, str], LogDeletion]:
     items = [
         _Item(log, text, _delete_cost(pointer))
         for (log, path), garbage in due.items()
         for pointer, text in part_texts(path, garbage)
     ]
-    # Tasks run at once and share what the store is asked to bear.
+    # Tasks run at once and share the limit on deletes.
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(_cores(spark), max(1, len(items))))
     found = _run(spark, store_url, items, DeleteWork(shared))
     store = open_store(store_url)
@@ -218,22 +205,22 @@ def _delete_cost(pointer: Pointer | None) -> int:
     return cost(0, requests=count)
 
 
-def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> Deletion:
+def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> LogDeletion:
     log, path = document
     parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
     refusal = found.refusal
     if refusal is None:
         try:
-            return Deletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
+            return LogDeletion(log=log, deleted=Deleter(store, log, options=options).finish(path, parts))
         except LogError as error:
             refusal = Refusal.of(error)
-    # Some task of this log did nothing, or the document could not be removed: it says what is left.
-    partly = Deleted(path=path, num_deleted=sum(part.num_deleted for part in parts))
-    return Deletion(log=log, deleted=partly, refusal=refusal)
+    # A task of this log failed, or the document could not be removed: it lists what is left.
+    partly = DeletionReport(path=path, num_deleted=sum(part.num_deleted for part in parts))
+    return LogDeletion(log=log, deleted=partly, refusal=refusal)
 
 
 def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:
-    """Do the work as one job; adjacent items, which are those of a log, go together."""
+    """Do the work as one job; adjacent items, which belong to one log, stay together."""
     if not items:
         return {}
     costs = [item.cost for item in items]

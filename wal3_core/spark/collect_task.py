@@ -1,7 +1,7 @@
 """The tasks of collections: survey logs, list orphans, delete what is due. They read and delete; repeating is harmless.
 
-What a task is given and what it finds are small JSON texts, each of one log. An error of one log is
-its result, and ends nothing.
+A task's inputs and results are small JSON texts, each of one log. An error of one log is its result;
+the other logs go on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from wal3_core.errors import LogError
-from wal3_core.log.deleter import Deleted, Deleter, Part
+from wal3_core.fleet.outcomes import Refusal
+from wal3_core.fleet.survey import survey_log
+from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
-from wal3_core.spark.collect_survey import Refusal, survey_log
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
 
@@ -81,7 +82,7 @@ class OrphanWork:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWork:
-    """Delete parts of garbage documents that are due; a result is what became of one document's parts."""
+    """Delete parts of garbage documents that are due; a result is the report on one document's parts."""
 
     options: CollectorOptions
 
@@ -89,14 +90,14 @@ class DeleteWork:
         """Delete document by document."""
         parts = [_part_from_text(text) for text in texts]
         for (document, log_id), some in groupby(parts, key=itemgetter(0)):
-            # Of the very log that the document is of: another one of its name may have objects at the same paths.
+            # In the document's life of the log: another life may have objects at the same relative paths.
             deleter = Deleter(store, log, options=self.options, log_id=log_id)
             part = _merged([part for _, part in some])
             yield to_text(_deleted_to_json(deleter.delete_part(document, part)))
 
 
 def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
-    """Do the work for each log of rows of (log, text), and give its results."""
+    """Do the work for each log of rows of (log, text), and yield its results."""
     store = open_store(store_url)
     rows = [row for batch in batches for row in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True)]
     logs = [(log, [text for _, text in some]) for log, some in groupby(sorted(rows), key=itemgetter(0))]
@@ -134,7 +135,7 @@ def object_from_text(text: str) -> ObjectMeta:
 
 
 def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None, str]]:
-    """Take a garbage document apart into texts for DeleteWork, each with the pointer it stands for, if it is one."""
+    """Take a garbage document apart into texts for DeleteWork, each with its pointer, if it has one."""
     named: JsonObject = {"document": document, "log_id": garbage.log_id}
     for pointer in garbage.dropped:
         yield pointer, to_text({**named, "pointer": pointer.to_json()})
@@ -166,7 +167,7 @@ def _merged(parts: Sequence[Part]) -> Part:
     )
 
 
-def _deleted_to_json(deleted: Deleted) -> JsonObject:
+def _deleted_to_json(deleted: DeletionReport) -> JsonObject:
     return {
         "document": deleted.path,
         "num_deleted": deleted.num_deleted,
@@ -175,10 +176,10 @@ def _deleted_to_json(deleted: Deleted) -> JsonObject:
     }
 
 
-def deleted_from_text(text: str) -> Deleted:
+def deleted_from_text(text: str) -> DeletionReport:
     """Read a result of DeleteWork."""
     fields = from_text(text, "deleted")
-    return Deleted(
+    return DeletionReport(
         path=fields.string("document"),
         num_deleted=fields.integer("num_deleted"),
         num_held=fields.integer("num_held"),

@@ -1,4 +1,4 @@
-"""The columns that Spark sees of a log, and fragments as Arrow batches of them."""
+"""A log's columns in Spark, and fragments as Arrow batches of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 LONG_MAX = 2**63 - 1
-# A batch is held by Python and by the JVM at once; a fragment may expand to a gigabyte.
+# Python and the JVM hold a batch at the same time; a fragment may expand to a gigabyte.
 BATCH_BYTES_MAX = 16 * 2**20
 
 _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
@@ -57,7 +57,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def to_batches(table: pa.Table, schema: pa.Schema, *, log: str, fragment: str) -> Iterator[pa.RecordBatch]:
-    """Show a fragment's records as Spark's columns, in batches of bounded size."""
+    """Convert a fragment's records to Spark's columns, in batches of bounded size."""
     if len(table) == 0:
         return
     names = {"log": log, "fragment": fragment}

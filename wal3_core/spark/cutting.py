@@ -1,7 +1,7 @@
-"""Cutting logs into tasks along their trees, with memory for a task each and not for a fragment each.
+"""Cutting logs into tasks along their trees, with memory per task, not per fragment.
 
-A snapshot is opened only where a task begins or ends in it; what the others hold is left to the tasks.
-The cuts are those that all fragments in a row would give.
+A snapshot is opened only where a task begins or ends in it; the tasks open the others. The cuts are the
+same as those of one list of all fragments.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.tasks import cost
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _OPENED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one life of a log, as one pointer; a snapshot that was ``opened`` stands for itself alone."""
+    """A part of one life of a log, as one pointer; an ``opened`` snapshot counts without what it holds."""
 
     log: str
     log_id: LogId
@@ -40,7 +40,7 @@ class Piece:
 
     @property
     def cost(self) -> int:
-        """Estimate the cost of reading all that it stands for, in bytes."""
+        """Estimate the cost of reading the piece, in bytes."""
         return 0 if self.opened else cost(self.pointer.num_bytes, requests=count_fragments((self.pointer,)))
 
 
@@ -50,10 +50,10 @@ def pieces_of(log: str, manifest: Manifest) -> list[Piece]:
 
 
 def cut(store: ObjectStore, pieces: Sequence[Piece], *, count: int) -> Iterator[tuple[int, Piece]]:
-    """Cut pieces into ``count`` tasks about equal in cost, and give each piece in order with its task's number.
+    """Cut pieces into ``count`` tasks about equal in cost, and yield each piece in order with its task's number.
 
-    A snapshot that was opened comes before what it holds. One that can not be opened stays whole: its
-    task says why.
+    An opened snapshot comes before what it holds. One that cannot be opened stays whole: its task reports
+    the error.
     """
     total = sum(piece.cost for piece in pieces)
     placed: Iterable[tuple[int, Piece]] = _placed(0, pieces)
@@ -69,7 +69,7 @@ def _depth(piece: Piece) -> int:
 
 
 def _placed(before: int, pieces: Iterable[Piece]) -> Iterator[tuple[int, Piece]]:
-    """Give pieces with the cost of all that lies before each."""
+    """Yield pieces with the cost of all pieces before each."""
     for piece in pieces:
         yield before, piece
         before += piece.cost
@@ -80,7 +80,7 @@ def _opened(
 ) -> Iterator[tuple[int, Piece]]:
     """Open the snapshots that a cut goes through, one level of them, many at a time."""
     open_one = partial(_open_where_cut, store, count, total)
-    for pieces in ahead(shared_runtime(), open_one, placed, count=_OPENED_AT_ONCE):
+    for pieces in map_ahead(shared_runtime(), open_one, placed, count=_OPENED_AT_ONCE):
         yield from pieces
 
 
@@ -94,7 +94,7 @@ def _open_where_cut(store: ObjectStore, count: int, total: int, placed: tuple[in
 
 
 def open_piece(store: ObjectStore, piece: Piece) -> list[Piece] | None:
-    """Return an opened snapshot and the pieces below it; None for a fragment, or what can not be opened."""
+    """Return an opened snapshot and the pieces below it; None for a fragment, or a snapshot that cannot be opened."""
     if not isinstance(piece.pointer, SnapshotPointer):
         return None
     reader = LogReader(store, piece.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=piece.log_id)

@@ -1,4 +1,4 @@
-"""Fetching fragments inside a task, a few ahead of what is being worked on."""
+"""Fetching fragments inside a task, a few ahead of the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wal3_core.options import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wal3_core.log.reader import LogReader
+    from wal3_core.log.read.reader import LogReader
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
@@ -36,6 +36,6 @@ def fragments(reader: LogReader, run: Run) -> Iterator[tuple[Fragment, ReadStart
         reached = fragment.pointer.limit.offset
     if reached < run.limit:
         message = (
-            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found it to end at {reached}"
+            f"log {run.log}: expected records from {run.start} to {run.limit} as planned, found its end at {reached}"
         )
         raise CorruptError(message)

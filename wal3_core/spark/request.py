@@ -37,9 +37,9 @@ _OPTIONS = frozenset(
 class ReadRequest:
     """What to read and how.
 
-    ``logs`` is None where ``prefix`` names them. ``from_offset`` is None unless asked for: a log that
-    does not hold an offset asked for is an error, one outside a filter is not. ``partitions`` is the
-    number of tasks aimed at, by default as many as ``partition_bytes`` and the cores suggest.
+    ``logs`` is None when ``prefix`` selects them. ``from_offset`` is None unless given: a log that does
+    not hold that offset is an error, a log outside a filter is not. ``partitions`` is the number of tasks
+    aimed at, by default from ``partition_bytes`` and the cores.
     """
 
     store: str
@@ -79,7 +79,7 @@ class ReadRequest:
 
 
 def check_shared(store: str) -> str:
-    """Return a store's URL; InvalidRequestError when other processes can not open it."""
+    """Return a store's URL; InvalidRequestError when other processes cannot open it."""
     if store.startswith("memory:"):
         message = f"store {store}: expected one that Spark's workers can open too, found one in this process's memory"
         raise InvalidRequestError(message)

@@ -1,4 +1,4 @@
-"""What a Spark session needs to read logs, and a session for tests and laptops."""
+"""The configuration of Spark sessions that read logs, and a session for tests and laptops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def session_conf(master: str = LOCAL) -> dict[str, str]:
         return shared
     return {
         **shared,
-        # A laptop's host name may lead elsewhere, or nowhere.
+        # A laptop's host name may resolve to another machine, or not at all.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -39,10 +39,10 @@ def session_conf(master: str = LOCAL) -> dict[str, str]:
 
 
 def use_this_python() -> None:
-    """Let the workers of sessions yet to start run this interpreter, unless the environment names another.
+    """Make the workers of sessions that start later run this interpreter, unless the environment names another.
 
-    Without it Spark takes the first python3 on the PATH, which in an environment that was not
-    activated is one without this library.
+    Otherwise Spark takes the first python3 on the PATH, which in an environment that is not activated
+    lacks this library.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -60,9 +60,9 @@ def local_session(app_name: str, cores: int | None = None) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("wal3")`` known to a session, whoever made it."""
+    """Register ``spark.read.format("wal3")`` in a session."""
     if not is_remote() and _is_local(spark.sparkContext.master) and "PYSPARK_PYTHON" not in os.environ:
-        # What use_this_python does, for a session that has started.
+        # As use_this_python does, for a session that has started.
         spark.sparkContext.pythonExec = sys.executable
     spark.dataSource.register(LogDataSource)
 

@@ -1,20 +1,20 @@
 """``spark.read.format("wal3")``: logs as a DataFrame, verified as they are read.
 
 Options: ``store`` (URL); one of ``log``, ``logs`` (names joined by commas) and ``prefix`` (all logs at or
-below it; a copy that is not finished is none yet); ``from_offset``, ``to_offset``, ``from_timestamp_us``,
+below it, without unfinished copies); ``from_offset``, ``to_offset``, ``from_timestamp_us``,
 ``to_timestamp_us`` (from inclusive, to exclusive); ``columns`` (names joined by commas; Spark does not tell
 a Python source which ones a query uses); ``verify`` (true); ``partitions`` or ``partition_bytes``;
 ``push_filters`` (false). Columns: log, offset, timestamp_us, key, body, fragment. A DataFrame ends where its
 logs ended when it was first used; load it again to see more.
 
 ``push_filters`` hands Spark's filters on log, offset and timestamp_us to the source, in a session where
-``spark.sql.python.filterPushdown.enabled`` is true. Spark 4.1 to 4.3 keeps what was planned for the filters
-of one query and reads no more for the next one from the same ``load()``, nor for another branch of the
-same query: it gives wrong results, silently. So bound what is read by the options above, and push
-filters only from a frame that is loaded for one query and used in it once.
+``spark.sql.python.filterPushdown.enabled`` is true. Spark 4.1 to 4.3 reuses the plan of one query's filters
+for the next query from the same ``load()``, and for other branches of the same query: the results are
+silently wrong. So bound the read by the options above, and push filters only from a frame that is loaded
+for one query and used in it once.
 
-Nothing here lives in the driver alone: Spark plans and reads in worker processes, and every task
-opens the store by its URL.
+No state lives in the driver alone: Spark plans and reads in worker processes, and every task opens the
+store by its URL.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scan import check_start, trim
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import check_start, trim
 from wal3_core.model.position import AtTime
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, apply_filter
 from wal3_core.spark.columns import COLUMNS, LONG_MAX, arrow_schema, check_schema, spark_schema, to_batches
 from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.tasks import count_tasks
-from wal3_core.storage.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.patient import patient
@@ -116,9 +116,9 @@ class LogSourceReader(DataSourceReader):
         return [Runs(tuple(runs)) for runs in tasks.values()] or [Runs(())]
 
     def _pieces(self, store: ObjectStore) -> list[Piece]:
-        """Plan each log; a listed name that has no log is left out, unless there is nothing else."""
+        """Plan each log; a listed name without a log is left out, unless no other is left."""
         plan = partial(_plan_unless_vacant, store, self._request, self._bounds)
-        planned = list(ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
+        planned = list(map_ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
         vacant = [each for each in planned if isinstance(each, LogNotFoundError)]
         if vacant and len(vacant) == len(planned):
             raise vacant[0]
@@ -148,7 +148,7 @@ class LogSourceReader(DataSourceReader):
     def _read_run(self, store: ObjectStore, run: Run, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         runtime = shared_runtime()
         options = ReaderOptions(verify=self._request.verify)
-        # What was planned: LogReplacedError when the name leads to another log by now.
+        # The planned life: LogReplacedError when the name has another by now.
         reader = LogReader(store, run.log, options=options, runtime=runtime, log_id=run.log_id)
         times = self._bounds.timestamps_us
         until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
@@ -173,7 +173,7 @@ class FilteringReader(LogSourceReader):
 
 
 def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str) -> list[Piece]:
-    """Name what overlaps the bounds: whole snapshots, opened only on the bounds' edges, and fragments."""
+    """Return the pieces that overlap the bounds: fragments, and snapshots, opened only at the bounds' edges."""
     manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
     if request.from_offset is not None:
         check_start(manifest, request.from_offset)
@@ -183,9 +183,9 @@ def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
 def _plan_unless_vacant(
     store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
 ) -> list[Piece] | LogNotFoundError:
-    """Plan a log; the error where it was only listed, and is no log: not copied to its end, or destroyed meanwhile.
+    """Plan a log; return the error when a listed name has no log: an unfinished copy, or destroyed meanwhile.
 
-    A manifest that is lost is no such thing: the log's records may be there.
+    A lost manifest is raised: the log's records may still exist.
     """
     try:
         return _plan_log(store, request, bounds, log)
@@ -198,7 +198,7 @@ def _plan_unless_vacant(
 
 def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:
     for piece in pieces:
-        # The bounds of what was opened are those of what it holds.
+        # An opened snapshot is covered by the pieces it holds.
         if piece.opened or not piece.pointer.num_records or not bounds.touch(piece.pointer):
             continue
         below = None if bounds.hold(piece.pointer) else open_piece(store, piece)

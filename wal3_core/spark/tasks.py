@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 TASKS_PER_CORE = 4
 TASK_COST_MIN = 4 * 2**20
-# What a request costs beside its bytes, in bytes that could be read meanwhile.
+# A request's cost besides its bytes, in bytes that could be read meanwhile.
 REQUEST_COST = 256 * 2**10
 
 
@@ -25,7 +25,7 @@ def cost(num_bytes: int, *, requests: int = 1) -> int:
 
 
 def count_tasks(costs: Sequence[int], *, cores: int, task_bytes: int) -> int:
-    """Return how many tasks to cut the work into: by ``task_bytes``, by less where cores would idle."""
+    """Return how many tasks to cut the work into: by ``task_bytes``, or by less when cores would idle."""
     total = sum(costs)
     share = max(TASK_COST_MIN, total // (cores * TASKS_PER_CORE))
     return -(-total // min(task_bytes, share))

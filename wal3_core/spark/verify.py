@@ -1,8 +1,8 @@
 """Verification of many logs as one Spark job.
 
 The driver reads the manifests, and the snapshots that a task begins or ends in; the tasks read everything
-below, and those once more; Spark adds up what they found, and the driver compares the sums with the
-manifests. Damage ends nothing: the rest is still looked at.
+below, and those snapshots again; Spark adds up what they found, and the driver compares the sums with the
+manifests. Damage does not end the job: the rest is still checked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import Problem, ScrubReport, still_named
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import Problem, ScrubReport, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
 
-# About what a snapshot of full fragments holds, which one task reads.
+# About the size of a snapshot of full fragments, which one task reads.
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
@@ -49,7 +49,7 @@ _ROUNDS_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """What the tasks found of one log; counts are of what is sound."""
+    """The sums of what the tasks found in one log; counts are of sound objects."""
 
     setsum: Setsum = EMPTY
     num_records: int = 0
@@ -64,14 +64,14 @@ def verify_logs(
 ) -> list[ScrubReport]:
     """Read whole logs back, all of them in one job; return what ``scrub`` returns for each, in the order given.
 
-    A log that is damaged, denied, or not there, has that in its report. Raises UnavailableError when the
+    The report of a damaged, denied or missing log says so. Raises UnavailableError when the
     store does not answer, InvalidRequestError for a name that no log can have.
     """
     store = open_store(check_shared(store_url))
     reports: dict[str, ScrubReport] = {}
     left = [check_log_name(log) for log in dict.fromkeys(logs)]
     for _ in range(_ROUNDS_MAX):
-        # Threads of its own: what plans a log waits for the shared workers.
+        # Threads of its own: planning a log waits for the shared workers.
         with ThreadPoolExecutor(_LOGS_PLANNED_AT_ONCE, thread_name_prefix="plan") as threads:
             plans = list(threads.map(partial(plan_log, store), left))
         totals = _run(spark, store_url, plans, partition_bytes)
@@ -80,12 +80,12 @@ def verify_logs(
         left = [log for log, report in found.items() if report is None]
         if not left:
             return [reports[log] for log in logs]
-    message = f"verification: maintenance replaced what was to be read {_ROUNDS_MAX} times over, in {left[:10]}"
+    message = f"verification: maintenance replaced objects of {left[:10]} in each of {_ROUNDS_MAX} rounds: try again"
     raise UnavailableError(message)
 
 
 def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int) -> dict[str, _Totals]:
-    """Let the tasks read what the plans leave to them, and add up what they find, by log."""
+    """Run the plans' pieces as tasks, and add up what they find, by log."""
     pieces = [piece for plan in plans for piece in plan.pieces]
     if not pieces:
         return {}
@@ -131,14 +131,14 @@ def _totals(row: Row) -> _Totals:
 
 
 def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
-    """Compare what was found with the manifest; None when maintenance replaced what was to be read."""
+    """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
     bad = totals.bad
     settled = _settle_missing(store, plan, [one for one in bad if one.missing])
     if settled is None:
         return None
     gone = [one for one in bad if one.missing and one not in settled]
-    told = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
-    problems = [*(Problem(one.path, one.problem) for one in told), *plan.problems]
+    reported = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
+    problems = [*(Problem(one.path, one.problem) for one in reported), *plan.problems]
     manifest = plan.manifest
     if manifest is not None and not problems and not gone:
         problems += _imbalances(manifest, totals)
@@ -167,7 +167,7 @@ def _settle_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problemati
     log_id = plan.manifest.log_id
     reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
     settled = ask(partial(_settle, reader), missing)
-    # The log went bad or away since it was planned: the next round says so.
+    # The log was damaged or destroyed since it was planned: the next round reports it.
     return None if isinstance(settled, LogError) else settled
 
 

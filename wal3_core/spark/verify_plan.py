@@ -1,4 +1,4 @@
-"""What the driver reads of a log before its verification: the manifest and its cursors."""
+"""The driver's part of a verification: it reads a log's manifest and cursors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
-from wal3_core.log.scrub import Problem, cursor_problems
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import Problem, cursor_problems
 from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One log's verification: the ``manifest``, which leads the tasks to all below it, or None.
+    """One log's verification: the ``manifest``, which leads the tasks to everything below it.
 
-    It is None when it could not be read; ``problems`` then say why, else what is wrong with the cursors.
+    It is None when it could not be read; ``problems`` then say why, otherwise what is wrong with the cursors.
     """
 
     log: str
@@ -33,15 +33,15 @@ class Plan:
 
     @property
     def pieces(self) -> list[Piece]:
-        """What the tasks are to read."""
+        """The pieces that the tasks read."""
         return [] if self.manifest is None else pieces_of(self.log, self.manifest)
 
 
 def plan_log(store: ObjectStore, log: str) -> Plan:
-    """Read the top of a log; what is wrong with it is in the plan. UnavailableError when the store does not answer."""
+    """Read the top of a log; its problems are in the plan. UnavailableError when the store does not answer."""
     found = ask(partial(_read, store), log)
     if isinstance(found, LogReplacedError):
-        # Its name leads to another log since the first request: that one is planned.
+        # The name has another life since the first request: that one is planned.
         return plan_log(store, log)
     return Plan(log=log, problems=(Problem(MANIFEST, str(found)),)) if isinstance(found, LogError) else found
 

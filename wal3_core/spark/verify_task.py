@@ -1,4 +1,4 @@
-"""One task of a verification: read fragments back, and say of each what it is. Pure reads: repeating is harmless."""
+"""One task of a verification: read fragments back and report on each. It only reads, so repeating is harmless."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from wal3_core.errors import LogError, MissingError
 from wal3_core.fleet.asking import ask
-from wal3_core.log.reader import LogReader
+from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.setsum import COLUMNS, EMPTY
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
-from wal3_core.runtime import ahead, shared_runtime
+from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ _POINTER_BYTES_MAX = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problematic:
-    """A bad object, one that is denied, or a ``missing`` one, and the offsets that it stands for."""
+    """A damaged, denied or ``missing`` object, and the offsets that it covers."""
 
     path: str
-    # As text: offsets may go beyond what a LONG holds.
+    # As text: offsets may exceed a LONG.
     start: str
     limit: str
     problem: str
@@ -46,7 +46,7 @@ class Problematic:
 
     @classmethod
     def of(cls, pointer: Pointer, error: LogError) -> Problematic:
-        """Note what is wrong with what a pointer names."""
+        """Record an error of the object that a pointer names."""
         return cls(
             path=pointer.path,
             start=str(pointer.start.offset),
@@ -58,14 +58,14 @@ class Problematic:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What reading an object of a log came to: it is sound where ``error`` is None."""
+    """The result of reading one object of a log: sound when ``error`` is None."""
 
     log: str
     pointer: Pointer
     error: LogError | None
 
     def to_row(self) -> tuple[str | bool | int | None, ...]:
-        """Show as a row of FINDINGS."""
+        """Return as a row of FINDINGS."""
         pointer, snapshot = self.pointer, isinstance(self.pointer, SnapshotPointer)
         path, start, limit = pointer.path, str(pointer.start.offset), str(pointer.limit.offset)
         if self.error is not None:
@@ -101,9 +101,9 @@ _ARROW_FINDINGS = pa.schema(
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back what rows of (log, its id, pointer as JSON, opened) name; give a row of FINDINGS for each object.
+    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a row of FINDINGS for each object.
 
-    What a snapshot that was opened holds is in rows of its own.
+    What an opened snapshot holds comes in rows of its own.
     """
     findings = _findings(batches, store_url)
     while some := list(islice(findings, _FINDINGS_PER_BATCH)):
@@ -122,7 +122,7 @@ def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Fin
                 reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
                 yield from _expanded(reader, log, _pointer(text, log), opened=opened)
 
-    return ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
+    return map_ahead(runtime, _check, work(), count=_FETCHES_AHEAD)
 
 
 def _pointer(text: str, log: str) -> Pointer:
@@ -133,7 +133,7 @@ def _pointer(text: str, log: str) -> Pointer:
 def _expanded(
     reader: LogReader, log: str, pointer: Pointer, *, opened: bool = False
 ) -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
-    """Give a fragment as work to be done; open a snapshot at once, and give what it holds."""
+    """Yield a fragment as work to be done; open a snapshot at once, and yield what it holds."""
     if isinstance(pointer, FragmentPointer):
         yield reader, log, pointer
         return

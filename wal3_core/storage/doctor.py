@@ -1,6 +1,6 @@
-"""What a store can do: whether it keeps the promises a log stands on, and how quick it is.
+"""Checks whether a store keeps the promises a log depends on, and measures its latency.
 
-Works in a folder of its own, which it removes. Source: docs/protocol.md, "Object store contract".
+Works in a folder of its own, and removes it. Source: docs/protocol.md, "Object store contract".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError
-from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,
     Etag,
@@ -39,20 +39,19 @@ T = TypeVar("T")
 _RACERS = 8
 _INCREMENTS = 10
 _CREATE_ROUNDS = 10
-# A store of one swap a second is given up on in time; what was acknowledged until then is checked.
+# Ends the race on a slow store, of one swap a second; swaps acknowledged until then are checked.
 _RACE_S_MAX = 20.0
 _LATENCY_SAMPLES = 15
 _SAMPLE = bytes(1024)
 _CLOCK_DIFFERENCE_US_NOTED = 5_000_000
-_US_PER_S = 1_000_000
-# Makes a version of the same form that no object has.
+# Turns a version into one of the same form that no object has.
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 _LISTED = ("list/a-1", "list/a.1", "list/a/1", "list/a0", "list/b")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise: whether the store kept it, and what was found."""
+    """One promise: whether the store keeps it, and what was found."""
 
     name: str
     passed: bool
@@ -65,9 +64,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """What a store can do; latencies are medians of requests made one at a time, in microseconds.
+    """The result of ``examine``; latencies are medians of requests made one at a time, in microseconds.
 
-    ``clock_difference_us`` is how far the store's clock is ahead of ours, to about a second.
+    ``clock_difference_us`` is how far the store's clock is ahead of this process's, to about a second.
     """
 
     url: str
@@ -80,7 +79,7 @@ class DoctorReport:
 
     @property
     def suitable(self) -> bool:
-        """Whether logs may live there."""
+        """Whether logs can live there."""
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> JsonObject:
@@ -100,7 +99,7 @@ class DoctorReport:
 def examine(
     store: ObjectStore, *, runtime: Runtime | None = None, progress: Callable[[str], None] | None = None
 ) -> DoctorReport:
-    """Try a store out, which takes about 400 small requests. ``progress`` hears what is tried next.
+    """Examine a store by about 400 small requests. ``progress`` is called with the name of each step.
 
     A broken promise is in the report; UnavailableError when the store does not answer at all.
     """
@@ -124,7 +123,7 @@ def _clean(store: ObjectStore, folder: str) -> None:
 
 
 class _Examination:
-    """One run; ``store`` is the doctor's own folder."""
+    """One examination; ``store`` is its own folder."""
 
     def __init__(self, store: ObjectStore, runtime: Runtime, progress: Callable[[str], None]) -> None:
         self._store = store
@@ -139,7 +138,7 @@ class _Examination:
         self._created("first", b"")
 
     def run(self, url: str, folder: str) -> DoctorReport:
-        """Check everything."""
+        """Run all checks and measurements."""
         self._progress("conditions on PUT")
         self._check_create()
         swaps = self._check_replace(url, folder)
@@ -174,7 +173,7 @@ class _Examination:
     def _created(self, path: str, data: bytes) -> Etag:
         outcome = self._store.create(path, data)
         if not isinstance(outcome, Done):
-            message = f"store {self._store.url}: expected a new object to be written, found it {_told(outcome)}"
+            message = f"store {self._store.url}: expected a new object to be written, found it {_shown(outcome)}"
             raise UnavailableError(message)
         return outcome.etag
 
@@ -182,26 +181,26 @@ class _Examination:
         etag = self._created("create", b"first")
         second = self._store.create("create", b"second")
         kept = self._store.read("create") == b"first"
-        found = f"{_told(second)}, the object {'kept' if kept else 'overwritten'}"
+        found = f"{_shown(second)}, the object {'kept' if kept else 'overwritten'}"
         self._note("a second create is refused", found, passed=kept and not isinstance(second, Done))
         missing = self._store.replace("missing", b"1", etag)
-        self._note("a replace of a missing object is refused", _told(missing), passed=not isinstance(missing, Done))
+        self._note("a replace of a missing object is refused", _shown(missing), passed=not isinstance(missing, Done))
 
     def _check_replace(self, url: str, folder: str) -> bool:
         """Return whether objects can be replaced at all."""
         old = self._created("replace", b"1")
         replaced = self._store.replace("replace", b"2", old)
         done = isinstance(replaced, Done) and self._store.read("replace") == b"2"
-        self._note("a replace with the current version is done", _told(replaced), passed=done)
+        self._note("a replace with the current version is done", _shown(replaced), passed=done)
         if not done:
-            # The version is not known to be stale then, so there is nothing more to learn.
-            if _works_with_bare_etags(url, folder):
+            # The old version may still be current, so a stale one cannot be tried.
+            if _works_with_unquoted_etags(url, folder):
                 self._curable = True
-                self._advice.append(f"this server wants ETags bare; open it as {_with_bare_etags(url)}")
+                self._advice.append(f"this server expects unquoted ETags: open it as {_with_unquoted_etags(url)}")
             return False
         stale = self._store.replace("replace", b"3", old)
         kept = self._store.read("replace") == b"2"
-        found = f"{_told(stale)}, the object {'kept' if kept else 'overwritten'}"
+        found = f"{_shown(stale)}, the object {'kept' if kept else 'overwritten'}"
         passed = kept and not isinstance(stale, Done)
         self._note("a replace with a stale version is refused", found, passed=passed)
         return True
@@ -209,7 +208,9 @@ class _Examination:
     def _check_get(self) -> None:
         etag = self._created("get", b"0123456789")
         same = self._store.get("get", if_none_match=etag)
-        self._note("a conditional GET spares the bytes", type(same).__name__, passed=isinstance(same, NotModified))
+        self._note(
+            "a conditional GET skips an unchanged object", type(same).__name__, passed=isinstance(same, NotModified)
+        )
         other = self._store.get("get", if_none_match=Etag(etag.translate(_OTHER_DIGITS)))
         passed = isinstance(other, Versioned) and other.data == b"0123456789"
         self._note("a conditional GET of a changed object reads it", type(other).__name__, passed=passed)
@@ -227,11 +228,11 @@ class _Examination:
         self._note("a list starts after a given path", " ".join(after), passed=set(after) == set(_LISTED[2:]))
 
     def _check_case(self) -> None:
-        """Find out whether the file system folds case, which would make one log of ``a`` and ``A``."""
+        """Check that the store does not fold case, which would make one log of ``a`` and ``A``."""
         self._created("case/name", b"small")
         other = self._store.create("case/NAME", b"large")
         kept = self._store.read("case/name") == b"small" and isinstance(other, Done)
-        self._note("names that differ in case are two objects", f"the second {_told(other)}", passed=kept)
+        self._note("names that differ in case are two objects", f"the second {_shown(other)}", passed=kept)
 
     def _check_racing_creates(self) -> None:
         acknowledged = lost = 0
@@ -243,7 +244,7 @@ class _Examination:
             acknowledged += len(winners)
             lost += sum(winner != present for winner in winners)
         found = f"{_RACERS} writers, {_CREATE_ROUNDS} objects: {acknowledged} acknowledged, {lost} of them lost"
-        self._note("of racing creates one is done", found, passed=lost == 0 and acknowledged > 0)
+        self._note("one of several racing creates is done", found, passed=lost == 0 and acknowledged > 0)
 
     def _creation(self, path: str, racer: int) -> Callable[[], PutOutcome]:
         return lambda: self._store.create(path, b"%d" % racer)
@@ -259,14 +260,14 @@ class _Examination:
         self._note("racing swaps lose nothing", found, passed=lost == 0 and bool(acknowledged))
 
     def _swaps(self, racer: int, limit_s: float) -> Callable[[], list[bytes]]:
-        """Make a task that adds marks of its own to the object, and returns those that were acknowledged."""
+        """Make a task that adds its own marks to the object, and returns those that were acknowledged."""
 
         def run() -> list[bytes]:
             acknowledged: list[bytes] = []
             attempt = 0
             while len(acknowledged) < _INCREMENTS and self._runtime.monotonic_s() < limit_s:
                 attempt += 1
-                # Never the same twice: one whose outcome is unknown may be there already.
+                # Never the same twice: one whose outcome is unknown may already be stored.
                 mark = b"%d.%d" % (racer, attempt)
                 if self._swap(mark):
                     acknowledged.append(mark)
@@ -283,7 +284,7 @@ class _Examination:
     def _race(self, tasks: Iterable[Callable[[], T]]) -> list[T]:
         futures = [self._start(task) for task in tasks]
         for future in futures:
-            # All of them end before one's error is raised: none must write behind the cleaning.
+            # All end before an error is raised: none must write after the cleaning.
             with contextlib.suppress(LogError):
                 self._runtime.wait(future)
         return [self._runtime.wait(future) for future in futures]
@@ -326,22 +327,22 @@ class _Examination:
         meta = self._store.head("clock")
         difference_us = 0 if meta is None else meta.last_modified_us - (before_us + after_us) // 2
         if abs(difference_us) > _CLOCK_DIFFERENCE_US_NOTED:
-            seconds = difference_us / _US_PER_S
-            self._advice.append(f"set the clocks: the store's is {seconds:+.0f} s from ours; nothing is lost by it")
+            seconds = difference_us / US_PER_S
+            self._advice.append(f"set the clocks: the store's is {seconds:+.0f} s from this machine's; no data is lost")
         return difference_us
 
     def _check_delete(self) -> None:
         for _ in range(2):
             self._store.delete("create")
         gone = self._store.read("create") is None and self._store.head("create") is None
-        self._note("a delete removes, also what is gone", "gone" if gone else "still there", passed=gone)
+        self._note("a delete removes an object and can be repeated", "gone" if gone else "still there", passed=gone)
 
 
 def _median_us(times_s: list[float]) -> int:
-    return round(median(times_s) * _US_PER_S)
+    return round(median(times_s) * US_PER_S)
 
 
-def _told(outcome: PutOutcome) -> str:
+def _shown(outcome: PutOutcome) -> str:
     match outcome:
         case Done():
             return "done"
@@ -351,15 +352,15 @@ def _told(outcome: PutOutcome) -> str:
             return f"unknown: {cause}"
 
 
-def _with_bare_etags(url: str) -> str:
+def _with_unquoted_etags(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(query="&".join(filter(None, (parts.query, "etags=unquoted")))).geturl()
 
 
-def _works_with_bare_etags(url: str, folder: str) -> bool:
+def _works_with_unquoted_etags(url: str, folder: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme != "s3" or "etags" in options_of_url(url):
         return False
-    store = FolderStore(open_store(_with_bare_etags(url)), folder)
+    store = FolderStore(open_store(_with_unquoted_etags(url)), folder)
     found = store.get("replace")
     return isinstance(found, Versioned) and isinstance(store.replace("replace", b"2", found.etag), Done)

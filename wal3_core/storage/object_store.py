@@ -1,9 +1,9 @@
-"""The port to an object store: what the protocol needs, and nothing else.
+"""The port to an object store: only what the protocol needs.
 
-A PUT has three outcomes, never two: Done, Refused (the condition did not hold), Unknown (it may
-have been applied, or may be applied minutes later). A call that certainly changed nothing and
-can not succeed as things stand (no access, no bucket, no space) raises UnavailableError. No
-implementation retries a PUT: a hidden retry turns one's own success into a refusal.
+A PUT has three outcomes: Done, Refused (the condition did not hold), Unknown (it may have been
+applied, or may be applied minutes later). A call that certainly changed nothing and cannot succeed
+as things are (no access, no bucket, no space) raises UnavailableError. No implementation retries a
+PUT: a hidden retry turns the caller's own success into a refusal.
 Source: docs/protocol.md, "Object store contract".
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Names one version of an object; opaque, and never the same for two versions of different bytes.
 Etag = NewType("Etag", str)
 
-# What is written: bytes, or a view of them that spares a copy.
+# The content of a PUT: bytes, or a view of them that saves a copy.
 Buffer = bytes | memoryview
 
 
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No telling whether the PUT was, or yet will be, applied."""
+    """It is unknown whether the PUT was, or will be, applied."""
 
     cause: str
 
@@ -53,7 +53,7 @@ PutOutcome = Done | Refused | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """An object's bytes and the version they are of."""
+    """An object's bytes and their version."""
 
     data: bytes
     etag: Etag
@@ -66,7 +66,7 @@ class NotModified:
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """An object's path, size in bytes, and when the store last changed it by its own clock (microseconds)."""
+    """An object's path, its size in bytes, and when it last changed by the store's clock (microseconds)."""
 
     path: str
     size: int
@@ -74,18 +74,18 @@ class ObjectMeta:
 
 
 class ObjectStore(Protocol):
-    """A flat space of immutable versions of named bytes; paths are relative, parts joined by ``/``.
+    """Objects by path: relative, parts joined by ``/``. Each version of an object is immutable.
 
     Every method may raise UnavailableError.
     """
 
     @property
     def url(self) -> str:
-        """Where the objects are, as ``open_store`` takes it."""
+        """The URL of the objects, as ``open_store`` takes it."""
         ...
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read bytes ``[start, start + length)`` of an object, all of it by default; None when it is missing."""
+        """Read bytes ``[start, start + length)`` of an object, by default all; None when it is missing."""
         ...
 
     def get(
@@ -93,7 +93,7 @@ class ObjectStore(Protocol):
     ) -> Versioned | NotModified | None:
         """Read an object with its version; None when it is missing.
 
-        CorruptError when it is longer than ``length_max`` bytes; no more than that is read then.
+        CorruptError when it is longer than ``length_max`` bytes; then no more than that is read.
         """
         ...
 
@@ -110,11 +110,11 @@ class ObjectStore(Protocol):
         ...
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder ("" or ending in ``/``) in order of their paths."""
+        """Yield the objects below a folder ("" or ending in ``/``) in order of their paths."""
         ...
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder, each ending in ``/``, in order."""
+        """List the folders directly in a folder, each ending in ``/``, in order."""
         ...
 
     def delete(self, path: str) -> None:
@@ -123,7 +123,7 @@ class ObjectStore(Protocol):
 
 
 class FolderStore:
-    """The objects below one folder of a store, as a store; a folder that is a function is asked for at first use."""
+    """The objects below one folder of a store, as a store; a function as folder is called at each use."""
 
     def __init__(self, store: ObjectStore, folder: str | Callable[[], str]) -> None:
         self._store = store
@@ -141,9 +141,9 @@ class FolderStore:
 
     @property
     def share(self) -> Share:
-        """Whose work a request is: the folder's of the store itself, whatever folders are below that."""
+        """Whose work a request is: that of the outermost folder in the store."""
         whole = share_of(self._store)
-        # One that has to be asked for is a log's own.
+        # A folder given as a function lies in a log's folder.
         return Share(whole.store, whole.log or self._named) if isinstance(self._named, str) else whole
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
@@ -170,13 +170,13 @@ class FolderStore:
         return None if found is None else self._inside(found)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder."""
+        """Yield the objects below a folder."""
         after = self._folder + start_after if start_after else ""
         for found in self._store.list_objects(self._folder + folder, start_after=after):
             yield self._inside(found)
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder."""
+        """List the folders directly in a folder."""
         return [found.removeprefix(self._folder) for found in self._store.list_folders(self._folder + folder)]
 
     def delete(self, path: str) -> None:
@@ -187,34 +187,34 @@ class FolderStore:
         return ObjectMeta(found.path.removeprefix(self._folder), found.size, found.last_modified_us)
 
 
-# What tells a store from anything else that a caller may hand in for one.
+# The argument check that accepts any ObjectStore.
 a_store = with_methods("a store, as open_store returns it", "read", "get", "create", "replace", "head", "delete")
 
 
 def share_of(store: ObjectStore) -> Share:
-    """Say whose work a request to a store is: a log's, where the store is one log's own."""
+    """Return whose work a request to a store is: a log's, if the store is a log's folder."""
     share = getattr(store, "share", None)
     return share if isinstance(share, Share) else Share(store.url)
 
 
 def log_store(store: ObjectStore, log: str) -> ObjectStore:
-    """Return what lies under one log's root: its manifest, and its lives.
+    """Return the store of one log's folder: its manifest and its lives.
 
-    InvalidRequestError for a name that no log may have.
+    InvalidRequestError for a name that no log can have.
     """
     a_store(store, "store")
     return FolderStore(store, f"{check_log_name(log)}/")
 
 
 def place_of(url: str) -> str:
-    """Tell stores apart: return a store's URL, or that of what lies in one, without what only says how it is asked."""
+    """Return the URL of a store, or of a folder in one, without ``TUNING_OPTIONS``: equal for the same store."""
     address = url.partition("?")[0]
     options = sorted(pair for pair in named_in(url).items() if pair[0] not in TUNING_OPTIONS)
     return f"{address}?{urlencode(options)}" if options else address
 
 
 def check_length(store: ObjectStore, path: str, length: int, length_max: int | None) -> None:
-    """Raise CorruptError for an object that is longer than whoever reads it knows it can be."""
+    """Raise CorruptError for an object that is longer than its reader allows."""
     if length_max is not None and length > length_max:
         message = f"{store.url}/{path}: expected at most {length_max} bytes, found {length}"
         raise CorruptError(message)

@@ -19,9 +19,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from wal3_core.arguments import checked, instance_of, optional, text
 from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
-from wal3_core.storage.local import LOCK_WAIT_S_MAX, LocalStore
-from wal3_core.storage.memory import MemoryStore
-from wal3_core.storage.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
 from wal3_core.storage.store_urls import REMOTE_OPTIONS, options_of_url, split_store_url
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
 _LOCK_WAIT_S_LIMIT = 24 * 60 * 60
-_memory_lock = threading.Lock()  # the registry is the process's, not a runtime's
+_memory_lock = threading.Lock()  # the registry belongs to the process, not to a runtime
 _memory_stores: dict[str, MemoryStore] = {}
 
 
@@ -42,15 +42,15 @@ _memory_stores: dict[str, MemoryStore] = {}
 def open_store(
     url: str, *, session: boto3.session.Session | None = None, runtime: Runtime | None = None
 ) -> ObjectStore:
-    """Open a store by its URL; nothing is requested from it yet.
+    """Open a store by its URL; no request is sent to it yet.
 
     ``s3://bucket/prefix`` takes its credentials, region and endpoint from ``session`` or the usual AWS
     variables and profiles; ``?endpoint=…&region=…&profile=…`` override them, ``?etags=unquoted`` is for
-    servers that want ETags bare (``wal3 doctor`` tells). On s3, gs and az ``?timeout_s=…`` says how long
-    a server that does not answer is asked again (120 s), ``?request_timeout_s=…`` how long one request is
-    waited for (20 s). ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock of the
-    directory (20 unless told). ``memory:name`` is the same store for the whole process. Raises
-    InvalidRequestError for a URL that can not be read, UnavailableError when there are no credentials.
+    servers that expect unquoted ETags (``wal3 doctor`` detects this). On s3, gs and az ``?timeout_s=…`` says
+    how long requests are retried while the server does not answer (120 s), ``?request_timeout_s=…`` how long
+    one request may take (20 s). ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock
+    of the directory (20 by default). ``memory:name`` is the same store for the whole process. Raises
+    InvalidRequestError for a malformed URL, UnavailableError when there are no credentials.
     """
     parts = split_store_url(url)
     options = options_of_url(url)
@@ -81,7 +81,7 @@ def _local_store(url: str, parts: SplitResult, options: Mapping[str, str], runti
         message = f"store URL: expected file:///absolute/path, found {url!r}"
         raise InvalidRequestError(message)
     waits_s = _seconds(options.get("lock_wait_s", str(LOCK_WAIT_S_MAX)), url)
-    # A directory's name is bytes, and need not be UTF-8.
+    # A directory's name is bytes, not necessarily UTF-8.
     root = Path(os.fsdecode(unquote_to_bytes(parts.path)))
     return LocalStore(root, runtime=runtime, lock_wait_s_max=waits_s)
 
@@ -91,7 +91,7 @@ def _seconds(text: str, url: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1
-    # So written that NaN is refused, too.
+    # This form also refuses NaN.
     if not 0 <= seconds <= _LOCK_WAIT_S_LIMIT:
         message = f"store URL: option lock_wait_s: expected 0 to {_LOCK_WAIT_S_LIMIT} seconds, found {url!r}"
         raise InvalidRequestError(message)
@@ -100,7 +100,7 @@ def _seconds(text: str, url: str) -> float:
 
 def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3.session.Session | None) -> RemoteStore:
     if options.get("etags", "unquoted") != "unquoted":
-        message = f"store URL: expected etags to be unquoted, or not there, found {options['etags']!r}"
+        message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
         raise InvalidRequestError(message)
     try:
         folder = unquote(parts.path, errors="strict")
@@ -122,12 +122,12 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3
                 conditional=AzureStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
                 reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
             )
-    # The options stay in the URL: whoever opens it elsewhere (a Spark worker) needs them too.
+    # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
     return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
 
 
 def _timeouts(options: Mapping[str, str]) -> ClientConfig:
-    """Check the seconds in a store's URL; return how long a client waits for one request."""
+    """Check the timeouts in a store's URL; return a client's timeouts for one request."""
     for name in sorted(REMOTE_OPTIONS & options.keys()):
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
             message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
@@ -173,7 +173,7 @@ def _s3_clients(
 
 
 def custom_endpoint(session: boto3.session.Session, region: str) -> str | None:
-    """Return the endpoint that the environment or profile names, None for Amazon's own."""
+    """Return the endpoint that the environment or profile sets, None for Amazon's own."""
     endpoint = str(session.client("s3", region_name=region).meta.endpoint_url)
     host = urlsplit(endpoint).hostname or ""
     return None if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) else endpoint

@@ -1,4 +1,4 @@
-"""What is checked wherever one log is opened: its store, its name, its life, options and a runtime."""
+"""The checks of arguments with which a log is opened: store, name, life, options and runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def opening(**more: Check) -> dict[str, Check]:
-    """Return the checks of a store, a log, its id and a runtime, and of whatever else is given."""
+    """Return the checks of a store, a log, its id and a runtime, and the further checks given."""
     return {
         "store": a_store,
         "log": check_log_name,

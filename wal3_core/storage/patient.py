@@ -1,6 +1,6 @@
-"""A store whose reads wait for an answer: a short outage is not told to readers, cursors and maintenance.
+"""A store whose reads are retried: a short outage is no error for readers, cursors and maintenance.
 
-PUTs and deletes pass as they are: only the protocol knows what a repeated one means.
+PUTs and deletes are sent once: only the protocol knows what a repeated one means.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PatientStore:
-    """Another store's objects; every read is tried again while that store does not answer, as the options say."""
+    """Another store's objects; reads are retried, as the options say, while that store does not answer."""
 
     def __init__(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime) -> None:
         self._store = store
@@ -38,12 +38,12 @@ class PatientStore:
 
     @property
     def url(self) -> str:
-        """The store's own."""
+        """The store's URL."""
         return self._store.url
 
     @property
     def share(self) -> Share:
-        """Whose work a request is: the store's own."""
+        """Whose work a request is."""
         return share_of(self._store)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
@@ -61,11 +61,11 @@ class PatientStore:
         return until_answered(get, self._retry, self._runtime)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        """Write an object that must not exist: once."""
+        """Write an object that must not exist; sent once."""
         return self._store.create(path, data)
 
     def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        """Write an object that must have the version ``etag``: once."""
+        """Write an object that must have the version ``etag``; sent once."""
         return self._store.replace(path, data, etag)
 
     def head(self, path: str) -> ObjectMeta | None:
@@ -73,7 +73,7 @@ class PatientStore:
         return until_answered(lambda: self._store.head(path), self._retry, self._runtime)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        """Go through the objects below a folder; a listing that breaks off goes on behind what it gave last."""
+        """Yield the objects below a folder; a listing that breaks off continues after its last path."""
         while True:
             for _ in attempts(self._retry, self._runtime):
                 before = start_after
@@ -88,20 +88,20 @@ class PatientStore:
                 else:
                     return
                 if start_after != before:
-                    # It answered meanwhile: this outage is another one.
+                    # It has answered since: this is a new outage.
                     break
             else:
                 raise failure
 
     def list_folders(self, folder: str) -> list[str]:
-        """Name the folders directly in a folder."""
+        """List the folders directly in a folder."""
         return until_answered(lambda: self._store.list_folders(folder), self._retry, self._runtime)
 
     def delete(self, path: str) -> None:
-        """Remove an object: once."""
+        """Remove an object; sent once."""
         self._store.delete(path)
 
 
 def patient(store: ObjectStore, runtime: Runtime, retry: RetryOptions | None = None) -> PatientStore:
-    """Let a store's reads wait for an answer; one that is patient already stays as it is."""
+    """Wrap a store so that its reads are retried; a PatientStore is returned as it is."""
     return store if isinstance(store, PatientStore) else PatientStore(store, retry or RetryOptions(), runtime)

@@ -1,4 +1,4 @@
-"""Trying a request again: with pauses that double and spread, or once where its answer was damaged."""
+"""Retries: with growing, randomised pauses while a store does not answer, and once after a damaged answer."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ T = TypeVar("T")
 
 
 class Addressed(Protocol):
-    """A store, or what stands on one: it has a URL."""
+    """A store, or a wrapper of one: it has a URL."""
 
     @property
     def url(self) -> str:
-        """Where it is, with the store's options."""
+        """Its URL, with the store's options."""
         ...
 
 
 def timeout_s_of(url: str) -> float:
-    """Seconds for which a store that does not answer is asked again, as its URL says."""
+    """Return for how many seconds requests to a store are retried, as its URL says."""
     named = named_in(url).get("timeout_s")
     return TIMEOUT_S if named is None else float(named)
 
 
 def for_store(options: RetryOptions, store: Addressed) -> RetryOptions:
-    """Put the store's own timeout where the options name none."""
+    """Return the options with the store's own timeout if they have none."""
     return options if options.timeout_s is not None else replace(options, timeout_s=timeout_s_of(store.url))
 
 
@@ -44,7 +44,7 @@ def within(options: RetryOptions, timeout_s: float) -> RetryOptions:
 
 
 def attempts(options: RetryOptions, runtime: Runtime) -> Iterator[int]:
-    """Count the tries from 1, sleeping between them; the last one begins when the timeout is over."""
+    """Count the tries from 1, sleeping between them; the last one starts when the timeout is over."""
     until_s = runtime.monotonic_s() + (TIMEOUT_S if options.timeout_s is None else options.timeout_s)
     pause_s = options.pause_s_min
     for attempt in range(1, options.attempts_max + 1):
@@ -58,7 +58,7 @@ def attempts(options: RetryOptions, runtime: Runtime) -> Iterator[int]:
 
 
 def until_answered(load: Callable[[], T], options: RetryOptions, runtime: Runtime) -> T:
-    """Load something, trying again while the store does not answer; what the last try met is raised."""
+    """Call ``load``, again while the store does not answer; raises the error of the last try."""
     for _ in attempts(options, runtime):
         try:
             return load()
@@ -70,12 +70,12 @@ def until_answered(load: Callable[[], T], options: RetryOptions, runtime: Runtim
 
 
 def reread_if_damaged(load: Callable[[], T]) -> T:
-    """Load something, once more if it is damaged: damage on the way is not damage at rest."""
+    """Call ``load``, once more if it finds damage: bytes damaged in transit are not damaged at rest."""
     try:
         return load()
     except MissingError:
         raise
     except CorruptError:
-        # Behind the block: in it, what was read would be kept in memory by the error while it is read again.
+        # Loaded again after this block: inside it, the error would keep the damaged bytes in memory meanwhile.
         pass
     return load()

@@ -1,4 +1,4 @@
-"""A store's URL, taken apart: each part of it is read, or the URL is refused."""
+"""Parsing of store URLs: a URL with a part that would be ignored is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from wal3_core.errors import InvalidRequestError
 
-# Options that say how a store is asked, and not which store it is.
+# Options that say how requests are sent, not which store it is.
 TUNING_OPTIONS = frozenset({"etags", "lock_wait_s", "request_timeout_s", "timeout_s"})
 REMOTE_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
 _OPTIONS = {
@@ -18,16 +18,16 @@ _OPTIONS = {
     "gs": REMOTE_OPTIONS,
     "az": REMOTE_OPTIONS,
 }
-# No store's name has a NUL, and what urlsplit leaves out would lead to another store.
+# No store's name has a NUL, and without the characters that urlsplit drops the URL would name another store.
 _CONTROL = re.compile("[\0-\x1f]|%00")
 
 
 def split_store_url(url: str) -> SplitResult:
-    """Take a store's URL apart; InvalidRequestError where a part of it would go unread."""
+    """Split a store's URL; InvalidRequestError if a part of it would be ignored."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        message = f"store URL: expected one that can be read, found {url!r} ({error})"
+        message = f"store URL: expected a valid URL, found {url!r} ({error})"
         raise InvalidRequestError(message) from error
     if parts.fragment or _CONTROL.search(url):
         message = f"store URL: expected control characters and # in a name as %0A and %23, and no NUL, found {url!r}"
@@ -36,9 +36,9 @@ def split_store_url(url: str) -> SplitResult:
 
 
 def options_of_url(url: str) -> dict[str, str]:
-    """Return the options of a store's URL; InvalidRequestError for one that is unknown, empty, or there twice.
+    """Return the options of a store's URL; InvalidRequestError for one that is unknown, empty, or repeated.
 
-    Left out, it would lead to another store: ``?endpoint=`` to Amazon's own bucket of that name.
+    Without it the URL would name another store: ``?endpoint=`` Amazon's own bucket of that name.
     """
     parts = split_store_url(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -55,13 +55,13 @@ def options_of_url(url: str) -> dict[str, str]:
 
 
 def named_in(url: str) -> dict[str, str]:
-    """Return the options in the URL that a store says it has, whatever store it is."""
+    """Return the options in a store's own URL, unchecked, for any kind of store."""
     return dict(parse_qsl(url.partition("?")[2]))
 
 
 def _refusal(url: str, scheme: str, found: str) -> InvalidRequestError:
     known = ", ".join(sorted(_OPTIONS.get(scheme, ())))
     expected = f"no option but {known}, each once and with a value," if known else "no options"
-    # Not the options themselves, which may be secret.
+    # Without the options, which may be secret.
     address = url.partition("?")[0]
     return InvalidRequestError(f"store URL: expected {expected} on {scheme}, found {found} on {address!r}")

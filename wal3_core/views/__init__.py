@@ -1,1 +1,1 @@
-"""Ways to use a log; none knows of another."""
+"""What a log's records mean. The views do not import each other."""

@@ -1,8 +1,8 @@
 """A git repository's history as records: each first-parent commit's changed files, oldest first.
 
 Key = the file's path from the top of the repository, body = its bytes; a deletion is a tombstone. The last
-record of every key, tombstones dropped, is then what ``git ls-tree -r`` lists for the commit, but
-for submodules, which have no bytes here. There is no rename detection: a rename is a deletion and
+record of every key, tombstones dropped, is then what ``git ls-tree -r`` lists for the commit, except
+submodules, which have no bytes here. There is no rename detection: a rename is a deletion and
 an addition. A symbolic link's body is its target, as git stores it.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from wal3_core.log.writer import LogWriter
+    from wal3_core.log.write.writer import LogWriter
     from wal3_core.model.position import LogPosition
 
 _READ_BYTES = 2**20
-# So many requests of 65 bytes fit into a pipe of 64 KiB: writing them never waits for a reader.
+# This many requests of 65 bytes fit into a pipe of 64 KiB: writing them never waits for a reader.
 _BLOBS_AHEAD = 256
 _BATCH_RECORDS_MAX = 1000
 _BATCH_BYTES_MAX = 4 * 2**20
@@ -53,7 +53,7 @@ _FOREIGN_VARIABLES = frozenset(
         "GIT_WORK_TREE",
     }
 )
-# Whatever the user's configuration says, the same history comes out.
+# The options make the history independent of the user's configuration.
 _LOG = (
     *("-c", "log.follow=false", "log", "--first-parent", "--reverse", "--root", "--diff-merges=first-parent"),
     *("--raw", "-z", "--no-abbrev", "--no-renames", "--no-relative", "--ignore-submodules=none", "-O/dev/null"),
@@ -86,7 +86,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _History:
-    """What is replayed: the commits up to ``head``, and what was skipped on the way."""
+    """The commits to replay, up to ``head``, and the submodules that were skipped."""
 
     repo: Path
     head: str
@@ -108,8 +108,8 @@ def ingest(
 ) -> IngestReport:
     """Append the history to a log, and wait until it is durable.
 
-    ``progress`` hears of commits done and commits there are. Raises what ``replay`` and
-    ``LogWriter.append`` do; an AppendError says how many records came before it.
+    ``progress`` is called with the commits done and their total. Raises what ``replay`` and
+    ``LogWriter.append`` raise; an AppendError says how many records came before it.
     """
     history = _history(repo, folder)
     num_commits = int(_ask(repo, "rev-list", "--count", "--first-parent", history.head, *history.pathspec))
@@ -131,7 +131,7 @@ def ingest(
 
 
 class _Appender:
-    """Appends messages in batches, several of them on their way at a time."""
+    """Appends messages in batches, several in flight at a time."""
 
     def __init__(self, writer: LogWriter) -> None:
         self.num_records = 0
@@ -142,7 +142,7 @@ class _Appender:
         self._sent: deque[tuple[int, int, Future[LogPosition]]] = deque()
 
     def add(self, message: Message) -> None:
-        """Take a message; blocks while too many are on their way."""
+        """Take a message; blocks while too many are in flight."""
         self._batch.append(message)
         self._batch_bytes += len(message.key or b"") + len(message.body or b"")
         if len(self._batch) >= _BATCH_RECORDS_MAX or self._batch_bytes >= _BATCH_BYTES_MAX:
@@ -242,7 +242,7 @@ def _change(commit: int, entry: Sequence[bytes], path: bytes) -> _Change | None:
 
 
 def _tokens(output: IO[bytes]) -> Iterator[bytes]:
-    """Split what git writes at its NULs; it ends in one, or in the newline behind the last commit."""
+    """Split git's output at its NULs; it ends in one, or in the newline after the last commit."""
     rest = b""
     while chunk := output.read(_READ_BYTES):
         *whole, rest = (rest + chunk).split(b"\0")
@@ -259,7 +259,7 @@ def _ask(repo: Path, *arguments: str) -> str:
 
 @contextmanager
 def _git(repo: Path, *arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
-    """Run git; InvalidRequestError with what git said when it fails, and no process left behind in any case."""
+    """Run git; InvalidRequestError with git's own message when it fails. No process is left behind."""
     command = ("git", "--no-replace-objects", "-C", str(repo), *arguments)
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
     with tempfile.TemporaryFile() as complaints:
@@ -273,7 +273,7 @@ def _git(repo: Path, *arguments: str, stdin: int = subprocess.DEVNULL) -> Iterat
         try:
             yield process
         except BrokenPipeError:
-            # It ended before its time, and says why.
+            # git ended early; its message says why.
             _end(process)
             _check_end(repo, arguments, process, complaints)
             raise

@@ -1,4 +1,4 @@
-"""Acceptance: an operator says that the store is another one, or that logs are gone, and that this is meant."""
+"""Acceptance: an operator confirms that the store is a different one, or that logs are gone, on purpose."""
 
 from dagster import Config, Failure, OpExecutionContext, job, op
 from pydantic import Field
@@ -11,15 +11,15 @@ from wal3_orchestration.store_guard import ACCEPT_JOB, remember
 
 
 class Accepted(Config):
-    """What the operator has found out."""
+    """What the operator confirms."""
 
-    store_id: str = Field(description="What wal3 store-id prints for the store that is meant.")
-    vanished: int = Field(default=0, ge=0, description="How many of the known logs are not in it any more.")
+    store_id: str = Field(description="What wal3 store-id prints for the intended store.")
+    vanished: int = Field(default=0, ge=0, description="How many of the known logs are no longer in it.")
 
 
 @op
 def accepted_store(context: OpExecutionContext, config: Accepted, store: StoreResource) -> None:
-    """Look after this store from now on, and forget the logs that are gone: only if both are as the operator says."""
+    """Look after this store from now on, and forget the logs that are gone, only if both match the operator's input."""
     opened = store.open()
     found = store_identity(opened)
     if found != config.store_id:

@@ -1,4 +1,4 @@
-"""Discovery: the store's logs become partitions, and a log that changed is looked at."""
+"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from wal3_core.fleet.identity import store_identity
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.manifests import manifest_job
 from wal3_orchestration.fleet_seen import FleetSeen
-from wal3_orchestration.log_state import look_at_all
+from wal3_orchestration.log_state import read_states
 from wal3_orchestration.partitions import LOGS, LOGS_NAME, cover, run_request
 from wal3_orchestration.resources import StoreResource
 from wal3_orchestration.store_guard import remember, remembered, require_few_lost
@@ -21,7 +21,7 @@ _FINGERPRINT_CHARS = 16
 
 @sensor(job=manifest_job, minimum_interval_seconds=30, default_status=DefaultSensorStatus.RUNNING)
 def discovery(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
-    """Add partitions for new logs, remove those of vanished ones, and ask for a look at each log that changed.
+    """Add partitions for new logs, remove those of vanished logs, and request a run for each log that changed.
 
     Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
     """
@@ -49,10 +49,10 @@ def _identity(store: ObjectStore) -> str:
 
 
 def _fingerprints(store: ObjectStore) -> dict[str, str]:
-    """Name the state of every log; short, for the sensor's cursor holds them all."""
+    """Fingerprint the state of every log; short, because the sensor's cursor holds them all."""
     return {
         state.log: hashlib.sha256(state.fingerprint.encode()).hexdigest()[:_FINGERPRINT_CHARS]
-        for state in look_at_all(store, list_logs(store))
+        for state in read_states(store, list_logs(store))
     }
 
 

@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.log_state import LogState, UnreadableLog, look_at_all
+from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.partitions import GROUP, LOGS
 from wal3_orchestration.resources import StoreResource
 
@@ -37,7 +37,7 @@ def manifest(
     Plots by partition compare the logs; plots by event follow each log over time.
     """
     with retried_only_when_unavailable(context):
-        seen = look_at_all(store.open_known(context.instance), context.partition_keys)
+        seen = read_states(store.open_known(context.instance), context.partition_keys)
     states = [state for state in seen if isinstance(state, LogState)]
     for state in states:
         yield _over_time(context.asset_key, state)
@@ -46,7 +46,7 @@ def manifest(
             context.add_asset_metadata(state.metadata(), partition_key=state.log)
         yield MaterializeResult(data_version=_data_version(states))
         return
-    # The step is about to fail: what could be read is recorded log by log.
+    # The step is about to fail: record the readable logs one by one.
     for state in states:
         yield AssetMaterialization(
             context.asset_key, partition=state.log, metadata=state.metadata(), tags=_version_tag(state)
@@ -65,7 +65,7 @@ def _version_tag(state: LogState) -> dict[str, str]:
 
 
 def _data_version(states: Sequence[LogState]) -> DataVersion:
-    """Return the log's data version; a run over several logs can carry one only, which then stands for them all."""
+    """Return the log's data version; a run over several logs can carry only one, made from all of theirs."""
     if len(states) == 1:
         return DataVersion(states[0].data_version)
     versions = "\n".join(f"{state.log} {state.data_version}" for state in states)
@@ -75,8 +75,8 @@ def _data_version(states: Sequence[LogState]) -> DataVersion:
 def _failure(logs: Sequence[str], seen: Sequence[LogState | UnreadableLog]) -> Failure:
     messages = {state.log: state.message if isinstance(state, UnreadableLog) else None for state in seen}
     lost = {log: messages.get(log, "expected a log, found none") for log in logs}
-    told = [f"{log}: {message}" for log, message in lost.items() if message is not None]
-    return Failure(f"{len(told)} of {len(logs)} logs: {'; '.join(told)}", allow_retries=False)
+    named = [f"{log}: {message}" for log, message in lost.items() if message is not None]
+    return Failure(f"{len(named)} of {len(logs)} logs: {'; '.join(named)}", allow_retries=False)
 
 
 manifest_job = define_asset_job(

@@ -1,4 +1,4 @@
-"""Verification: every byte of a log is read back and compared with its checksums, a fleet of logs in one Spark job."""
+"""Verification: reads every byte of a log back and compares it with its checksums, a fleet of logs in one Spark job."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,10 @@ from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
     BackfillPolicy,
-    DefaultScheduleStatus,
     MaterializeResult,
     Output,
-    RunRequest,
-    ScheduleEvaluationContext,
-    SkipReason,
     asset,
     define_asset_job,
-    schedule,
 )
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as _Target,
@@ -29,7 +24,7 @@ from wal3_core.spark.verify import verify_logs
 from wal3_orchestration.defs.manifests import manifest
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.outcomes import latest_target
-from wal3_orchestration.partitions import GROUP, LOGS, request_for_all
+from wal3_orchestration.partitions import GROUP, LOGS, schedule_for_all_logs
 from wal3_orchestration.resources import StoreResource, spark_session
 
 PROBLEMS_SHOWN_MAX = 100
@@ -41,7 +36,7 @@ SOUND = AssetCheckSpec(
     blocking=True,
     # By partition: a sound log's result must not hide a damaged one's.
     partitions_def=LOGS,
-    description="The log is what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
+    description="The log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
 )
 
 
@@ -58,7 +53,7 @@ SOUND = AssetCheckSpec(
 def verification(
     context: AssetExecutionContext, store: StoreResource, spark: LazyPySparkResource
 ) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
-    """Read a log back whole: it is materialized when sound; when damaged, the check fails and names the bad objects."""
+    """Read a whole log back: materialized when sound; when damaged, the check fails and names the bad objects."""
     with retried_only_when_unavailable(context):
         store.open_known(context.instance)
         reports = verify_logs(spark_session(spark), store.url, context.partition_keys)
@@ -67,7 +62,7 @@ def verification(
             context.add_asset_metadata(_metadata(report), partition_key=report.log)
         yield MaterializeResult()
     else:
-        # The step is about to fail: what is sound is recorded log by log.
+        # The step is about to fail: record the sound logs one by one.
         for report in reports:
             if report.sound:
                 yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report))
@@ -77,7 +72,7 @@ def verification(
 
 
 def evaluation(report: ScrubReport, target: _Target | None = None) -> AssetCheckEvaluation:
-    """Turn a report into the outcome of the log's check on a materialization; a failed one names the bad objects."""
+    """Turn a report into the log's check result on a materialization; a failed one names the bad objects."""
     shown = report.problems[:PROBLEMS_SHOWN_MAX]
     return AssetCheckEvaluation(
         asset_key=SOUND.asset_key,
@@ -111,11 +106,13 @@ def _metadata(report: ScrubReport) -> dict[str, int | str]:
 verification_job = define_asset_job(
     "verification_job",
     selection=[verification],
-    description="Reads logs back whole and says of each whether it is sound.",
+    description="Reads whole logs back and reports whether each is sound.",
 )
 
 
-@schedule(job=verification_job, cron_schedule="0 3 * * *", default_status=DefaultScheduleStatus.STOPPED)
-def nightly_verification(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Verify every log, all in one run. Off until turned on: it reads the whole store."""
-    return request_for_all(context.instance)
+nightly_verification = schedule_for_all_logs(
+    "nightly_verification",
+    verification_job,
+    "0 3 * * *",
+    "Verify every log, all in one run. Off until turned on: it reads the whole store.",
+)

@@ -1,0 +1,35 @@
+"""Policies and vacancies are stored as earlier versions wrote them, and no other document is taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stores import LOG_ID
+from wal3_core.errors import CorruptError
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.policy import Policy
+from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+POLICY = Policy(log_id=LOG_ID, generation=2, writer="w", retention_s=86_400, without_cursors=True, percent_max=100)
+VACANCY = Vacancy(
+    kind=VacancyKind.COPYING, log_id=LOG_ID, generation=4, writer="w", source="orders", terms="all", pin="copy-1"
+)
+
+
+def test_formats_are_what_earlier_versions_wrote() -> None:
+    for name, stored in (("policy", POLICY.to_bytes()), ("vacancy", VACANCY.to_bytes())):
+        path = GOLDEN / f"{name}.json"
+        assert path.read_bytes() == stored, f"the format changed: {path} holds what earlier versions wrote"
+    assert Policy.from_bytes((GOLDEN / "policy.json").read_bytes(), what="policy") == POLICY
+    assert manifest_or_vacancy((GOLDEN / "vacancy.json").read_bytes(), what="manifest") == VACANCY
+
+
+def test_vacancy_and_manifest_are_distinguished() -> None:
+    manifest = (GOLDEN / "manifest.json").read_bytes()
+
+    assert isinstance(manifest_or_vacancy(manifest, what="manifest"), Manifest)
+    with pytest.raises(CorruptError):
+        Manifest.from_bytes(VACANCY.to_bytes())

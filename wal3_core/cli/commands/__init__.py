@@ -1,0 +1,1 @@
+"""One module per command, named for it; ``program`` puts them together."""

@@ -1,0 +1,234 @@
+"""``wal3 cursor``: named positions that keep every record at and after them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.asking import confirm
+from wal3_core.cli.failures import Failure
+from wal3_core.cli.output import console, count, print_json, table, time
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.log.read.reader import LogReader
+from wal3_core.model.paths import cursor_name
+from wal3_core.model.position import LogPosition
+from wal3_core.options import Limits
+from wal3_core.storage.documents.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
+
+
+@click.group()
+def cursor() -> None:
+    """Show and move a log's cursors.
+
+    A cursor is a named offset. Garbage collection keeps every record at and after the lowest cursor,
+    so a cursor records how far a reader has come and keeps the records it has yet to read.
+
+    \b
+    Examples:
+      wal3 cursor list orders
+      wal3 cursor set orders billing first
+      wal3 cursor get orders billing
+      wal3 cursor delete orders billing
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+
+
+@cursor.command("list")
+@click.argument("log")
+@json_option
+@pass_session
+def list_cursors(session: Session, log: str, as_json: bool) -> None:
+    """List the cursors of LOG; lag is how many records are at and after each.
+
+    The exit code is 1 when a cursor cannot be read; the others are still listed.
+
+    \b
+    Examples:
+      wal3 cursor list orders
+      wal3 cursor list orders --json | jq -r 'select(.lag > 100000) | .cursor'
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    manifest = LogReader.open(store, log).manifest()
+    cursors, damage = survey_cursors(store, log)
+    _show(cursors.items(), manifest, as_json=as_json)
+    if damage:
+        raise unreadable(damage)
+
+
+@cursor.command("get")
+@click.argument("log")
+@click.argument("name")
+@json_option
+@pass_session
+def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
+    """Show the cursor NAME of LOG.
+
+    \b
+    Examples:
+      wal3 cursor get orders billing
+      wal3 cat orders --from-offset $(wal3 cursor get orders billing --json | jq .offset)
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    manifest = LogReader.open(store, log).manifest()
+    witness = CursorStore(store, log).load(name)
+    if witness is None:
+        raise _no_cursor(log, name)
+    _show([(name, witness.cursor)], manifest, as_json=as_json)
+
+
+@cursor.command("set")
+@click.argument("log")
+@click.argument("name")
+@click.argument("offset")
+@pass_session
+def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
+    """Create the cursor NAME of LOG at OFFSET, or move it there.
+
+    OFFSET is a number, `first` for the oldest record of the log, or `next` for the record that is
+    appended next. If another process moves the cursor meanwhile, its move stands and the command fails.
+
+    \b
+    Examples:
+      wal3 cursor set orders billing first
+      wal3 cursor set orders billing 1000
+      wal3 cursor set orders billing next
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    cursors = CursorStore(store, log)
+    # Loaded before the position is looked up, so that a move in between is noticed.
+    reader = LogReader.open(store, log)
+    witness = cursors.load(name)
+    try:
+        position = _position(reader, offset)
+    except (InvalidRequestError, GarbageCollectedError) as error:
+        message = f"log {log}, cursor {name}: {str(error).removeprefix('read: ')}"
+        raise type(error)(message) from error
+    if witness is None:
+        cursors.init(name, position)
+        click.echo(f"created {name} at {position.offset}")
+    else:
+        cursors.save(name, position, witness)
+        click.echo(f"moved {name} from {witness.cursor.position.offset} to {position.offset}")
+
+
+def _position(reader: LogReader, offset: str) -> LogPosition:
+    manifest = reader.manifest()
+    if offset == "first":
+        return manifest.first.position
+    if offset == "next" or offset == str(manifest.next.position.offset):
+        return manifest.next.position
+    if not (offset.isascii() and offset.isdecimal()):
+        message = f"expected a number, first or next, found {offset!r}"
+        raise InvalidRequestError(message)
+    return _position_of_record(reader, int(offset), manifest)
+
+
+@cursor.command("delete")
+@click.argument("log")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
+    """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
+
+    Asks first; without a terminal, --yes is required.
+
+    \b
+    Examples:
+      wal3 cursor delete orders billing
+      wal3 cursor delete orders billing --yes
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    LogReader.open(store, log)
+    cursors = CursorStore(store, log)
+    try:
+        witness = cursors.load(name)
+    except CorruptError:
+        where = "at an offset that cannot be read"
+    else:
+        if witness is None:
+            raise _no_cursor(log, name)
+        where = f"at {witness.cursor.position.offset}"
+    if not yes:
+        question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
+        confirm(f"log {log}, cursor {name}", question)
+    cursors.delete(name)
+    click.echo(f"deleted {name} {where}")
+
+
+def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> LogPosition:
+    for record in reader.records(offset, Limits(records=1)):
+        return LogPosition(offset, record.timestamp_us)
+    return LogPosition(offset, manifest.next.position.timestamp_us)
+
+
+def _no_cursor(log: str, name: str) -> InvalidRequestError:
+    return InvalidRequestError(f"log {log}: expected a cursor {name}, found none: `wal3 cursor list {log}` lists them")
+
+
+def survey_cursors(store: ObjectStore, log: str) -> tuple[dict[str, Cursor], dict[str, str]]:
+    """Load the readable cursors, by name; return what is wrong with the others, by path."""
+    cursors: dict[str, Cursor] = {}
+    damage: dict[str, str] = {}
+    for path, found in CursorStore(store, log).survey():
+        if isinstance(found, CorruptError):
+            damage[path] = str(found)
+        else:
+            cursors[cursor_name(path)] = found.cursor
+    return cursors, damage
+
+
+def unreadable(damage: Mapping[str, str]) -> Failure:
+    """Make the failure that names the unreadable cursors."""
+    return Failure(f"{len(damage)} unreadable: {'; '.join(f'{path}: {what}' for path, what in damage.items())}")
+
+
+def cursor_cells(name: str, found: Cursor, manifest: Manifest) -> tuple[str, ...]:
+    """Show a cursor as a row of CURSOR_COLUMNS."""
+    position = found.position
+    return (
+        name,
+        count(position.offset),
+        time(position.timestamp_us),
+        count(lag(found, manifest)),
+        time(found.epoch_us),
+        found.writer,
+    )
+
+
+def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, object]:
+    """Show a cursor for programs."""
+    return {
+        "cursor": name,
+        "offset": found.position.offset,
+        "timestamp_us": found.position.timestamp_us,
+        "lag": lag(found, manifest),
+        "epoch_us": found.epoch_us,
+        "writer": found.writer,
+        "generation": found.generation,
+    }
+
+
+def lag(found: Cursor, manifest: Manifest) -> int:
+    """Count the offsets from a cursor to the end of the log."""
+    # The cursor is read after the manifest, so it may be past the manifest's end.
+    return max(0, manifest.next.position.offset - found.position.offset)
+
+
+def _show(cursors: Iterable[tuple[str, Cursor]], manifest: Manifest, *, as_json: bool) -> None:
+    if as_json:
+        for name, found in cursors:
+            print_json(cursor_json(name, found, manifest))
+        return
+    rows = [cursor_cells(name, found, manifest) for name, found in cursors]
+    console().print(table(CURSOR_COLUMNS, rows, numbers=("offset", "lag")))

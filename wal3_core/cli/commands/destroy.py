@@ -1,0 +1,68 @@
+"""``wal3 destroy``."""
+
+from __future__ import annotations
+
+import click
+
+from wal3_core.cli.asking import require_terminal
+from wal3_core.cli.failures import Failure
+from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy
+from wal3_core.log.maintain.destroyer import destroy as destroy_log
+
+_COLUMNS = ("objects", "how many", "bytes")
+
+
+@click.command()
+@click.argument("log")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--also-pinned", is_flag=True, help="Destroy a log that has pins, and delete the pins too.")
+@json_option
+@pass_session
+def destroy(session: Session, log: str, dry_run: bool, yes: bool, also_pinned: bool, as_json: bool) -> None:
+    """Delete LOG and everything that belongs to it, for good.
+
+    Shows what would be deleted, and asks for the log's name; without a terminal, --yes is required. Logs
+    below LOG (LOG/…) are separate and stay. If LOG's folder contains an object that belongs to no log,
+    nothing is deleted. LOG is sealed first, so its writers fail. After an interruption, run it again.
+
+    \b
+    Examples:
+      wal3 destroy trial --dry-run
+      wal3 destroy trial
+      wal3 destroy trial --yes
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    plan = plan_destroy(store, log)
+    if dry_run:
+        _show(plan, as_json=as_json)
+        return
+    if not yes:
+        _confirm(plan)
+    with progress(f"destroy {log}", plan.num_objects) as advance:
+        deleted = destroy_log(store, log, also_pinned=also_pinned, progress=advance)
+    if as_json:
+        print_json({"log": log, "num_objects": deleted})
+    else:
+        click.echo(f"destroyed {log}: {count(deleted)} objects deleted")
+
+
+def _confirm(plan: DestroyPlan) -> None:
+    require_terminal(f"log {plan.log}", "for the log's name")
+    _show(plan, as_json=False)
+    if click.prompt("Type the log's name to destroy it", default="", show_default=False) != plan.log:
+        message = f"log {plan.log}: expected its name, found another: nothing was deleted"
+        raise Failure(message)
+
+
+def _show(plan: DestroyPlan, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**plan.to_json(), "pins": list(plan.pins)})
+        return
+    rows = [(str(part.kind), count(part.num_objects), size(part.num_bytes)) for part in plan.parts]
+    rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))
+    console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:]))
+    if plan.pins:
+        console().print(f"pins (deleted with --also-pinned): {', '.join(plan.pins)}")

@@ -1,0 +1,262 @@
+"""``wal3 gc``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.session import Session, json_option
+from wal3_core.errors import LogError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.collect.collection import CollectionReport, collect
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.options import CollectorOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.log.collect.planner import Plan
+    from wal3_core.model.garbage import Garbage
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.object_store import ObjectStore
+
+_DEFAULTS = CollectorOptions()
+_COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects", "held by pins", "why", "to wait")
+_S_PER_H = 3600
+
+
+@click.command("gc")
+@click.argument("logs", metavar="LOG...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Collect every log of the store.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be deleted, why, and what pins hold; writes only gc/CLOCK, to learn the store's time.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.interval_s,
+    show_default=True,
+    help="Seconds between pruning and deleting; must exceed the longest read of an older manifest.",
+)
+@click.option(
+    "--fraction-max",
+    type=click.FloatRange(0, 1),
+    default=_DEFAULTS.fraction_max,
+    show_default=True,
+    help="Refuse to prune more than this fraction of a log's bytes; 1 allows all.",
+)
+@click.option(
+    "--up-to-offset",
+    type=click.IntRange(min=1),
+    help="Keep every record from this offset on, whatever the cursors say.",
+)
+@click.option("--without-cursors", is_flag=True, help="Allow a log that has no cursor; needs --up-to-offset.")
+@click.option(
+    "--orphans/--no-orphans",
+    default=True,
+    show_default=True,
+    help="Look for objects that nothing refers to; lists every object of the log.",
+)
+@json_option
+@click.pass_context
+def gc(
+    context: click.Context, /, logs: tuple[str, ...], *, every: bool, dry_run: bool, as_json: bool, **limits: object
+) -> None:
+    """Collect garbage: prune records below every cursor, delete what was pruned an interval ago.
+
+    Appends and reads continue meanwhile. Objects that a manifest or a pin refers to are kept. Run it
+    regularly: each run finishes what earlier runs left, even if they were killed. Refused: a log
+    without cursors, unless its policy says that it has none (see `wal3 policy`), and a log that would
+    lose nearly everything: find out why, then allow it with --fraction-max.
+
+    \b
+    Examples:
+      wal3 gc orders --dry-run
+      wal3 gc --all
+      wal3 gc orders --fraction-max 1 --interval-s 3600
+      wal3 gc audit --without-cursors --up-to-offset 1000000
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    if bool(logs) == every:
+        message = "name the logs to collect, or give --all"
+        raise click.UsageError(message)
+    session = context.find_object(Session)
+    assert session is not None
+    store, asked = session.store(), _asked(limits)
+    rows: list[tuple[str, ...]] = []
+    failed = False
+    try:
+        for log in list_logs(store) if every else logs:
+            try:
+                if dry_run:
+                    _show_dry_run(store, log, asked, as_json=as_json)
+                else:
+                    failed |= _collect(store, log, asked, None if as_json else rows)
+            except LogError as error:
+                if len(logs) == 1:
+                    raise
+                # A log that cannot be collected must not stop the others.
+                failed = True
+                click.echo(f"{log}: {error}", err=True)
+    finally:
+        if rows:
+            console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:6]))
+    if failed:
+        context.exit(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options given on the command line."""
+
+    options: CollectorOptions
+    limit_offset: int | None
+
+
+def _asked(limits: dict[str, object]) -> _Asked:
+    interval_s, fraction_max, limit = limits["interval_s"], limits["fraction_max"], limits["up_to_offset"]
+    assert isinstance(interval_s, float)
+    assert isinstance(fraction_max, float)
+    assert limit is None or isinstance(limit, int)
+    without_cursors = bool(limits["without_cursors"])
+    if without_cursors and limit is None:
+        message = "--without-cursors needs --up-to-offset: nothing else limits the collection"
+        raise click.UsageError(message)
+    options = replace(
+        _DEFAULTS,
+        interval_s=interval_s,
+        fraction_max=fraction_max,
+        without_cursors=without_cursors,
+        orphans_max=_DEFAULTS.orphans_max if limits["orphans"] else 0,
+    )
+    return _Asked(options=options, limit_offset=limit)
+
+
+def _collect(store: ObjectStore, log: str, asked: _Asked, rows: list[tuple[str, ...]] | None) -> bool:
+    """Collect a log and add its row, or print it as JSON; return whether something could not be deleted."""
+    with progress(f"gc {log}", None) as advance:
+        done = collect(
+            store,
+            log,
+            limit_offset=asked.limit_offset,
+            options=asked.options,
+            progress=lambda deleted: advance(deleted, None),
+        )
+    if rows is None:
+        print_json(_to_json(done))
+    else:
+        rows.append(_row(log, done))
+    problems = [problem for each in done.deleted for problem in each.problems]
+    for problem in problems:
+        click.echo(f"{log}: not deleted: {problem}", err=True)
+    return bool(problems)
+
+
+def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
+    return (
+        log,
+        count(done.plan.num_records),
+        size(done.plan.num_bytes),
+        count(done.num_orphans),
+        count(sum(each.num_deleted for each in done.deleted)),
+        count(sum(each.num_held for each in done.deleted)),
+        done.plan.reason,
+        f"{done.wait_s / _S_PER_H:.1f} h" if done.wait_s else "",
+    )
+
+
+def _to_json(done: CollectionReport) -> JsonObject:
+    return {
+        **done.plan.to_json(),
+        "num_orphans": done.num_orphans,
+        "num_deleted": sum(each.num_deleted for each in done.deleted),
+        "num_held": sum(each.num_held for each in done.deleted),
+        "wait_s": round(done.wait_s),
+        "problems": [problem for each in done.deleted for problem in each.problems],
+    }
+
+
+def _show_dry_run(store: ObjectStore, log: str, asked: _Asked, *, as_json: bool) -> None:
+    collector, deleter = Collector(store, log, options=asked.options), Deleter(store, log, options=asked.options)
+    pending = deleter.pending()
+    begun = list(_begun(deleter, pending))
+    plan = collector.plan(asked.limit_offset)
+    objects = list(collector.objects(plan))
+    # The log still holds what is not pruned.
+    pruned = [each for each in pending if each.pruned]
+    held = dict(deleter.held(chain(objects, *map(deleter.dropped_objects, pruned))))
+    paths = [path for path in objects if path not in held]
+    orphans = deleter.orphans(pending)
+    pins = Counter(chain.from_iterable(held.values()))
+    if as_json:
+        document = {**plan.to_json(), "objects": [*paths], "num_held": len(held), "pins": {**pins}}
+        print_json({**document, "orphans": [*orphans], "begun": [each.to_json() for each in begun]})
+    else:
+        _show_plan(plan, paths, orphans, begun)
+        _show_held(len(held), pins)
+    if not plan.empty:
+        # Raises as the run would.
+        collector.verify(plan)
+
+
+def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
+    """Describe pending collections; reads the store's clock and the references once for all of them."""
+    if not pending:
+        return
+    references, now_us = deleter.references(), deleter.store_now_us()
+    for garbage in pending:
+        wait_s, paths = deleter.wait_s(garbage.path, now_us=now_us), deleter.objects(garbage, references)
+        yield _Begun(garbage, wait_s, tuple(paths))
+
+
+def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
+    click.echo(
+        f"{plan.log}: would prune {plan.num_records:,} records in {plan.num_fragments:,} fragments"
+        f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; the log would begin at offset"
+        f" {plan.first.position.offset}; {len(orphans):,} orphans, {len(begun):,} collections begun before"
+    )
+    for path in paths:
+        click.echo(f"  {path}")
+    for path in orphans:
+        click.echo(f"  {path} (nothing refers to it)")
+    for each in begun:
+        for path in each.paths:
+            click.echo(f"  {path} ({each.when})")
+
+
+def _show_held(num_held: int, pins: Counter[str]) -> None:
+    """Print how many objects pins hold, and which pins."""
+    if num_held:
+        named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
+        click.echo(f"  held by pins until they are deleted: {count(num_held)} objects: {named}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A collection that an earlier run began, and what is to be deleted for it."""
+
+    garbage: Garbage
+    wait_s: float
+    paths: tuple[str, ...]
+
+    @property
+    def when(self) -> str:
+        if not self.garbage.pruned:
+            return "listed before, to be pruned or abandoned"
+        return f"pruned before, to be deleted in {self.wait_s / _S_PER_H:.1f} h" if self.wait_s else "pruned before"
+
+    def to_json(self) -> JsonObject:
+        return {
+            "garbage": self.garbage.path,
+            "reason": self.garbage.reason,
+            "pruned": self.garbage.pruned,
+            "wait_s": round(self.wait_s),
+            "objects": [*self.paths],
+        }

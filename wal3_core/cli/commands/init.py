@@ -1,0 +1,26 @@
+"""``wal3 init``."""
+
+from __future__ import annotations
+
+import click
+
+from wal3_core.cli.session import Session, pass_session
+from wal3_core.log.write.writer import LogWriter
+
+
+@click.command()
+@click.argument("log")
+@pass_session
+def init(session: Session, log: str) -> None:
+    """Create the empty log LOG.
+
+    A log's name has parts of letters, digits, _ and -, joined by /. Fails if LOG exists, and leaves it
+    unchanged.
+
+    \b
+    Examples:
+      wal3 init orders
+      wal3 init tenants/acme/orders
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    LogWriter.initialize(session.store(), log)
+    click.echo(f"created {log}")

@@ -1,0 +1,133 @@
+"""``wal3 ls``."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.failures import Failure
+from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.errors import LogError, LogNotFoundError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.log.read.reader import LogReader
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.documents.manifest_store import lost_manifest
+from wal3_core.storage.object_store import log_store, share_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
+
+_MANIFESTS_AHEAD = 16
+_COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@pass_session
+def ls(session: Session, prefix: str, as_json: bool) -> None:
+    """List the logs of the store, or PREFIX and the logs below it.
+
+    Reads one manifest per log and no records: the cost depends on the number of logs, not on their
+    size.
+
+    \b
+    Examples:
+      wal3 ls
+      wal3 ls tenants/acme
+      wal3 ls --json | jq -r 'select(.records > 1000000) | .log'
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    found: list[tuple[str, Manifest]] = []
+    unreadable: list[str] = []
+    with progress("ls", None) as advance:
+        for log, manifest in _manifests(session.store(), prefix):
+            if isinstance(manifest, LogError):
+                unreadable.append(f"{log}: {manifest}")
+            else:
+                found.append((log, manifest))
+            advance(len(found), None)
+    if as_json:
+        for log, manifest in found:
+            print_json(_row(log, manifest))
+    else:
+        rows = [_cells(log, manifest) for log, manifest in found]
+        console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:6]))
+    if unreadable:
+        raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
+
+
+def _manifests(store: ObjectStore, prefix: str) -> Iterator[tuple[str, Manifest | LogError]]:
+    """Load the logs' manifests several at a time, in order; yield the error of one that cannot be read."""
+    waiting: deque[tuple[str, Future[Manifest]]] = deque()
+    for log in list_logs(store, prefix):
+        waiting.append((log, _load_later(store, log)))
+        if len(waiting) > _MANIFESTS_AHEAD:
+            yield from _outcome(store, *waiting.popleft())
+    for log, future in waiting:
+        yield from _outcome(store, log, future)
+
+
+def _load_later(store: ObjectStore, log: str) -> Future[Manifest]:
+    future: Future[Manifest] = Future()
+
+    def load() -> None:
+        try:
+            reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
+            future.set_result(reader.manifest())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            future.set_exception(error)
+
+    shared_runtime().spawn(load, share=share_of(store))
+    return future
+
+
+def _outcome(store: ObjectStore, log: str, future: Future[Manifest]) -> Iterator[tuple[str, Manifest | LogError]]:
+    try:
+        yield log, future.result()
+    except LogNotFoundError:
+        lost = lost_manifest(log_store(store, log), shared_runtime())
+        # Otherwise it was destroyed after it was listed.
+        if lost is not None:
+            yield log, lost
+    except LogError as error:
+        yield log, error
+
+
+def _row(log: str, manifest: Manifest) -> dict[str, object]:
+    return {
+        "log": log,
+        "records": manifest.num_records,
+        "bytes": manifest.num_bytes,
+        "fragments": _count_fragments(manifest),
+        "first_offset": manifest.first.position.offset,
+        "next_offset": manifest.next.position.offset,
+        "sealed": manifest.seal is not None,
+    }
+
+
+def _cells(log: str, manifest: Manifest) -> tuple[str, ...]:
+    return (
+        log,
+        count(manifest.num_records),
+        size(manifest.num_bytes),
+        count(_count_fragments(manifest)),
+        count(manifest.first.position.offset),
+        count(manifest.next.position.offset),
+        "sealed" if manifest.seal else "",
+    )
+
+
+def _count_fragments(manifest: Manifest) -> int:
+    """Count from pointers alone: under snapshots of snapshots, a compacted fragment counts as those it replaces."""
+    return len(manifest.fragments) + sum(
+        pointer.num_pointers if pointer.depth == 1 else pointer.last_seq_no - pointer.first_seq_no + 1
+        for pointer in manifest.snapshots
+    )

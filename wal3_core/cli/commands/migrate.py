@@ -1,0 +1,45 @@
+"""``wal3 migrate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.commands.seal import reason_option, sealed_before, show_seal
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.log.maintain.sealer import migrate as migrate_log
+from wal3_core.log.read.reader import LogReader
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@click.command()
+@click.argument("log")
+@click.argument("successor")
+@reason_option
+@json_option
+@pass_session
+def migrate(session: Session, log: str, successor: str, reason: str, as_json: bool) -> None:
+    """Seal LOG and begin the log SUCCESSOR where it ends.
+
+    Offsets continue in SUCCESSOR. A concurrent append either is in LOG or fails and names SUCCESSOR.
+    After an interruption, run the command again: it finishes the migration.
+
+    \b
+    Examples:
+      wal3 migrate orders orders-2026 --reason "a log a year"
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    with sealed_before(lambda: _way_on(store, log)):
+        found = migrate_log(store, log, successor, reason=reason)
+    show_seal(log, found, as_json=as_json)
+
+
+def _way_on(store: ObjectStore, log: str) -> str:
+    """Say how to continue a log that was sealed without a successor, or with another one."""
+    found = LogReader.open(store, log).manifest().seal
+    if found is not None and found.successor is not None:
+        return f" (`wal3 migrate {log} {found.successor} --reason …` begins that one)"
+    return f"; a seal is never lifted, and this one names no successor: `wal3 copy {log} TARGET` makes an unsealed copy"

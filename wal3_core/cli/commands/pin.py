@@ -1,0 +1,141 @@
+"""``wal3 pin``: the log's present content, kept under a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.asking import confirm
+from wal3_core.cli.output import console, count, print_json, table, time
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.log.read.reader import LogReader
+from wal3_core.storage.documents.pin_store import PinStore
+
+if TYPE_CHECKING:
+    from wal3_core.model.pin import Pin
+
+_COLUMNS = ("pin", "first", "next", "records", "made", "by", "reason")
+
+
+@click.group()
+def pin() -> None:
+    """Create, show and delete a log's pins.
+
+    A pin keeps everything the log holds when the pin is created, whatever is collected later, so that
+    it can be read, copied and compared: wal3 cat LOG --pin NAME. It costs storage until it is deleted.
+
+    \b
+    Examples:
+      wal3 pin create orders audit-2026 --reason "the audit of 2026"
+      wal3 cat orders --pin audit-2026
+      wal3 pin list orders
+      wal3 pin delete orders audit-2026
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+
+
+@pin.command("create")
+@click.argument("log")
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
+@json_option
+@pass_session
+def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool) -> None:
+    """Pin what LOG holds now under NAME.
+
+    \b
+    Examples:
+      wal3 pin create orders audit-2026 --reason "the audit of 2026"
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    made = PinStore(session.store(), log).create(name, reason=reason)
+    if as_json:
+        print_json(_row(name, made))
+        return
+    manifest = made.manifest
+    click.echo(
+        f"pinned {count(manifest.num_records)} records of {log} as {name}"
+        f" (from offset {manifest.first.position.offset}, next {manifest.next.position.offset})"
+    )
+
+
+@pin.command("list")
+@click.argument("log")
+@json_option
+@pass_session
+def list_pins(session: Session, log: str, as_json: bool) -> None:
+    """List the pins of LOG, and what each keeps.
+
+    \b
+    Examples:
+      wal3 pin list orders
+      wal3 pin list orders --json | jq -r .pin
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    LogReader.open(store, log)
+    pins = PinStore(store, log).list()
+    if as_json:
+        for name, found in pins.items():
+            print_json(_row(name, found))
+        return
+    console().print(table(_COLUMNS, [_cells(name, found) for name, found in pins.items()], numbers=_COLUMNS[1:4]))
+
+
+@pin.command("delete")
+@click.argument("log")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
+    """Delete the pin NAME of LOG; what only it keeps can then be collected.
+
+    Asks first; without a terminal, --yes is required.
+
+    \b
+    Examples:
+      wal3 pin delete orders audit-2026
+      wal3 pin delete orders audit-2026 --yes
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
+    LogReader.open(store, log)
+    pins = PinStore(store, log)
+    try:
+        missing = pins.load(name) is None
+    except CorruptError:
+        # A pin that cannot be read can still be deleted.
+        missing = False
+    if missing:
+        message = f"log {log}: expected a pin {name}, found none: `wal3 pin list {log}` lists them"
+        raise InvalidRequestError(message)
+    if not yes:
+        confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and let collections delete what only it keeps?")
+    pins.delete(name)
+    click.echo(f"deleted {name}")
+
+
+def _row(name: str, found: Pin) -> dict[str, object]:
+    manifest = found.manifest
+    return {
+        "pin": name,
+        "first_offset": manifest.first.position.offset,
+        "next_offset": manifest.next.position.offset,
+        "records": manifest.num_records,
+        "bytes": manifest.num_bytes,
+        "epoch_us": found.epoch_us,
+        "writer": found.writer,
+        "reason": found.reason,
+        "complete": found.complete,
+    }
+
+
+def _cells(name: str, found: Pin) -> tuple[str, ...]:
+    manifest = found.manifest
+    return (
+        name,
+        count(manifest.first.position.offset),
+        count(manifest.next.position.offset),
+        count(manifest.num_records),
+        time(found.epoch_us),
+        found.writer,
+        found.reason if found.complete else f"{found.reason} (unfinished: create it again, or delete it)",
+    )

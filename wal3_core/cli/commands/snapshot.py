@@ -1,0 +1,143 @@
+"""``wal3 snapshot``: shows the shape of a log's tree, and repacks it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport, SnapshotPlan
+    from wal3_core.model.shape import Level, Shape
+
+_LEVEL_COLUMNS = ("snapshots of", "snapshots", "pointers", "of at most", "fill", "smallest", "largest", "wasted")
+_FINDING_COLUMNS = ("what", "where", "nodes", "pointers")
+
+
+@click.group()
+def snapshot() -> None:
+    """Show the shape of a log's tree of snapshots, and repack it.
+
+    Writers keep the tree in shape. They do not fix nodes that collections and compactions left nearly
+    empty, pointers that a dead writer did not roll, and nodes made with another size setting.
+
+    \b
+    Examples:
+      wal3 snapshot show orders
+      wal3 snapshot compact orders --dry-run
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+
+
+@snapshot.command("show")
+@click.argument("log")
+@click.option("--full", is_flag=True, help="Count exactly; reads every snapshot of snapshots.")
+@json_option
+@pass_session
+def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> None:
+    """Show the shape of LOG's tree: how many snapshots, how full, and how many more than needed.
+
+    Reads only the manifest. Each compacted fragment then counts as the fragments it replaces, so the
+    tree looks fuller than it is; --full counts exactly.
+
+    \b
+    Examples:
+      wal3 snapshot show orders
+      wal3 snapshot show orders --full
+      wal3 snapshot show orders --json | jq .needs_compaction
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    shape = SnapshotCompactor(session.store(), log).shape(exact=full)
+    if as_json:
+        print_json({"log": log, **shape.to_json()})
+        return
+    _show(log, shape)
+
+
+@snapshot.command("compact")
+@click.argument("log")
+@click.option("--dry-run", is_flag=True, help="Show what would be repacked, and why; change nothing.")
+@json_option
+@pass_session
+def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) -> None:
+    """Repack LOG's tree of snapshots where it is lopsided; appends and reads continue meanwhile.
+
+    Can be stopped at any time and started again; leaves a well-shaped tree unchanged. The snapshots it
+    replaces are deleted by a later collection.
+
+    \b
+    Examples:
+      wal3 snapshot compact orders --dry-run
+      wal3 snapshot compact orders
+      wal3 snapshot compact orders --json | jq .bytes_written
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    compactor = SnapshotCompactor(session.store(), log)
+    if dry_run:
+        plan = compactor.plan()
+        if as_json:
+            print_json(plan.to_json())
+        else:
+            _show_plan(plan)
+        return
+    with progress(f"compact the snapshots of {log}", None) as advance:
+        done = compactor.compact(advance)
+    if as_json:
+        print_json(done.to_json())
+    else:
+        _show_done(done)
+
+
+def _show(log: str, shape: Shape) -> None:
+    about = "" if shape.exact else "about "
+    facts = [
+        ("log", log),
+        ("fragments", about + count(shape.num_fragments)),
+        ("manifest", f"{size(shape.manifest_bytes)}, {count(shape.root_pointers)} pointers"),
+        ("shape", "lopsided: `wal3 snapshot compact` repacks it" if shape.needs_compaction else "good"),
+    ]
+    shown = table(("", ""), facts)
+    shown.show_header = False
+    console().print(shown)
+    rows = [_level_cells(level) for level in shape.levels]
+    console().print(table(_LEVEL_COLUMNS, rows, numbers=_LEVEL_COLUMNS[1:]))
+
+
+def _level_cells(level: Level) -> tuple[str, ...]:
+    return (
+        "fragments" if level.depth == 1 else f"snapshots of depth {level.depth - 1}",
+        count(level.num_nodes),
+        count(level.num_pointers),
+        count(level.capacity),
+        f"{level.fill:.0%}" if level.num_nodes else "",
+        "" if level.smallest is None else count(level.smallest),
+        "" if level.largest is None else count(level.largest),
+        count(level.num_wasted),
+    )
+
+
+def _show_plan(plan: SnapshotPlan) -> None:
+    _show(plan.log, plan.shape)
+    if plan.empty:
+        click.echo("nothing to pack")
+        return
+    rows = [(f.reason, f.where, count(f.num_nodes), count(f.num_pointers)) for f in plan.findings]
+    console().print(table(_FINDING_COLUMNS, rows, numbers=_FINDING_COLUMNS[2:]))
+
+
+def _show_done(done: SnapshotCompactionReport) -> None:
+    if not done.num_steps:
+        click.echo(f"{done.log}: nothing to pack")
+        return
+    click.echo(f"{done.log}: {'; '.join(_described(done))}")
+
+
+def _described(done: SnapshotCompactionReport) -> Iterator[str]:
+    before, after = (shape.num_snapshots for shape in (done.before, done.after))
+    yield f"{count(before)} snapshots became {count(after)}"
+    yield f"a manifest of {size(done.before.manifest_bytes)} became {size(done.after.manifest_bytes)}"
+    written = f"{count(done.num_written)} snapshots of {size(done.num_bytes)}"
+    yield f"{count(done.num_pointers)} pointers packed into {written}"

@@ -1,0 +1,77 @@
+"""``wal3 tail``."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.lines import json_of_record
+from wal3_core.cli.output import plain, quiet_pipe
+from wal3_core.cli.session import Session, pass_session
+from wal3_core.log.read.reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.log.read.following import Following
+    from wal3_core.model.record import Record
+
+# A compacted log has gaps, so the last N records may span more than N offsets.
+_REACH_GROWTH = 4
+
+
+@click.command()
+@click.argument("log")
+@click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
+@click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or until the log is sealed.")
+@pass_session
+def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
+    """Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.
+
+    Waiting costs at most one small request every two seconds. It ends after the last record of a
+    sealed log, and names the log's successor.
+
+    \b
+    Examples:
+      wal3 tail orders
+      wal3 tail orders -n 100
+      wal3 tail orders --follow | jq .body
+    """  # noqa: D301 - \b keeps click from wrapping what follows
+    reader = LogReader.open(session.store(), log)
+    limit, records = _last(reader, wanted)
+    output = sys.stdout.buffer
+    with suppress(KeyboardInterrupt), quiet_pipe():
+        for record in records:
+            output.write(json_of_record(record))
+        output.flush()
+        if follow:
+            _follow(reader.following(limit), log)
+
+
+def _follow(following: Following, log: str) -> None:
+    output = sys.stdout.buffer
+    for record in following.records():
+        output.write(json_of_record(record))
+        output.flush()
+    seal = None if following.sealed is None else following.sealed.seal
+    if seal is not None:
+        successor = f"; it goes on in {seal.successor}: wal3 tail {seal.successor} --follow" if seal.successor else ""
+        click.echo(plain(f"log {log}: sealed: {seal.reason}{successor}"), err=True)
+
+
+def _last(reader: LogReader, wanted: int) -> tuple[int, Iterable[Record]]:
+    """Return the offset after the log's present end, and its last records."""
+    manifest = reader.manifest()
+    first, limit = manifest.first.position.offset, manifest.next.position.offset
+    # Bounded by the log's length: a deque does not accept every integer as maxlen.
+    reach = wanted = min(wanted, limit - first)
+    while True:
+        start = max(first, limit - reach)
+        last = deque((record for record in reader.records(start) if record.offset < limit), maxlen=wanted)
+        if len(last) == wanted or start == first:
+            return limit, last
+        reach *= _REACH_GROWTH

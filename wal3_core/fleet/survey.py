@@ -1,0 +1,165 @@
+"""What a collection would find in one log: the plan or why there is none, and signs that something is stuck.
+
+A survey only reads: several may run at once, and be repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CollectionRefusedError, LogError
+from wal3_core.fleet.outcomes import Refusal
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.planner import Plan
+from wal3_core.log.read.reader import LogReader
+from wal3_core.model import strict_json
+from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.object_store import ObjectMeta, ObjectStore
+
+_BYTES_MAX = 2**20
+_LISTED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorAge:
+    """How many records lie at and after a cursor, and for how many seconds it stood still while the log grew."""
+
+    name: str
+    lag: int
+    idle_s: int
+
+    @classmethod
+    def of(cls, name: str, cursor: Cursor, manifest: Manifest, now_us: int) -> CursorAge:
+        """Measure a cursor in its log."""
+        grew = manifest.next.position.timestamp_us > cursor.epoch_us
+        lag = manifest.next.position.offset - cursor.position.offset
+        idle_us = max(0, now_us - cursor.epoch_us) if grew and lag > 0 else 0
+        return cls(name=name, lag=max(0, lag), idle_s=idle_us // US_PER_S)
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        return {"name": self.name, "lag": self.lag, "idle_s": self.idle_s}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> CursorAge:
+        """Read from a JSON object."""
+        age = cls(name=fields.string("name"), lag=fields.integer("lag"), idle_s=fields.integer("idle_s"))
+        fields.finish()
+        return age
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A garbage document that still exists, its age, and whether the manifest still announces it."""
+
+    path: str
+    age_s: int
+    announced: bool = False
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        return {"path": self.path, "age_s": self.age_s, "announced": int(self.announced)}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Standing:
+        """Read from a JSON object."""
+        standing = cls(
+            path=fields.string("path"), age_s=fields.integer("age_s"), announced=bool(fields.integer("announced"))
+        )
+        fields.finish()
+        return standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """One log as a collection would find it.
+
+    ``refusal`` says why nothing can be collected; ``plan`` is then the refused plan, if there is one.
+    ``documents`` are the log's garbage documents.
+    """
+
+    log: str
+    plan: Plan | None = None
+    refusal: Refusal | None = None
+    cursors: tuple[CursorAge, ...] = ()
+    documents: tuple[Standing, ...] = ()
+
+    @property
+    def announced(self) -> Standing | None:
+        """The collection that the manifest announces."""
+        return next((standing for standing in self.documents if standing.announced), None)
+
+    @property
+    def unclaimed(self) -> bool:
+        """Whether the log is refused because it has no cursor, which is no fault."""
+        refused = self.refusal is not None and self.refusal.kind == CollectionRefusedError.__name__
+        return refused and self.plan is None and not self.cursors
+
+    @property
+    def due(self) -> bool:
+        """Whether a collection has something to do, and is not refused."""
+        planned = self.plan is not None and not self.plan.empty
+        return self.refusal is None and (planned or self.announced is not None)
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        plan: JsonObject = {} if self.plan is None else {"plan": self.plan.to_json()}
+        refusal: JsonObject = {} if self.refusal is None else {"refusal": self.refusal.to_json()}
+        return {
+            "log": self.log,
+            **plan,
+            **refusal,
+            "cursors": [age.to_json() for age in self.cursors],
+            "documents": [standing.to_json() for standing in self.documents],
+        }
+
+    @classmethod
+    def from_text(cls, text: str) -> Survey:
+        """Read what ``to_json`` returns, as text."""
+        fields = strict_json.load(text.encode(), what="survey", bytes_max=_BYTES_MAX)
+        survey = cls(
+            log=fields.string("log"),
+            plan=Plan.from_json(fields.object("plan")) if fields.has("plan") else None,
+            refusal=Refusal.from_json(fields.object("refusal")) if fields.has("refusal") else None,
+            cursors=tuple(map(CursorAge.from_json, fields.objects("cursors", count_max=_LISTED_MAX))),
+            documents=tuple(map(Standing.from_json, fields.objects("documents", count_max=_LISTED_MAX))),
+        )
+        fields.finish()
+        return survey
+
+
+def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Survey:
+    """Plan a log's collection and verify the plan. Changes nothing; an error of the log becomes the refusal."""
+    survey, now_us = Survey(log=log), shared_runtime().now_us()
+    collector = Collector(store, log, options=options)
+    try:
+        manifest = LogReader.open(store, log).manifest()
+        documents = Deleter(store, log, options=options, log_id=manifest.log_id).documents()
+        survey = replace(survey, documents=tuple(_standing(meta, manifest, now_us) for meta in documents))
+        cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
+        ages = (CursorAge.of(name, witness.cursor, manifest, now_us) for name, witness in cursors)
+        survey = replace(survey, cursors=tuple(ages))
+        plan = collector.plan()
+        survey = replace(survey, plan=plan)
+        collector.verify(plan)
+    except LogError as error:
+        return replace(survey, refusal=Refusal.of(error))
+    return survey
+
+
+def _standing(meta: ObjectMeta, manifest: Manifest, now_us: int) -> Standing:
+    announcement = manifest.announced
+    return Standing(
+        path=meta.path,
+        age_s=max(0, now_us - meta.last_modified_us) // US_PER_S,
+        announced=announcement is not None and announcement.garbage == meta.path,
+    )

@@ -1,0 +1,1 @@
+"""Collecting one log's garbage: plan, announce, prune, delete."""

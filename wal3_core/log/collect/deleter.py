@@ -1,0 +1,340 @@
+"""Deletes what collections left behind.
+
+Nothing is deleted until one interval after it was marked, by the store's clock, and nothing that the newest
+manifest or a pin refers to. Keeps INV-15 and INV-16. Source: docs/protocol.md, "Collection".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, function, instance_of, integer, optional, several
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
+from wal3_core.log.collect.orphans import OrphanFinder
+from wal3_core.log.collect.references import References, every_path, hold_any, read_references
+from wal3_core.log.log_stores import LogStores
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.paths import (
+    FRAGMENT_FOLDER,
+    SNAPSHOT_FOLDER,
+    LogId,
+    given_garbage_path,
+)
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import CollectorOptions
+from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
+from wal3_core.storage.object_store import ObjectStore, share_of
+from wal3_core.storage.opening import opening, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.storage.object_store import ObjectMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionReport:
+    """What became of one garbage document: how many objects were deleted or are held by a pin, how long to wait.
+
+    ``problems`` name snapshots that cannot be read, so that what to delete below them is unknown, and a document that
+    was taken for pruned and is not.
+    """
+
+    path: str
+    num_deleted: int = 0
+    num_held: int = 0
+    wait_s: float = 0.0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is gone, and the document with it."""
+        return not (self.num_held or self.wait_s or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class DueDocument:
+    """A garbage document that is due, and its path, which does not change when a prune cuts again."""
+
+    path: str
+    garbage: Garbage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of what a garbage document names: pointers, deleted with all below them, snapshots, and orphans."""
+
+    dropped: tuple[Pointer, ...] = ()
+    replaced: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+
+    @classmethod
+    def whole(cls, garbage: Garbage) -> Part:
+        """Return all of it."""
+        replaced = tuple(pointer.path for pointer in garbage.replaced)
+        return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
+
+
+class _Pass:
+    """One pass over a garbage document, and what came of it so far."""
+
+    def __init__(self, references: Sequence[References], progress: Callable[[int], None]) -> None:
+        self.references = references
+        self.progress = progress
+        self.num_deleted = 0
+        self.num_held = 0
+        self.problems: list[str] = []
+
+    @property
+    def num_left(self) -> int:
+        """How many objects stay, or may hold objects that stay."""
+        return self.num_held + len(self.problems)
+
+
+class Deleter:
+    """Deletes one log's garbage; any number may run at once, and repeat each other's work."""
+
+    @checked(**opening(options=options_of(CollectorOptions)))
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: CollectorOptions | None = None,
+        runtime: Runtime | None = None,
+        log_id: LogId | None = None,
+    ) -> None:
+        self._options = options or CollectorOptions()
+        self._runtime = runtime or shared_runtime()
+        self._stores = LogStores(
+            store,
+            log,
+            runtime=self._runtime,
+            retry=self._options.retry,
+            snapshots_loaded_max=self._options.snapshots_loaded_max,
+            log_id=log_id,
+        )
+        self.log = self._stores.log
+        self._documents = self._stores.garbage
+        self._orphans = OrphanFinder(self._stores, self._options)
+
+    def log_id(self) -> LogId:
+        """Name the life of the log whose garbage is deleted."""
+        return self._stores.manifests.log_id()
+
+    # ------------------------------------------------------------------ delete
+
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def wait_s(self, path: str, *, now_us: int | None = None) -> float:
+        """Seconds until a garbage document's objects can be deleted, by the store's clock; 0 when they can.
+
+        ``now_us`` is the store's time, if it was asked for before.
+        """
+        found = self._documents.describe(path)
+        if found is None:
+            # Gone: what it named was deleted, or the document was deleted wrongly and is about to be written again.
+            return self._options.interval_s
+        return self._wait_s(found, self.store_now_us() if now_us is None else now_us)
+
+    def _wait_s(self, found: ObjectMeta, now_us: int) -> float:
+        if self._options.interval_s == 0:
+            # Some stores list other fractions of a second than they report for one object.
+            return 0.0
+        return max(0.0, self._options.interval_s - (now_us - found.last_modified_us) / US_PER_S)
+
+    @checked(path=given_garbage_path, progress=function)
+    def delete(self, path: str, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
+        """Delete what a garbage document names, if it is due; ``progress`` gets the number deleted so far."""
+        found = self.due(path)
+        due = found if isinstance(found, DeletionReport) else DueDocument(path, found)
+        [deleted] = self.delete_due([due], progress=progress)
+        return deleted
+
+    @checked(documents=several, now_us=integer)
+    def look(self, documents: Iterable[ObjectMeta], now_us: int) -> Iterator[DueDocument | DeletionReport]:
+        """Load those of the documents listed that are due at the store's time ``now_us``, each when it is asked for.
+
+        A document that has to wait is not read; its report says how long.
+        """
+        for meta in documents:
+            wait_s = self._wait_s(meta, now_us)
+            # The document may have changed since it was listed.
+            found = DeletionReport(path=meta.path, wait_s=wait_s) if wait_s > 0 else self._due(meta.path, now_us)
+            yield found if isinstance(found, DeletionReport) else DueDocument(meta.path, found)
+
+    @checked(found=several, progress=function)
+    def delete_due(
+        self, found: Iterable[DueDocument | DeletionReport], *, progress: Callable[[int], None] = lambda _: None
+    ) -> list[DeletionReport]:
+        """Delete what due documents name; manifest, cursors and pins are read once for all of them.
+
+        All were marked before that read: what they name is in no later manifest, and so in no later pin.
+        """
+        references: list[References] | None = None
+        done = []
+        for each in found:
+            if isinstance(each, DeletionReport):
+                done.append(each)
+                continue
+            references = self.references() if references is None else references
+            part = self._delete_part(each.path, Part.whole(each.garbage), _Pass(references, progress))
+            done.append(self.finish(each.path, [part]))
+        return done
+
+    @checked(paths=several)
+    def held(self, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Name those of the objects that pins refer to, each with the names of these pins."""
+        references = {
+            name: References([pin.manifest.pointers], self._stores.snapshots.load, partly_deleted=not pin.complete)
+            for name, pin in self._stores.pins.list().items()
+        }
+        for path in paths:
+            pins = tuple(name for name, each in references.items() if each.hold(path))
+            if pins:
+                yield path, pins
+
+    @checked(garbage=instance_of(Garbage), references=optional(several))
+    def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
+        """Name what deleting a garbage document's objects would delete now: all that nothing refers to."""
+        references = self.references() if references is None else references
+        for path in chain(self.dropped_objects(garbage), garbage.orphans):
+            if not hold_any(references, path):
+                yield path
+
+    @checked(garbage=instance_of(Garbage))
+    def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
+        """Name what a garbage document leads to, except its orphans, held or not."""
+        part = Part.whole(garbage)
+        return chain(every_path(part.dropped, self._stores.snapshots.load), part.replaced)
+
+    @checked(path=given_garbage_path, now_us=optional(integer))
+    def due(self, path: str, *, now_us: int | None = None) -> Garbage | DeletionReport:
+        """Load a garbage document that is due; a report when it is gone or has to wait.
+
+        InvalidRequestError when it was not pruned.
+        """
+        found = self._due(path, now_us)
+        if isinstance(found, DeletionReport) and found.problems:
+            raise InvalidRequestError(found.problems[0])
+        return found
+
+    def _due(self, path: str, now_us: int | None) -> Garbage | DeletionReport:
+        seen = self._documents.load(path)
+        if seen is None:
+            return DeletionReport(path=path)
+        if not seen.document.pruned:
+            # A mark it may have is that of an earlier document of its name, and arrived late: without it, the next
+            # collection reads this document and finishes it.
+            self._documents.unmark(path)
+            log = self._stores.url
+            message = f"log {log}: expected {path} to be pruned before it is deleted, found it was not: collect again"
+            return DeletionReport(path=path, problems=(message,))
+        wait_s = self.wait_s(path, now_us=now_us)
+        return DeletionReport(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
+
+    @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
+    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
+        """Delete a part of what a garbage document that is due names; the document stays."""
+        return self._delete_part(path, part, _Pass(self.references(), progress))
+
+    def _delete_part(self, path: str, part: Part, going: _Pass) -> DeletionReport:
+        self._delete_pointers(part.dropped, going)
+        self._delete_paths(part.replaced, going)
+        held = going.num_held
+        # An orphan that is held by now is no orphan any more: the document does not wait for it.
+        self._delete_paths(part.orphans, going)
+        return DeletionReport(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
+
+    @checked(path=given_garbage_path, parts=several)
+    def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
+        """Add up the reports of all parts of a garbage document; delete it when nothing is left of it."""
+        deleted = DeletionReport(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
+        if deleted.finished:
+            self._documents.forget(path)
+        return deleted
+
+    def documents(self) -> Iterator[ObjectMeta]:
+        """List the garbage documents, in order of their paths."""
+        return self._documents.list()
+
+    def pending(self) -> list[Garbage]:
+        """Load all garbage documents."""
+        return list(self.load(self.documents()))
+
+    @checked(documents=several)
+    def load(self, documents: Iterable[ObjectMeta]) -> Iterator[Garbage]:
+        """Load documents that were listed, each when it is asked for; those that are gone are left out."""
+        for meta in documents:
+            seen = self._documents.load(meta.path)
+            if seen is not None:
+                yield seen.document
+
+    def references(self) -> list[References]:
+        """Read what is referred to: CollectionRefusedError when a cursor or pin cannot be read, or dangles."""
+        return read_references(self._stores)
+
+    def _delete_pointers(self, pointers: Sequence[Pointer], going: _Pass) -> None:
+        """Delete snapshots after what they hold: until then they name what is left to delete."""
+        self._delete_paths((p.path for p in pointers if not isinstance(p, SnapshotPointer)), going)
+        for pointer in pointers:
+            if isinstance(pointer, SnapshotPointer):
+                self._delete_tree(pointer, going)
+
+    def _delete_tree(self, pointer: SnapshotPointer, going: _Pass) -> None:
+        left = going.num_left
+        try:
+            self._delete_pointers(self._stores.snapshots.load(pointer).pointers, going)
+        except MissingError:
+            # Gone, after what it held.
+            return
+        except CorruptError as error:
+            going.problems.append(str(error))
+            return
+        if going.num_left == left:
+            self._delete_paths((pointer.path,), going)
+
+    def _delete_paths(self, paths: Iterable[str], going: _Pass) -> None:
+        began_s, began = self._runtime.monotonic_s(), going.num_deleted
+        free = []
+        for path in paths:
+            if hold_any(going.references, path):
+                going.num_held += 1
+            else:
+                free.append(path)
+        ahead_max, share = self._options.deletes_ahead, share_of(self._stores.objects)
+        for _ in map_ahead(self._runtime, self._stores.objects.delete, free, count=ahead_max, share=share):
+            going.num_deleted += 1
+            going.progress(going.num_deleted)
+            # Slowly: the store serves others, too.
+            due_s = began_s + (going.num_deleted - began) / self._options.deletes_per_s
+            if due_s > self._runtime.monotonic_s():
+                self._runtime.sleep(due_s - self._runtime.monotonic_s())
+
+    # ------------------------------------------------------------------ orphans
+
+    @checked(pending=several, now_us=optional(integer))
+    def orphans(self, pending: Iterable[Garbage] = (), *, now_us: int | None = None) -> list[str]:
+        """Name the oldest objects that nothing refers to and that are older than the interval.
+
+        Objects of the ``pending`` documents are left out: they are deleted anyway. Documents are read only as needed.
+        """
+        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
+
+    @checked(folders=several, pending=several, now_us=optional(integer))
+    def orphans_below(
+        self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
+    ) -> list[ObjectMeta]:
+        """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
+        return self._orphans.find(folders, pending, self.store_now_us() if now_us is None else now_us)
+
+    def store_now_us(self) -> int:
+        """Return the store's time, by which the interval is measured."""
+        return self._stores.store_now_us()

@@ -1,0 +1,258 @@
+"""Plans what a collection of one log would delete, and why: reads only, changes nothing.
+
+A plan is a proposal. The pruner reads the cursors once more after the announcement
+(log/collect/pruner.py). Keeps INV-13 and INV-14. Source: docs/protocol.md, "Collection".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import instance_of, integer, make_plain, text
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogReplacedError, OutdatedPlanError
+from wal3_core.log.collect.references import every_path
+from wal3_core.log.collect.retention import first_younger
+from wal3_core.model.garbage import Cut, cut_below
+from wal3_core.model.manifest_parts import Boundary
+from wal3_core.model.paths import LogId, check_log_id
+from wal3_core.model.setsum import Setsum
+from wal3_core.model.snapshot import count_fragments, sum_setsums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.policy import Policy
+    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.documents.manifest_store import Installed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a collection would delete, and why; nothing was changed for it.
+
+    ``first`` is where the log would begin; ``held_bytes`` and ``held_records`` are the log's now.
+    """
+
+    log: str
+    log_id: LogId
+    reason: str
+    first: Boundary
+    setsum: Setsum
+    num_fragments: int
+    num_records: int
+    num_bytes: int
+    held_records: int
+    held_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, log=text, reason=text, first=instance_of(Boundary), setsum=instance_of(Setsum))
+        make_plain(self, num_fragments=integer, num_records=integer, num_bytes=integer)
+        make_plain(self, held_records=integer, held_bytes=integer)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to delete."""
+        return self.num_fragments == 0
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the log's bytes that would be deleted."""
+        return self.num_bytes / self.held_bytes if self.held_bytes else 0.0
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "log_id": self.log_id,
+            "reason": self.reason,
+            "first": self.first.to_json(),
+            "setsum": self.setsum.hexdigest(),
+            "num_fragments": self.num_fragments,
+            "num_records": self.num_records,
+            "num_bytes": self.num_bytes,
+            "held_records": self.held_records,
+            "held_bytes": self.held_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Plan:
+        """Read from a JSON object."""
+        plan = cls(
+            log=fields.string("log"),
+            log_id=check_log_id(fields.string("log_id"), fields.what),
+            reason=fields.string("reason"),
+            first=Boundary.from_json(fields.object("first")),
+            setsum=Setsum.from_hexdigest(fields.string("setsum")),
+            num_fragments=fields.integer("num_fragments"),
+            num_records=fields.integer("num_records"),
+            num_bytes=fields.integer("num_bytes"),
+            held_records=fields.integer("held_records"),
+            held_bytes=fields.integer("held_bytes"),
+        )
+        fields.finish()
+        return plan
+
+
+class Planner:
+    """Plans the collection of one life of a log."""
+
+    def __init__(self, stores: LogStores, options: CollectorOptions) -> None:
+        self._stores = stores
+        self._options = options
+
+    def plan(self, limit_offset: int | None = None) -> Plan:
+        """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
+
+        Changes nothing. CollectionRefusedError when neither cursor nor policy says what can be deleted, or one
+        cannot be read.
+        """
+        # Cursors before the manifest: they follow the log's end, which never moves back. A cursor that is moved below
+        # the cutoff later is found by verify and prune; one that moves on makes the plan delete less than it could.
+        policy, cursors = self._policy(), self._offsets()
+        manifest = self._stores.manifests.load().manifest
+        candidates = self._candidates(manifest, policy, cursors)
+        if limit_offset is not None:
+            candidates["the limit given"] = limit_offset
+        allowed = self._allowed(policy, cursors)
+        cutoff, reason = self._cutoff(manifest, candidates if allowed else {})
+        return self._plan(manifest, cut_below(manifest, cutoff, self._stores.snapshots.load), reason)
+
+    def objects(self, plan: Plan) -> Iterator[str]:
+        """Name every object that a plan deletes, in log order; each snapshot after what it holds."""
+        cut = self.cut(self._stores.manifests.load().manifest, plan.first)
+        yield from every_path(cut.dropped, self._stores.snapshots.load)
+        yield from (pointer.path for pointer in cut.replaced)
+
+    def _plan(self, manifest: Manifest, cut: Cut, reason: str) -> Plan:
+        return Plan(
+            log=self._stores.log,
+            log_id=manifest.log_id,
+            reason=reason,
+            first=cut.first,
+            setsum=sum_setsums(cut.dropped),
+            num_fragments=count_fragments(cut.dropped),
+            num_records=sum(pointer.num_records for pointer in cut.dropped),
+            num_bytes=sum(pointer.num_bytes for pointer in cut.dropped),
+            held_records=manifest.num_records,
+            held_bytes=manifest.num_bytes,
+        )
+
+    def _offsets(self) -> dict[str, int]:
+        try:
+            return self._stores.cursors.offsets()
+        except CorruptError as error:
+            message = f"log {self._stores.url}: nothing is collected while a cursor cannot be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _allowed(self, policy: Policy, cursors: Mapping[str, int]) -> bool:
+        """Tell whether there is a cursor, or the options or the policy allow that there is none."""
+        return bool(cursors) or self._options.without_cursors or policy.without_cursors
+
+    def _candidates(self, manifest: Manifest, policy: Policy, cursors: Mapping[str, int]) -> dict[str, int]:
+        """Return the offsets from which on the log is kept, by what keeps it."""
+        following = manifest.next.position.offset
+        candidates = {f"cursor {name}": offset for name, offset in cursors.items()}
+        beyond = {name: offset for name, offset in candidates.items() if offset > following}
+        if beyond:
+            # It is that of another log, destroyed since, and says nothing about this one.
+            message = (
+                f"log {self._stores.url}: expected cursors up to its end, {following}, found {beyond}:"
+                f" delete or move them: nothing is collected until then"
+            )
+            raise CollectionRefusedError(message)
+        if policy.retention_s is not None:
+            kept = f"the first record younger than {policy.retention_s} s"
+            candidates[kept] = first_younger(
+                manifest, policy.retention_s, self._stores.snapshots.load, self._stores.objects, self._stores.runtime
+            )
+        return candidates
+
+    def _policy(self) -> Policy:
+        try:
+            return self._stores.policies.load()
+        except CorruptError as error:
+            message = f"log {self._stores.url}: nothing is collected while its policy cannot be read: {error}"
+            raise CollectionRefusedError(message) from error
+
+    def _cutoff(self, manifest: Manifest, candidates: Mapping[str, int]) -> tuple[int, str]:
+        following = manifest.next.position.offset
+        if not candidates:
+            message = (
+                f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none:"
+                " create one, or give the log a policy by which age alone decides"
+            )
+            raise CollectionRefusedError(message)
+        reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
+        return min(offset, following), f"{reason} is at offset {offset}"
+
+    def verify(self, plan: Plan) -> None:
+        """Refuse a plan that deletes too much, or whose sums do not add up; CollectionRefusedError says which.
+
+        OutdatedPlanError when the log has changed since: plan again.
+        """
+        manifest = self.planned_on(plan).manifest
+        fraction_max = max(self._options.fraction_max, (self._policy().percent_max or 0) / 100)
+        if plan.fraction > fraction_max:
+            message = (
+                f"log {self._stores.url}: expected to collect at most {fraction_max:.0%} of its bytes,"
+                f" found {plan.fraction:.1%} ({plan.num_bytes} of {plan.held_bytes}): find out why, then allow it"
+            )
+            raise CollectionRefusedError(message)
+        cut = self.cut(manifest, plan.first)
+        dropped = sum_setsums(cut.dropped)
+        balance = sum_setsums(cut.pointers) + manifest.pruned + dropped
+        if balance != manifest.setsum:
+            message = (
+                f"log {self._stores.url}: expected {manifest.setsum} in what is kept, pruned and dropped,"
+                f" found {balance}"
+            )
+            raise CollectionRefusedError(message)
+        if dropped != plan.setsum:
+            message = f"log {self._stores.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
+            raise OutdatedPlanError(message)
+        self._refuse_held(plan.first)
+
+    def planned_on(self, plan: Plan) -> Installed:
+        """Load the manifest of the log that was planned for; LogReplacedError when another has its name."""
+        base = self._stores.manifests.load()
+        if base.manifest.log_id != plan.log_id:
+            message = (
+                f"log {self._stores.url}: expected log {plan.log_id}, which was planned for, found log"
+                f" {base.manifest.log_id}: plan again"
+            )
+            raise LogReplacedError(message)
+        return base
+
+    def cut(self, manifest: Manifest, first: Boundary) -> Cut:
+        """Cut at the planned place: the same fragments, in whatever snapshots they are now."""
+        cut = cut_below(manifest, first.position.offset, self._stores.snapshots.load)
+        if cut.first.seq_no != first.seq_no:
+            message = f"log {self._stores.url}: planned to begin at fragment {first.seq_no}, found {cut.first.seq_no}"
+            raise OutdatedPlanError(message)
+        return cut
+
+    def _refuse_held(self, first: Boundary) -> None:
+        for name, offset in self._offsets().items():
+            if offset < first.position.offset:
+                message = (
+                    f"log {self._stores.url}: planned to begin at offset {first.position.offset},"
+                    f" found cursor {name} at {offset}"
+                )
+                raise OutdatedPlanError(message)
+
+    def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
+        """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
+        policy, cursors = self._policy(), self._offsets()
+        if not self._allowed(policy, cursors):
+            return "there is no cursor any more"
+        if any(offset > manifest.next.position.offset for offset in cursors.values()):
+            # A cursor has moved on since that manifest was read, onto records appended meanwhile.
+            manifest = self._stores.manifests.load().manifest
+        candidates = self._candidates(manifest, policy, cursors)
+        below = {name: offset for name, offset in candidates.items() if offset < first.position.offset}
+        return f"kept below offset {first.position.offset}: {below}" if below else None

@@ -1,0 +1,162 @@
+"""Which objects are still referred to: looked up one by one, so that a log need not be held in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.storage.retry import attempts, within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.garbage import Garbage
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.model.snapshot import Pointer, Snapshot
+
+# How long the process that wrote a cursor too late has to correct it.
+_DANGLING_S = 2.0
+
+
+def every_path(pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]) -> Iterator[str]:
+    """Name all the objects that pointers lead to, in log order, each snapshot after what it holds.
+
+    A missing snapshot is left out: what it held was deleted before it.
+    """
+    for pointer in pointers:
+        if isinstance(pointer, SnapshotPointer):
+            try:
+                below = load(pointer).pointers
+            except MissingError:
+                continue
+            yield from every_path(below, load)
+        yield pointer.path
+
+
+class References:
+    """The objects that runs of pointers, each in log order, lead to; ``load`` keeps what it loaded for a while.
+
+    With ``partly_deleted``, snapshots may be missing or unreadable; these lead to nothing.
+    """
+
+    def __init__(
+        self,
+        runs: Iterable[Sequence[Pointer]],
+        load: Callable[[SnapshotPointer], Snapshot],
+        *,
+        partly_deleted: bool = False,
+    ) -> None:
+        self._runs = [run for run in runs if run]
+        self._load = load
+        self._partly_deleted = partly_deleted
+        # Snapshots found missing or unreadable: they are loaded only once.
+        self._gone: set[str] = set()
+        self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
+
+    def hold(self, path: str) -> bool:
+        """Tell whether an object is referred to; CorruptError for a path of neither a fragment nor a snapshot."""
+        if path.startswith(SNAPSHOT_FOLDER):
+            return path in self._snapshots
+        seq_no = fragment_seq_no(path)
+        return any(self._leads_to(run, seq_no, path) for run in self._runs)
+
+    def _below(self, pointer: SnapshotPointer) -> Sequence[Pointer]:
+        if pointer.path in self._gone:
+            return ()
+        try:
+            return self._load(pointer).pointers
+        except CorruptError:
+            if not self._partly_deleted:
+                raise
+            self._gone.add(pointer.path)
+            return ()
+
+    def _every_snapshot(self, pointers: Sequence[Pointer]) -> Iterator[SnapshotPointer]:
+        for pointer in pointers:
+            if isinstance(pointer, SnapshotPointer):
+                yield pointer
+                if pointer.depth > 1:
+                    yield from self._every_snapshot(self._below(pointer))
+
+    def _leads_to(self, pointers: Sequence[Pointer], seq_no: FragmentSeqNo, path: str) -> bool:
+        at = bisect_right(pointers, seq_no, key=attrgetter("first_seq_no")) - 1
+        if at < 0 or pointers[at].last_seq_no < seq_no:
+            return False
+        pointer = pointers[at]
+        if isinstance(pointer, FragmentPointer):
+            return pointer.path == path
+        return self._leads_to(self._below(pointer), seq_no, path)
+
+
+class Leaving:
+    """The objects that garbage documents name; ``pending`` is read only as far as needed."""
+
+    def __init__(self, pending: Iterable[Garbage], load: Callable[[SnapshotPointer], Snapshot]) -> None:
+        self._pending = iter(pending)
+        self._load = load
+        self._named: set[str] = set()
+        self._references: list[References] = []
+
+    def hold(self, path: str) -> bool:
+        """Tell whether a document names the object, or leads to it."""
+        if path in self._named or hold_any(self._references, path):
+            return True
+        for garbage in self._pending:
+            self._named.update(garbage.orphans)
+            # Replaced snapshots may contain each other, so they are not one run.
+            runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
+            self._references.append(References(runs, self._load, partly_deleted=True))
+            if path in self._named or self._references[-1].hold(path):
+                return True
+        return False
+
+
+def hold_any(every: Iterable[References], path: str) -> bool:
+    """Tell whether an object is referred to from anywhere."""
+    return any(references.hold(path) for references in every)
+
+
+def read_references(stores: LogStores) -> list[References]:
+    """Read what the manifest and the pins refer to; CollectionRefusedError when a cursor or pin is bad."""
+    manifest = stores.manifests.load().manifest
+    try:
+        _refuse_dangling(stores, manifest)
+        pinned = _pinned(stores)
+    except CorruptError as error:
+        message = f"log {stores.url}: nothing is deleted while a cursor or pin cannot be read: {error}"
+        raise CollectionRefusedError(message) from error
+    return [References([manifest.pointers], stores.snapshots.load), *pinned]
+
+
+def _pinned(stores: LogStores) -> list[References]:
+    pins = stores.pins.list().values()
+    complete = [pin.manifest.pointers for pin in pins if pin.complete]
+    # Its creator died, or has not checked the manifest yet: some of what it names may have been deleted before.
+    unfinished = [pin.manifest.pointers for pin in pins if not pin.complete]
+    return [
+        References(complete, stores.snapshots.load),
+        References(unfinished, stores.snapshots.load, partly_deleted=True),
+    ]
+
+
+def _refuse_dangling(stores: LogStores, manifest: Manifest) -> None:
+    """Refuse while a cursor is below the log's first offset: its creation was not finished, or something is wrong."""
+    first = manifest.first.position.offset
+    below: dict[str, int] = {}
+    # A cursor that was written too late is corrected at once by the process that wrote it.
+    for _ in attempts(within(stores.retry, _DANGLING_S), stores.runtime):
+        below = {name: offset for name, offset in stores.cursors.offsets().items() if offset < first}
+        if not below:
+            return
+    message = (
+        f"log {stores.url}: nothing is deleted while cursors lie below its first offset, {first}: {below}:"
+        f" delete or move them"
+    )
+    raise CollectionRefusedError(message)

@@ -1,0 +1,85 @@
+"""The stores that maintenance of one log works on: its manifest, snapshots, documents and data objects."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import UnavailableError
+from wal3_core.model.paths import LogId, check_log_name
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import ObjectStore, log_store
+from wal3_core.storage.patient import patient
+from wal3_core.storage.store_time import store_now_us
+
+if TYPE_CHECKING:
+    from wal3_core.options import RetryOptions
+    from wal3_core.runtime import Runtime
+
+
+class LogStores:
+    """All stores of one life of a log. Reads are retried until ``retry`` gives up.
+
+    The life is that of ``log_id``, or of the manifest that is loaded first.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime,
+        retry: RetryOptions,
+        snapshots_loaded_max: int,
+        log_id: LogId | None = None,
+    ) -> None:
+        self.log = check_log_name(log)
+        self.runtime = runtime
+        self.retry = retry
+        self._store = store
+        root = patient(log_store(store, log), runtime, retry)
+        self.manifests = ManifestStore(root, runtime, retry, log_id=log_id)
+        self.objects = self.manifests.objects
+        self.snapshots = SnapshotStore(self.manifests, runtime, loaded_max=snapshots_loaded_max)
+        self.garbage = GarbageStore(self.manifests, runtime, retry)
+
+    @property
+    def url(self) -> str:
+        """The log's address, for messages."""
+        return self.manifests.url
+
+    def store_now_us(self) -> int:
+        """Return the store's time: the modification time of an object written just now.
+
+        If it cannot be written now, its time is an earlier one, which only makes waits longer. Requires a store whose
+        clock does not run back.
+        """
+        try:
+            return store_now_us(self.objects, self.runtime)
+        except UnavailableError:
+            # Perhaps its log is gone: then this raises the error that says so.
+            self.manifests.load()
+            raise
+
+    @cached_property
+    def cursors(self) -> CursorStore:
+        """The cursors of this life."""
+        log_id = self.manifests.log_id()
+        return CursorStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)
+
+    @cached_property
+    def pins(self) -> PinStore:
+        """The pins of this life."""
+        log_id = self.manifests.log_id()
+        return PinStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)
+
+    @cached_property
+    def policies(self) -> PolicyStore:
+        """The policy of this life."""
+        log_id = self.manifests.log_id()
+        return PolicyStore(self._store, self.log, runtime=self.runtime, retry=self.retry, log_id=log_id)

@@ -1,0 +1,1 @@
+"""Operations on a whole log: copy, seal, destroy, and compaction of its snapshots."""

@@ -1,0 +1,374 @@
+"""Copies a log as one manifest says, object by object, the copy's own manifest last.
+
+The target's manifest is claimed first, by CAS: until the copy is whole a ``Vacancy`` stands there, and a call
+without the newest claim changes nothing that will be read. The source is pinned meanwhile, so a collection deletes
+nothing of it; records appended meanwhile are not copied. A copy that was cut short is no log; the next call
+finishes it. Every fragment is decoded and checked on the way. Source: docs/protocol.md, "Copy".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, flag, function, instance_of, integer, make_plain, optional
+from wal3_core.errors import (
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogError,
+    MissingError,
+    StoreDeniedError,
+    UnavailableError,
+    UnsuitableStoreError,
+)
+from wal3_core.log.maintain.copy_pins import CopyPins
+from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
+from wal3_core.log.read.scan import check_start
+from wal3_core.log.write.log_clock import bounded
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.garbage import cut_below
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.snapshot import sum_setsums
+from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store, place_of, share_of
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import reread_if_damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from wal3_core.log.maintain.copy_target import Claim
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.pin import Pin
+    from wal3_core.model.policy import Policy
+    from wal3_core.model.snapshot import Pointer, Snapshot, SnapshotPointer
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.manifest_store import Entry
+
+_OBJECTS_AHEAD = 4
+_SNAPSHOTS_LOADED_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogAt:
+    """A log, the store it lies in, and how it is read."""
+
+    store: ObjectStore
+    log: str
+    reading: ReaderOptions = field(default_factory=ReaderOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse values of a wrong type."""
+        make_plain(self, store=a_store, log=check_log_name, reading=instance_of(ReaderOptions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """What a copy holds; ``pinned_us`` is when the source held exactly that, ``resumed`` whether it was begun before.
+
+    ``setsum`` covers every record ever appended to the source, as in its manifest. ``pins_left`` names pins of the
+    source that are no longer needed and could not be deleted: delete them.
+    """
+
+    log: str
+    first_offset: int
+    next_offset: int
+    num_records: int
+    num_bytes: int
+    num_fragments: int
+    num_cursors: int
+    setsum: Setsum
+    pinned_us: int
+    resumed: bool
+    pins_left: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "first_offset": self.first_offset,
+            "next_offset": self.next_offset,
+            "num_records": self.num_records,
+            "num_bytes": self.num_bytes,
+            "num_fragments": self.num_fragments,
+            "num_cursors": self.num_cursors,
+            "setsum": self.setsum.hexdigest(),
+            "pinned_us": self.pinned_us,
+            "resumed": self.resumed,
+            "pins_left": list(self.pins_left),
+        }
+
+
+@checked(
+    source=instance_of(LogAt),
+    target=instance_of(LogAt),
+    from_offset=optional(integer),
+    with_cursors=flag,
+    progress=function,
+    runtime=optional(a_runtime),
+)
+def copy(
+    source: LogAt,
+    target: LogAt,
+    *,
+    from_offset: int | None = None,
+    with_cursors: bool = False,
+    progress: Callable[[int, int], None] = lambda _records, _total: None,
+    runtime: Runtime | None = None,
+) -> CopyReport:
+    """Copy a log as it is now, whole or from the fragment that holds ``from_offset``; positions stay as they are.
+
+    The copy is open, also of a sealed log, and has no successor: copies of a chain are read one by one.
+    ``with_cursors`` copies the cursors that lie in the copy. ``progress`` gets the number of records copied and of
+    all records. LogExistsError when the target exists, InvalidRequestError when something lies
+    there that is not this copy's, CorruptError when the source is damaged; the target is no log then.
+    LogReplacedError when another call took the copy over, or gave it up.
+    """
+    runtime = runtime or shared_runtime()
+    check_log_name(source.log)
+    check_log_name(target.log)
+    return _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The part of what one pin keeps that is copied, and the terms on which another call may continue."""
+
+    pin_name: str
+    pin: Pin
+    manifest: Manifest
+    cursors: Mapping[str, Cursor]
+    terms: str
+
+
+class _Copying:
+    """One call's parts."""
+
+    def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
+        self._source, self._target = source, target
+        self._runtime = runtime
+        self._progress = progress
+        self._retry = RetryOptions()
+        self._from = ManifestStore(patient(log_store(source.store, source.log), runtime), runtime, self._retry)
+        self._into = CopyTarget(patient(log_store(target.store, target.log), runtime), runtime, self._retry)
+        self._snapshots = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        # What stays of the snapshots that the copy begins in; the source does not have these.
+        self._written: dict[str, Snapshot] = {}
+
+    def run(self, from_offset: int | None, *, with_cursors: bool) -> CopyReport:
+        """Copy what is pinned for it; a pin is deleted when no claim names it any more, nor will."""
+        address = place_of(self._from.url)
+        if address == place_of(self._into.url):
+            message = f"log {self._from.url}: expected another log to copy to, found itself"
+            raise InvalidRequestError(message)
+        # Before anything is pinned: a target that is taken fails here.
+        standing = self._into.look(address)
+        log_id = self._from.log_id()
+        pins = CopyPins(self._source.store, self._source.log, self._runtime, self._retry, log_id)
+
+        def planned(name: str, pin: Pin) -> _Plan:
+            return self._plan(name, pin, from_offset, with_cursors=with_cursors)
+
+        plan = _begun(standing, pins, planned) or self._begin(pins, planned)
+        earlier = copying_at(standing)
+        named = {plan.pin_name} | ({earlier.pin} if earlier else set())
+        try:
+            claim = self._into.claim(standing, source=address, terms=plan.terms, pin=plan.pin_name)
+            for name in named - {plan.pin_name}:
+                # The pin of a try on other terms, whose claim is gone.
+                pins.let_go(name)
+            copied = self._copy(plan, claim, pins)
+        except LogError as error:
+            for name in named:
+                if self._into.forgets(name, standing, settled=_settled(error)):
+                    pins.let_go(name)
+            raise
+        # The copy is a log now: nothing from here on is a failure.
+        pins.let_go(plan.pin_name)
+        return replace(copied, pins_left=tuple(sorted(pins.left)))
+
+    def _begin(self, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan:
+        """Pin the source as it is now."""
+        name, pin = pins.make(self._into.url)
+        try:
+            return planned(name, pin)
+        except LogError:
+            # No claim names it yet.
+            pins.let_go(name)
+            raise
+
+    def _plan(self, name: str, pin: Pin, from_offset: int | None, *, with_cursors: bool) -> _Plan:
+        manifest = self._cut(pin.manifest, from_offset)
+        cursors = self._cursors_within(manifest) if with_cursors else {}
+        terms = f"log {pin.log_id}, pinned by {pin.writer}, from {from_offset}, cursors: {_names(cursors)}"
+        return _Plan(name, pin, manifest, cursors, terms)
+
+    def _copy(self, plan: _Plan, claim: Claim, pins: CopyPins) -> CopyReport:
+        """Copy what was pinned, and make it a log."""
+        try:
+            num_fragments = self._copy_fragments(plan.manifest, claim)
+            copied = self._rewritten(plan.manifest, claim)
+        except CorruptError:
+            # A call that took over deletes the pin that this one reads by, and what it wrote.
+            claim.check_ours()
+            # Destroying the source deletes what is read, too, pinned or not.
+            self._from.load()
+            pins.check(plan.pin_name)
+            raise
+        claim.write_documents(plan.cursors, self._policy())
+        # Manifest last: until then there is no log that could be read too early.
+        claim.finish(copied)
+        return CopyReport(
+            log=self._target.log,
+            first_offset=copied.first.position.offset,
+            next_offset=copied.next.position.offset,
+            num_records=copied.num_records,
+            num_bytes=copied.num_bytes,
+            num_fragments=num_fragments,
+            num_cursors=len(plan.cursors),
+            setsum=copied.setsum,
+            pinned_us=plan.pin.epoch_us,
+            resumed=claim.resumed,
+        )
+
+    def _cut(self, source: Manifest, from_offset: int | None) -> Manifest:
+        """Return the part of the source's manifest that is copied, from a fragment on."""
+        if from_offset is None:
+            return source
+        check_start(source, from_offset)
+        cut = cut_below(source, from_offset, self._snapshots.load)
+        self._written = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
+        return replace(
+            source,
+            first=cut.first if cut.dropped or cut.replaced else source.first,
+            pruned=source.pruned + (sum_setsums(source.pointers) - sum_setsums(cut.pointers)),
+            announced=None,
+        ).holding(cut.pointers)
+
+    def _rewritten(self, source: Manifest, claim: Claim) -> Manifest:
+        """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
+        pointers = claim.write_snapshots(source.pointers, self._load)
+        copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False)
+        if not pointers:
+            # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
+            place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
+            copied = replace(copied, first=place, next=place)
+        return copied.holding(pointers)
+
+    def _load(self, pointer: SnapshotPointer) -> Snapshot:
+        written = self._written.get(pointer.path)
+        return written or self._snapshots.load(pointer)
+
+    # ------------------------------------------------------------------ fragments
+
+    def _copy_fragments(self, manifest: Manifest, claim: Claim) -> int:
+        """Copy all fragments that the manifest leads to, and prove that they add up; returns how many there are."""
+        total, records, fragments = EMPTY, 0, 0
+
+        def copy_one(pointer: FragmentPointer) -> FragmentPointer:
+            self._copy_fragment(pointer, claim)
+            return pointer
+
+        walk, share = self._walk(manifest.pointers), share_of(self._from.objects)
+        for pointer in map_ahead(self._runtime, copy_one, walk, count=_OBJECTS_AHEAD, share=share):
+            total, records, fragments = total + pointer.setsum, records + pointer.num_records, fragments + 1
+            self._progress(records, manifest.num_records)
+        if (total + manifest.pruned, records) != (manifest.setsum, manifest.num_records):
+            message = (
+                f"log {self._from.url}: expected {manifest.num_records} records and setsum {manifest.setsum},"
+                f" found {records} and {total + manifest.pruned} in what was copied and pruned"
+            )
+            raise CorruptError(message)
+        return fragments
+
+    def _walk(self, pointers: Iterable[Pointer]) -> Iterator[FragmentPointer]:
+        for pointer in pointers:
+            if isinstance(pointer, FragmentPointer):
+                yield pointer
+            else:
+                yield from self._walk(self._load(pointer).pointers)
+
+    def _copy_fragment(self, pointer: FragmentPointer, claim: Claim) -> None:
+        if claim.resumed and claim.objects.head(pointer.path) is not None:
+            # Written by an earlier try: read back instead of sent again.
+            try:
+                reread_if_damaged(lambda: self._checked(claim.objects, pointer))
+            except CorruptError as error:
+                message = (
+                    f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
+                    f" partial copy, delete its pin of the source, and copy again: {error}"
+                )
+                raise CorruptError(message) from error
+            return
+        claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer)))
+
+    def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
+        """Read a fragment's bytes, and check that its records are what the pointer says."""
+        what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
+        # One more byte detects a longer file without fetching all of it.
+        data = store.read(pointer.path, length=pointer.num_bytes + 1)
+        if data is None:
+            message = f"{what}: expected a file, found none"
+            raise MissingError(message, path=pointer.path)
+        if len(data) != pointer.num_bytes:
+            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}, or more"
+            raise CorruptError(message)
+        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)
+        return data
+
+    # ------------------------------------------------------------------ documents
+
+    def _cursors_within(self, manifest: Manifest) -> dict[str, Cursor]:
+        """Load the source's cursors that lie in the copy."""
+        source, first, limit = self._source, manifest.first.position, manifest.next.position
+        cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
+        return {
+            # A cursor that has moved beyond what was pinned has read all of it.
+            name: cursor if cursor.position.offset <= limit.offset else replace(cursor, position=limit)
+            for name, cursor in ((name, witness.cursor) for name, witness in cursors.items())
+            if cursor.position.offset >= first.offset
+        }
+
+    def _policy(self) -> Policy | None:
+        """Load the source's policy, if it has one: the copy keeps records by the same rule."""
+        source, log_id = self._source, self._from.log_id()
+        policy = PolicyStore(source.store, source.log, runtime=self._runtime, log_id=log_id).load()
+        return policy if policy.generation else None
+
+
+def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str, Pin], _Plan]) -> _Plan | None:
+    """Return the plan of an earlier try if its pin still exists and its terms are the same, else None."""
+    earlier = copying_at(standing)
+    if earlier is None:
+        return None
+    try:
+        pin = pins.find(earlier.pin)
+        plan = None if pin is None else planned(earlier.pin, pin)
+    except (InvalidRequestError, GarbageCollectedError, CorruptError):
+        # The pin does not keep what is asked for now, or what it keeps cannot be read.
+        return None
+    return plan if plan is not None and plan.terms == earlier.terms else None
+
+
+def _settled(error: LogError) -> bool:
+    """Tell whether no request of a call that failed with this error may still arrive."""
+    return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError | UnsuitableStoreError)
+
+
+def _names(cursors: Mapping[str, Cursor]) -> str:
+    """Hash the names of a copy's cursors: a try is not continued if the source has lost a cursor since.
+
+    It could not be deleted from the copy: a delete knows no versions, and may arrive after another call has taken over.
+    """
+    return hashlib.sha256("\n".join(sorted(cursors)).encode()).hexdigest()[:16] if cursors else "none"

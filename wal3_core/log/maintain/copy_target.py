@@ -1,0 +1,202 @@
+"""Where a log is copied to: a name that is claimed by CAS, filled, and finally made a log, by CAS again.
+
+The copy is a life of its own, and what it writes lies in that life's folder. A call that continues a copy which
+was cut short takes over its claim; the call that held it before may still be running. It notices before it
+changes a cursor, and at the latest when it finishes. Source: docs/protocol.md, "Copy".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogReplacedError, UnavailableError
+from wal3_core.log.maintain.remains import delete_remains
+from wal3_core.model.cursor import BYTES_MAX as CURSOR_BYTES_MAX
+from wal3_core.model.cursor import Cursor
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import POLICY, cursor_path
+from wal3_core.model.policy import BYTES_MAX as POLICY_BYTES_MAX
+from wal3_core.model.policy import Policy
+from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+from wal3_core.model.tombstone import or_tombstone
+from wal3_core.model.vacancy import Vacancy, VacancyKind
+from wal3_core.runtime import Runtime, map_ahead
+from wal3_core.storage.documents.document_store import D, DocumentStore
+from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.options import RetryOptions
+    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.manifest_store import Entry
+    from wal3_core.storage.object_store import ObjectStore
+
+_SNAPSHOTS_AHEAD = 8
+
+
+class CopyTarget:
+    """A name to copy to; ``root`` is the log's own store. Nothing is changed before it is claimed."""
+
+    def __init__(self, root: ObjectStore, runtime: Runtime, retry: RetryOptions) -> None:
+        self._root = root
+        self._runtime = runtime
+        self._retry = retry
+        self._names = ManifestStore(root, runtime, retry)
+
+    @property
+    def url(self) -> str:
+        """The log's address."""
+        return self._root.url
+
+    def look(self, source: str) -> Seen[Entry] | None:
+        """Return what stands at the name; raises if there is a log, or something else is being copied to it."""
+        seen = self._names.look()
+        earlier = copying_at(seen)
+        if earlier is None:
+            self._names.refuse_taken(seen)
+        elif earlier.source != source:
+            raise InvalidRequestError(f"log {self.url}: {describe(earlier)}")
+        return seen
+
+    def claim(self, seen: Seen[Entry] | None, *, source: str, terms: str, pin: str = "") -> Claim:
+        """Claim the name in place of what was seen there, or take over a try of the same source, terms and pin."""
+        lives = self._names.lives()
+        earlier = copying_at(seen)
+        resumed = earlier is not None and (earlier.source, earlier.terms, earlier.pin) == (source, terms, pin)
+        log_id = earlier.log_id if earlier is not None and resumed else new_log_id(self._runtime)
+        vacancy = Vacancy(
+            kind=VacancyKind.COPYING, log_id=log_id, generation=1, writer="", source=source, terms=terms, pin=pin
+        )
+        claimed = self._names.swap(vacancy, seen)
+        if claimed is None:
+            message = f"log {self.url}: expected to be alone in copying to it, found that another call began just now"
+            raise InvalidRequestError(message)
+        self._names.probe(claimed)
+        # They were listed before the claim: all but the claim's own are over.
+        delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
+        return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
+
+    def forgets(self, pin: str, since: Seen[Entry] | None, *, settled: bool) -> bool:
+        """Tell whether no claim on the name refers to a pin of the source, nor will.
+
+        ``since`` is what this call's claim was to replace: a claim that is not settled may still arrive as long as
+        that stands. A pin that is no longer named is never named again: each claim takes it from the one that it
+        replaces.
+        """
+        try:
+            seen = self._names.look()
+        except LogError:
+            return False
+        standing = copying_at(seen)
+        if standing is not None and standing.pin == pin:
+            return False
+        return settled or (seen and seen.etag) != (since and since.etag)
+
+
+def copying_at(seen: Seen[Entry] | None) -> Vacancy | None:
+    """Return the claim of a copy that stands at a name, if one does."""
+    entry = None if seen is None else seen.document
+    return entry if isinstance(entry, Vacancy) and entry.kind is VacancyKind.COPYING else None
+
+
+class Claim:
+    """A name that one call may fill; ``resumed`` is true when an earlier call began to."""
+
+    def __init__(
+        self, root: ObjectStore, claimed: Seen[Entry], runtime: Runtime, retry: RetryOptions, *, resumed: bool
+    ) -> None:
+        self.log_id = claimed.document.log_id
+        self.resumed = resumed
+        self._claimed = claimed
+        self._runtime = runtime
+        self._retry = retry
+        self._manifests = ManifestStore(root, runtime, retry, log_id=self.log_id)
+        self._objects = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=0)
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The copy's own store."""
+        return self._objects
+
+    def begun_us(self) -> int:
+        """Return the store's time when the name was claimed."""
+        return self._manifests.changed_us()
+
+    def write_fragment(self, pointer: FragmentPointer, data: bytes) -> None:
+        """Write a fragment's bytes where the source has them."""
+        write_immutable(self._objects, pointer.path, data, self._retry, self._runtime)
+
+    def write_snapshots(
+        self, pointers: Sequence[Pointer], load: Callable[[SnapshotPointer], Snapshot]
+    ) -> list[Pointer]:
+        """Write the snapshots that pointers lead to as this life's own; return the pointers to them."""
+
+        def rewritten(pointer: Pointer) -> Pointer:
+            if not isinstance(pointer, SnapshotPointer):
+                return pointer
+            below = load(pointer).pointers
+            # Fence 0: the copy has no manifest yet, and so no fence.
+            snapshot = Snapshot(
+                tuple(below if pointer.depth == 1 else self.write_snapshots(below, load)), 0, self.log_id
+            )
+            return self._snapshots.write(snapshot, self._retry)
+
+        if all(not isinstance(pointer, SnapshotPointer) or pointer.depth == 1 for pointer in pointers):
+            return list(map_ahead(self._runtime, rewritten, pointers, count=_SNAPSHOTS_AHEAD))
+        return [rewritten(pointer) for pointer in pointers]
+
+    def write_documents(self, cursors: Mapping[str, Cursor], policy: Policy | None) -> None:
+        """Write the copy's cursors and policy."""
+        # If another call has finished the copy, a cursor of it may have been deleted since.
+        cursor_store = self._documents(
+            lambda data, what: or_tombstone(data, Cursor.from_fields, what=what, bytes_max=CURSOR_BYTES_MAX),
+            CURSOR_BYTES_MAX,
+        )
+        for name, cursor in cursors.items():
+            self._write(cursor_store, cursor_path(name), cursor)
+        if policy is not None:
+            policies = self._documents(lambda data, what: Policy.from_bytes(data, what=what), POLICY_BYTES_MAX)
+            self._write(policies, POLICY, policy)
+
+    def _documents(self, read: Callable[[bytes, str], D], bytes_max: int) -> DocumentStore[D]:
+        log_id = self._manifests.log_id
+        return DocumentStore(self._objects, self._runtime, self._retry, read, bytes_max=bytes_max, log_id=log_id)
+
+    def _write(self, documents: DocumentStore[D], path: str, document: D) -> None:
+        found = documents.load(path)
+        # After the load: if a call that took over writes the document later, its new version makes this save fail.
+        self.check_ours()
+        if documents.save(path, document, found) is None:
+            self.check_ours()
+            message = f"{self._objects.url}/{path}: expected to be alone in copying to it, found it changed"
+            raise InvalidRequestError(message)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Make it a log; LogExistsError when another call has, LogReplacedError when another call has taken it over."""
+        if self._manifests.begin(manifest, self._claimed) is None:
+            self.check_ours()
+            message = f"log {self._manifests.url}: the copy is whole, but could not be made a log: copy it again"
+            raise UnavailableError(message)
+
+    def check_ours(self) -> None:
+        """Raise unless this claim is the newest: LogExistsError when the copy was made a log.
+
+        LogReplacedError when another call has taken over, or destroyed it.
+        """
+        seen = self._manifests.look()
+        if seen is not None and seen.etag == self._claimed.etag:
+            return
+        if seen is not None and isinstance(seen.document, Manifest):
+            message = f"log {self._manifests.url}: expected to finish a copy to it, found that another call has"
+            raise LogExistsError(message)
+        message = (
+            f"log {self._manifests.url}: expected to go on with a copy to it, found that another call has taken over,"
+            f" or destroyed it"
+        )
+        raise LogReplacedError(message)

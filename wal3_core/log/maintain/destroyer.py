@@ -1,0 +1,275 @@
+"""Destroys a log: announces it, makes its name vacant, then deletes every object of it.
+
+The announcement prevents pins, and is withdrawn if a pin was faster; the seal that follows prevents appends; once
+the name is vacant there is no log. The objects left to delete lie in a folder that no other life of the name has; a
+call that was cut short is finished by the next. An object that no log has is never deleted: one such object stops
+everything. Source: docs/protocol.md, "Destroy".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, flag, function, optional
+from wal3_core.errors import InvalidRequestError, LogNotFoundError, LogReplacedError, UnavailableError
+from wal3_core.log.contents import Kind, own_objects, strangers
+from wal3_core.log.maintain.remains import delete_remains, unknown_objects
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import BEING_DESTROYED, Seal
+from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, life_folder, life_of, pin_name
+from wal3_core.model.vacancy import Vacancy, VacancyKind
+from wal3_core.options import REBASES_MAX, RetryOptions
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.documents.document_store import stamp
+from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
+from wal3_core.storage.documents.named_store import is_tombstone
+from wal3_core.storage.object_store import ObjectStore, a_store, log_store
+from wal3_core.storage.patient import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.log.contents import Found
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.manifest_store import Entry
+
+_NAMED_MAX = 10
+# An upload or a collection that was under way may leave something behind once or twice.
+_ROUNDS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """How many objects of a kind there are, and their bytes."""
+
+    kind: Kind
+    num_objects: int
+    num_bytes: int
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"kind": str(self.kind), "num_objects": self.num_objects, "num_bytes": self.num_bytes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyPlan:
+    """What destroying a log deletes: its objects by kind, and the names of its pins.
+
+    ``log_id`` is the life that has the name now, or had it last; "" when that is unknown.
+    """
+
+    log: str
+    log_id: LogId
+    parts: tuple[Part, ...]
+    pins: tuple[str, ...]
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects are deleted."""
+        return sum(part.num_objects for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes are deleted."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "log_id": self.log_id,
+            "num_objects": self.num_objects,
+            "num_bytes": self.num_bytes,
+            "parts": [part.to_json() for part in self.parts],
+            "pins": [{"pin": name} for name in self.pins],
+        }
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> DestroyPlan:
+    """Say what destroying a log would delete; changes nothing.
+
+    LogNotFoundError when there is nothing of that name; InvalidRequestError names objects under its
+    root that no log has. Logs below it are others, and left out.
+    """
+    runtime = runtime or shared_runtime()
+    root = log_store(patient(store, runtime), check_log_name(log))
+    seen = ManifestStore(root, runtime).look()
+    entry = None if seen is None else seen.document
+    destroyed = isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED
+    objects: Counter[Kind] = Counter()
+    num_bytes: Counter[Kind] = Counter()
+    pins: list[str] = []
+    unknown: list[str] = []
+    for found in chain(own_objects(root), strangers(root)):
+        if found.kind is None:
+            unknown.append(found.meta.path)
+            if len(unknown) > _NAMED_MAX:
+                break
+            continue
+        if found.kind is Kind.MANIFEST and destroyed:
+            continue
+        objects[found.kind] += 1
+        num_bytes[found.kind] += found.meta.size
+        pin = _pin(root, found, entry)
+        pins += [] if pin is None else [pin]
+    if unknown:
+        raise unknown_objects(root, unknown)
+    if not objects:
+        message = f"log {root.url}: expected a log to destroy, found nothing"
+        raise LogNotFoundError(message)
+    parts = (Part(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind])
+    return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
+
+
+def _pin(root: ObjectStore, found: Found, entry: Entry | None) -> str | None:
+    """Name the pin that an object is; None for anything else, for one that was deleted, or of a life that is over."""
+    log_id = life_of(found.meta.path)
+    if found.kind is not Kind.PIN or log_id is None or (entry is not None and log_id != entry.log_id):
+        return None
+    return None if is_tombstone(root, found.meta) else pin_name(found.meta.path.removeprefix(life_folder(log_id)))
+
+
+@checked(store=a_store, log=check_log_name, also_pinned=flag, progress=function, runtime=optional(a_runtime))
+def destroy(
+    store: ObjectStore,
+    log: str,
+    *,
+    also_pinned: bool = False,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    runtime: Runtime | None = None,
+) -> int:
+    """End a log and delete every object of it; returns how many there were.
+
+    Appends get SealedError once it is sealed for that, and NotDurableError once it is gone. InvalidRequestError,
+    and nothing changed, when the log has pins (unless ``also_pinned``), also one that was made meanwhile, or when
+    something lies there that no log has; LogReplacedError when another log has the name by now, which is left alone.
+    ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short. What a
+    lost manifest, or a copy that was cut short, left behind is deleted, too.
+    """
+    runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
+    plan = plan_destroy(store, log, runtime=runtime)
+    if plan.pins and not also_pinned:
+        raise _pinned(log, plan.pins)
+
+    def report(done: int) -> None:
+        progress(done, max(done, plan.num_objects))
+
+    return _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
+
+
+class _Destroying:
+    """One call's steps."""
+
+    def __init__(self, root: ObjectStore, log_id: LogId, runtime: Runtime, progress: Callable[[int], None]) -> None:
+        self._root = root
+        self._log_id = log_id
+        self._runtime = runtime
+        self._progress = progress
+        self._retry = RetryOptions()
+        self._manifests = ManifestStore(root, runtime, self._retry)
+
+    def run(self, *, also_pinned: bool) -> int:
+        """Make the name vacant, and delete what is left."""
+        # Listed before the name is vacant: all of them are over then.
+        lives = self._manifests.lives()
+        deleted = int(self._vacate(lives, also_pinned=also_pinned))
+        self._progress(deleted)
+        for _ in range(_ROUNDS_MAX):
+            before = deleted
+            deleted += delete_remains(
+                self._root,
+                lives,
+                self._runtime,
+                self._retry,
+                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]
+            )
+            if deleted == before:
+                return deleted
+        message = f"log {self._root.url}: objects kept appearing while it was destroyed: try again later"
+        raise UnavailableError(message)
+
+    def _look(self) -> Seen[Entry] | None:
+        """Load what has the name; LogReplacedError when that is not what was to be destroyed."""
+        seen = self._manifests.look()
+        found = NO_LOG if seen is None else seen.document.log_id
+        if found != self._log_id:
+            message = (
+                f"log {self._root.url}: expected log {self._log_id or 'none'}, which was to be destroyed, found log"
+                f" {found or 'none'}: left alone"
+            )
+            raise LogReplacedError(message)
+        return seen
+
+    def _vacate(self, lives: Sequence[LogId], *, also_pinned: bool) -> bool:
+        """Make the name vacant, and return whether it was a log's; what is left lies in lives that are over.
+
+        Each step is a CAS of the manifest that was loaded, and pins are listed between the load and the last CAS:
+        the creator of a pin that is missed finds the announcement, or finds none and makes that CAS fail.
+        """
+        was_log, unpinned = False, also_pinned
+        for _ in range(REBASES_MAX):
+            seen = self._look()
+            entry = None if seen is None else seen.document
+            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.DESTROYED:
+                return was_log
+            # Perhaps only now: a copy that seemed to be cut short was finished.
+            was_log = was_log or isinstance(entry, Manifest)
+            if isinstance(entry, Manifest) and not entry.destroying:
+                self._manifests.swap(entry.announce_destroy(), seen)
+            elif isinstance(entry, Manifest) and entry.seal is None:
+                # Before the seal, which is never lifted: a log that a pin keeps is left as it was.
+                if not unpinned:
+                    self._refuse_pinned(entry)
+                unpinned = True
+                self._manifests.swap(entry.apply_seal(self._seal()), seen)
+            else:
+                if isinstance(entry, Manifest) and not also_pinned:
+                    self._refuse_pinned(entry)
+                log_id = next(iter(lives), new_log_id(self._runtime)) if entry is None else entry.log_id
+                vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
+                if self._manifests.swap(vacancy, seen) is not None:
+                    return was_log
+        raise self._unsettled()
+
+    def _seal(self) -> Seal:
+        return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
+
+    def _refuse_pinned(self, found: Manifest) -> None:
+        """Refuse if there is a pin made before the announcement: its creator may rely on it."""
+        folder = f"{life_folder(self._log_id)}{PIN_FOLDER}"
+        pins = [
+            pin_name(f"{PIN_FOLDER}{meta.path.removeprefix(folder)}")
+            for meta in self._root.list_objects(folder)
+            if not is_tombstone(self._root, meta)
+        ]
+        if pins:
+            self._withdraw()
+            raise _pinned(self._root.url, pins, sealed=found.seal is not None and found.seal.reason == BEING_DESTROYED)
+
+    def _withdraw(self) -> None:
+        """Withdraw the announcement, also another call's: a call that destroys the log announces it again."""
+        for _ in range(REBASES_MAX):
+            seen = self._look()
+            if seen is None or not isinstance(seen.document, Manifest) or not seen.document.destroying:
+                return
+            if self._manifests.swap(seen.document.withdraw_destroy(), seen) is not None:
+                return
+        raise self._unsettled()
+
+    def _unsettled(self) -> UnavailableError:
+        return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
+
+
+def _pinned(log: str, names: Sequence[str], *, sealed: bool = False) -> InvalidRequestError:
+    more = " and more" if len(names) > _NAMED_MAX else ""
+    state = f" (the log stays, sealed as {BEING_DESTROYED}: a copy of it is open)" if sealed else ""
+    return InvalidRequestError(
+        f"log {log}: expected no pins, found {', '.join(names[:_NAMED_MAX])}{more}:"
+        f" remove them, or say that they go, too{state}"
+    )

@@ -1,0 +1,246 @@
+"""Seals a log for good, and begins its successor.
+
+The seal is a part of the manifest, set by CAS: every commit comes either before or after it, so nothing is
+acknowledged after it. A successor's name is kept for it before the seal, by CAS; it is initialized
+only from a sealed log, at its end.
+Source: docs/protocol.md, "Seal".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, optional, text
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, SealedError, UnavailableError
+from wal3_core.log.read.succession import goes_on_from
+from wal3_core.log.write.log_clock import bounded
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.manifest_parts import Seal
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.vacancy import Vacancy, VacancyKind
+from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.documents.document_store import stamp
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore, new_log_id
+from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import attempts, for_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.paths import LogId
+    from wal3_core.storage.documents.document_store import Seen
+    from wal3_core.storage.documents.manifest_store import Entry
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    reason=text,
+    sealed_by=optional(text),
+    successor=optional(check_log_name),
+    runtime=optional(a_runtime),
+)
+def seal(
+    store: ObjectStore,
+    log: str,
+    *,
+    reason: str,
+    sealed_by: str | None = None,
+    successor: str | None = None,
+    runtime: Runtime | None = None,
+) -> Seal:
+    """Close a log for good; no append is acknowledged after it. Returns the seal.
+
+    A log that has this seal already (the same reason, successor and ``sealed_by``) is left as it is, and
+    the seal it has is returned, so a call that names ``sealed_by`` can be repeated. SealedError when it
+    has another seal. A successor must not exist yet: LogExistsError, and nothing changed. Its name is kept for it from
+    then on, until ``initialize_successor`` begins it or the name is destroyed; also when the seal then fails.
+    """
+    runtime = runtime or shared_runtime()
+    if not reason.strip():
+        # A seal is never lifted, so it must say why it was set.
+        message = f"log {log}: expected a reason to seal it, found none"
+        raise InvalidRequestError(message)
+    if successor is not None:
+        _check_successor(log, successor)
+    wanted = Seal(
+        reason=reason,
+        # The token makes the seal this call's own: another's is never taken for it.
+        sealed_by=sealed_by or stamp(runtime),
+        timestamp_us=runtime.now_us(),
+        successor=successor,
+    )
+    store = patient(store, runtime)
+    manifests = ManifestStore(log_store(store, check_log_name(log)), runtime)
+    sealing, base = _Sealing(manifests, runtime), manifests.load()
+    if successor is None:
+        return sealing.install(wanted, base)
+    keeping = _Keeping(store, log, base.manifest.log_id, successor, runtime)
+    if base.manifest.seal is None:
+        keeping.keep(manifests.load)
+    try:
+        return sealing.install(wanted, base)
+    except SealedError:
+        with contextlib.suppress(LogError):
+            keeping.let_go(manifests.load().manifest.seal)
+        raise
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def initialize_successor(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> str:
+    """Begin the log that a sealed one names as its successor, and return its name; harmless to repeat.
+
+    It begins where the sealed log ends, and its checksum continues from there; at the sealed log's time, unless
+    that lies so far beyond the store's that only a wrong clock explains it. InvalidRequestError when
+    the log is not sealed or names none, LogExistsError when another log has taken the name.
+    """
+    runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
+    ending = ManifestStore(log_store(store, check_log_name(log)), runtime)
+    sealed = ending.load().manifest
+    if sealed.seal is None or sealed.seal.successor is None:
+        found = "it open" if sealed.seal is None else f"a seal that names none: {sealed.seal.reason}"
+        message = f"log {log}: expected it sealed, with a successor, found {found}"
+        raise InvalidRequestError(message)
+    name = check_log_name(sealed.seal.successor)
+    manifests = ManifestStore(log_store(store, name), runtime)
+    try:
+        # The store's time when the log was sealed, or later: records appended before that lie at most so far beyond.
+        first = bounded(sealed.next, ending.changed_us(), CLOCK_AHEAD_S_MAX)
+        begun = Manifest.successor(sealed, log_id=new_log_id(runtime), writer=runtime.process_name())
+        manifests.initialize(replace(begun, first=first, next=first))
+    except LogExistsError as error:
+        if not goes_on_from(sealed, manifests.load().manifest):
+            # The name was destroyed while it was kept, or the log was sealed without keeping it.
+            raise _usurped(log, name, "copy that one to another name and destroy it, then begin this one") from error
+    return name
+
+
+@checked(store=a_store, log=check_log_name, successor=check_log_name, reason=text, runtime=optional(a_runtime))
+def migrate(
+    store: ObjectStore,
+    log: str,
+    successor: str,
+    *,
+    reason: str,
+    runtime: Runtime | None = None,
+) -> Seal:
+    """Seal a log and begin its successor; after a call that was cut short anywhere, the next one finishes it.
+
+    Appends that race get SealedError, which names the successor. SealedError is also raised here when
+    the log was sealed for another successor, or for none.
+    """
+    runtime = runtime or shared_runtime()
+    store = patient(store, runtime)
+    try:
+        found = seal(store, log, reason=reason, successor=successor, runtime=runtime)
+    except SealedError:
+        sealed = ManifestStore(log_store(store, check_log_name(log)), runtime).load().manifest
+        if sealed.seal is None or sealed.seal.successor != successor:
+            raise
+        found = sealed.seal
+    initialize_successor(store, log, runtime=runtime)
+    return found
+
+
+class _Sealing:
+    """One call's CAS loop."""
+
+    def __init__(self, manifests: ManifestStore, runtime: Runtime) -> None:
+        self._manifests = manifests
+        self._runtime = runtime
+        self._retry = for_store(RetryOptions(), manifests)
+
+    def install(self, wanted: Seal, base: Installed) -> Seal:
+        """Swap the seal in; what became of a refused or unanswered CAS is read from the manifest."""
+        pauses = attempts(self._retry, self._runtime)
+        next(pauses)
+        for _ in range(REBASES_MAX):
+            found = base.manifest.seal
+            if found is not None:
+                return self._checked(found, wanted)
+            if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):
+                return wanted
+            before, base = base, self._manifests.load()
+            # The same version: no writer was faster, the store is busy.
+            if base.etag == before.etag and next(pauses, None) is None:
+                break
+        message = f"{self._manifests.what}: not sealed yet, unknown whether it will be: seal it again"
+        raise UnavailableError(message)
+
+    def _checked(self, found: Seal, wanted: Seal) -> Seal:
+        if replace(found, timestamp_us=wanted.timestamp_us) == wanted:
+            return found
+        successor = f"; it goes on in {found.successor}" if found.successor else ""
+        message = f"{self._manifests.what}: sealed already, by {found.sealed_by}: {found.reason}{successor}"
+        raise SealedError(message)
+
+
+def _check_successor(log: str, successor: str) -> None:
+    if check_log_name(successor) == log:
+        message = f"log {log}: expected a successor of another name, found its own"
+        raise InvalidRequestError(message)
+
+
+class _Keeping:
+    """A successor's name, kept for the log that goes on from one life of a log."""
+
+    def __init__(self, store: ObjectStore, log: str, log_id: LogId, successor: str, runtime: Runtime) -> None:
+        self._log, self._log_id, self._successor = log, log_id, successor
+        # The part after ? says how the store is asked, not which store it is.
+        self._source = log_store(store, log).url.partition("?")[0]
+        self._runtime = runtime
+        self._names = ManifestStore(log_store(store, successor), runtime)
+
+    def keep(self, load: Callable[[], Installed]) -> None:
+        """Keep the name before the seal, which is final: without the name the log could have no successor.
+
+        LogExistsError when there is a log, or the name is kept for another; ``load`` loads the log to be sealed.
+        """
+        for _ in range(REBASES_MAX):
+            seen = self._names.look()
+            entry = None if seen is None else seen.document
+            if isinstance(entry, Vacancy) and entry.is_kept_for(self._log_id):
+                # Kept by another call, or by one that was cut short: it serves any call that seals the log.
+                return
+            if isinstance(entry, Vacancy) and entry.kind is VacancyKind.FOLLOWING and entry.source == self._source:
+                # Loaded after the name: our life is the later one, and the one that the name was kept for is over.
+                load()
+            else:
+                self._refuse_taken(seen)
+            if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:
+                return
+        message = f"log {self._names.url}: the manifest changed {REBASES_MAX} times over"
+        raise UnavailableError(message)
+
+    def let_go(self, found: Seal | None) -> None:
+        """Release the name when the log was sealed without naming it, which is final."""
+        seen = self._names.look()
+        kept = seen is not None and isinstance(seen.document, Vacancy) and seen.document.is_kept_for(self._log_id)
+        if kept and found is not None and found.successor != self._successor:
+            self._names.swap(self._vacancy(VacancyKind.DESTROYED), seen)
+
+    def _vacancy(self, kind: VacancyKind) -> Vacancy:
+        log_id, kept = new_log_id(self._runtime), kind is VacancyKind.FOLLOWING
+        source, terms = (self._source, self._log_id) if kept else ("", "")
+        return Vacancy(kind=kind, log_id=log_id, generation=1, writer="", source=source, terms=terms)
+
+    def _refuse_taken(self, seen: Seen[Entry] | None) -> None:
+        try:
+            self._names.refuse_taken(seen)
+        except LogExistsError as error:
+            if seen is not None and isinstance(seen.document, Manifest):
+                raise _usurped(self._log, self._successor, "destroy that one, or name another") from error
+            message = f"log {self._log}: expected its successor's name to be free: {error}"
+            raise LogExistsError(message) from error
+
+
+def _usurped(log: str, successor: str, remedy: str) -> LogExistsError:
+    return LogExistsError(
+        f"log {log}: expected its successor {successor} not to exist yet, found another log of that name: {remedy}"
+    )

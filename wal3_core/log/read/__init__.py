@@ -1,0 +1,1 @@
+"""Reading one log: scans, following, pins, and reading everything back to verify it."""

@@ -1,0 +1,93 @@
+"""Following a log: its records, then whatever is appended, up to its seal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from wal3_core.log.read.scan import begun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.options import ReaderOptions
+    from wal3_core.runtime import Runtime
+
+
+class Waiting:
+    """Pauses between polls, each twice as long as the one before, until ``idle_s`` seconds passed without news."""
+
+    def __init__(self, runtime: Runtime, options: ReaderOptions, *, idle_s: float | None) -> None:
+        self._runtime = runtime
+        self._options = options
+        self._idle_s = idle_s
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Restart the pauses and the idle time: there was news just now."""
+        self._quiet_since_s, self._pause_s = self._runtime.monotonic_s(), self._options.poll_s_min
+
+    def wait(self, topic: str, version: int) -> int | None:
+        """Wait a pause, or until the topic moves beyond ``version``; returns its version, None when time is up."""
+        pause_s = self._pause_s
+        if self._idle_s is not None:
+            left_s = self._quiet_since_s + self._idle_s - self._runtime.monotonic_s()
+            if left_s <= 0:
+                return None
+            pause_s = min(pause_s, left_s)
+        self._pause_s = min(self._pause_s * 2, self._options.poll_s_max)
+        return self._runtime.await_topic(topic, version, pause_s)
+
+
+class Source(Protocol):
+    """What is followed: a LogReader."""
+
+    def manifest(self) -> Manifest:
+        """Load the newest manifest."""
+        ...
+
+    def records(self, start: ReadStart, *, manifest: Manifest) -> Iterator[Record]:
+        """Read a manifest's records from ``start``."""
+        ...
+
+
+class Following:
+    """One pass over a log that waits for more at the log's end.
+
+    ``start`` is where it has come to; the first look at the log fixes it. ``sealed`` is the log's last
+    manifest once the pass ended at a seal; None while it lasts, or when it ended because no records came.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        runtime: Runtime,
+        waiting: Waiting,
+        *,
+        topic: str,
+        start: ReadStart,
+    ) -> None:
+        self._source = source
+        self._runtime = runtime
+        self._topic = topic
+        self._waiting = waiting
+        self.start = start
+        self.sealed: Manifest | None = None
+
+    def records(self) -> Iterator[Record]:
+        """Go through the records; each manifest is read to its end before its seal counts."""
+        version: int | None = self._runtime.await_topic(self._topic, -1, 0.0)
+        while version is not None:
+            manifest = self._source.manifest()
+            # Even before there is any record: one appended and collected between two looks must not be skipped.
+            self.start = begun(manifest, self.start)
+            for record in self._source.records(self.start, manifest=manifest):
+                self.start = record.offset + 1
+                yield record
+                self._waiting.begin_again()
+            if manifest.seal is not None:
+                self.sealed = manifest
+                return
+            version = self._waiting.wait(self._topic, version)

@@ -1,0 +1,279 @@
+"""The public API for reading a log: scan, fetch, records, follow.
+
+Keeps INV-9 (what is read is what was written) and INV-10 (never a gap, never a short list) of
+docs/protocol.md. Source: docs/protocol.md, "Read".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from wal3_core.arguments import checked, function, instance_of, optional, seconds
+from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.read.following import Following, Waiting
+from wal3_core.log.read.scan import begun, check_start, first_rows, trim, within
+from wal3_core.log.read.walk import Loader, Walk
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import read_start
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import reread_if_damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from wal3_core.model.parquet import Fragment
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.storage.object_store import ObjectStore
+
+
+T = TypeVar("T")
+
+
+class FragmentMissingError(MissingError):
+    """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
+
+
+class LogReader:
+    """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
+
+    Everything read is checked against the manifest's positions, counts and setsums unless
+    ``ReaderOptions.verify`` is off.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: ReaderOptions,
+        runtime: Runtime,
+        log_id: LogId | None = None,
+    ) -> None:
+        self._options = options
+        self._runtime = runtime
+        inside = patient(log_store(store, check_log_name(log)), runtime, options.retry)
+        self._manifests = ManifestStore(inside, runtime, log_id=log_id)
+        self._store = self._manifests.objects
+        self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots_loaded_max)
+        self._known: Installed | None = None
+
+    @classmethod
+    @checked(
+        store=a_store, log=check_log_name, options=optional(instance_of(ReaderOptions)), runtime=optional(a_runtime)
+    )
+    def open(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: ReaderOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Open a log for reading: one GET. LogNotFoundError when it was never initialized."""
+        reader = cls(store, log, options=options or ReaderOptions(), runtime=runtime or shared_runtime())
+        reader.manifest()
+        return reader
+
+    def manifest(self) -> Manifest:
+        """Return the newest manifest: one GET, cheap when nothing has changed.
+
+        LogReplacedError when the name leads to another log than the one that was opened.
+        """
+        # Another thread may set ``_known`` to an older manifest meanwhile: return the one loaded here.
+        known = self._manifests.load(self._known)
+        self._known = known
+        return known.manifest
+
+    @checked(pointer=instance_of(SnapshotPointer))
+    def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
+        """Return a snapshot of the manifest's tree, checked."""
+        return self._snapshots.load(pointer)
+
+    @checked(manifest=instance_of(Manifest))
+    def is_current(self, manifest: Manifest) -> bool:
+        """Tell whether a manifest is the log's newest still: one GET, cheap when it is the one loaded last."""
+        return self.manifest() == manifest
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def scan(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> list[FragmentPointer]:
+        """List the fragments that hold the records from ``start`` to the limits, in order; see ``pointers``."""
+        return list(self.pointers(start, limits, manifest=manifest))
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def pointers(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[FragmentPointer]:
+        """Go through the fragments that hold the records from ``start`` to the limits, in order.
+
+        Takes one GET of the manifest, unless one is given, and one per snapshot that the range
+        touches and that is not known yet; the first comes after as many round trips as the tree is
+        deep, and one. Memory does not grow with the range. Raises GarbageCollectedError when the
+        start is gone, InvalidRequestError when it lies beyond the end. A start that is not an offset is
+        fixed by the manifest: what is collected after that one was loaded is never silently skipped.
+        """
+        manifest = manifest or self.manifest()
+        yield from (pointer for pointer, _ in self._settled(manifest, start, limits, iter, _itself))
+
+    def _unsettled(self) -> UnavailableError:
+        return UnavailableError(
+            f"log {self._manifests.url}: maintenance replaced what was to be read"
+            f" {self._options.reloads_max} times over"
+        )
+
+    @checked(pointer=instance_of(FragmentPointer))
+    def fetch(self, pointer: FragmentPointer) -> Fragment:
+        """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
+        return reread_if_damaged(lambda: self._fetch(pointer))
+
+    def _fetch(self, pointer: FragmentPointer) -> Fragment:
+        what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
+        # One more byte detects a longer file without fetching all of it.
+        data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
+        if data is None:
+            message = f"{what}: expected a file, found none"
+            raise FragmentMissingError(message, path=pointer.path)
+        if len(data) != pointer.num_bytes:
+            more = " or more" if len(data) > pointer.num_bytes else ""
+            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}{more}"
+            raise CorruptError(message)
+        return parquet.decode(
+            data,
+            pointer,
+            expanded_bytes_max=self._options.fragment_expanded_bytes_max,
+            verify=self._options.verify,
+        )
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def fragments(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[tuple[Fragment, ReadStart]]:
+        """Fetch the fragments that hold a range, in order, a few ahead of the caller; each with its read start.
+
+        The range ends where the manifest does, the newest one unless one is given. A missing object is
+        looked up in a fresh manifest. If it was collected: GarbageCollectedError, also before the first
+        fragment. If it was replaced, the replacement is read, from where the caller had come to. If it
+        is still named, it is lost: CorruptError.
+        """
+        yield from self._settled(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def batches(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now.
+
+        With a ``manifest``, as it was when that was loaded: what was collected since is an error.
+        """
+        manifest = manifest or self.manifest()
+        limits, left = within(limits, manifest), limits.records
+        for fragment, begin in self.fragments(start, limits, manifest=manifest):
+            for batch in trim(fragment.table, begin, limits).to_batches():
+                taken = first_rows(batch, left)
+                if len(taken):
+                    yield taken
+                left = None if left is None else left - len(taken)
+            if left == 0:
+                return
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def records(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[Record]:
+        """Go through the log's records, to its end as of now, or as of the ``manifest`` given.
+
+        The first comes after as many round trips as the tree is deep, and two, however long the log.
+        """
+        for batch in self.batches(start, limits, manifest=manifest):
+            yield from parquet.records_of(batch)
+
+    @checked(start=read_start, idle_s=optional(seconds))
+    def follow(self, start: ReadStart = None, *, idle_s: float | None = None) -> Iterator[Record]:
+        """Go through the log's records, then wait for more, forever or until none came for ``idle_s`` seconds.
+
+        Ends after the last record of a log that is sealed, or is sealed meanwhile (``follow_across``
+        continues in its successor). The first look at the log fixes the start; from then on nothing is
+        skipped: a record that is collected before it was read is a GarbageCollectedError. Waiting costs
+        one conditional GET per poll, with growing pauses while nothing is appended; an append by a writer
+        in this process ends the pause at once.
+        """
+        yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
+
+    @checked(start=read_start, waiting=optional(instance_of(Waiting)))
+    def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:
+        """Return what ``follow`` goes through, for callers that want to know why it ended."""
+        waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
+        return Following(self, self._runtime, waiting, topic=self._manifests.url, start=start)
+
+    @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
+    def walk(
+        self,
+        manifest: Manifest,
+        start: ReadStart,
+        limits: Limits,
+        *,
+        on_damage: Callable[[SnapshotPointer, CorruptError], None] | None = None,
+    ) -> Walk:
+        """Return a walk along one manifest's tree; it does not look up missing objects in a newer one."""
+        share = share_of(self._store)
+        loader = Loader(self._runtime, self._snapshots.load, self._options.prefetch_snapshots, share)
+        return Walk(manifest.pointers, start, limits, loader=loader, on_damage=on_damage)
+
+    def _fetched(self, walk: Walk) -> Iterator[Fragment]:
+        count = max(1, self._options.prefetch_fragments)
+        share = share_of(self._store)
+        return map_ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
+
+    def _settled(
+        self,
+        manifest: Manifest,
+        start: ReadStart,
+        limits: Limits,
+        steps: Callable[[Walk], Iterator[T]],
+        pointer_of: Callable[[T], FragmentPointer],
+    ) -> Iterator[tuple[T, ReadStart]]:
+        """Take steps along the tree, each with its start; missing objects are looked up in a fresh manifest."""
+        if manifest.log_id != self._manifests.log_id():
+            message = (
+                f"log {self._manifests.url}: expected a manifest of log {self._manifests.log_id()}, found one of"
+                f" {manifest.log_id}"
+            )
+            raise InvalidRequestError(message)
+        start, limits = begun(manifest, start), within(limits, manifest)
+        missing, reloads = "", 0
+        while reloads <= self._options.reloads_max:
+            check_start(manifest, start)
+            try:
+                for step in steps(self.walk(manifest, start, limits)):
+                    yield step, start
+                    pointer = pointer_of(step)
+                    start, reloads = pointer.limit.offset, 0
+                    limits = limits.without(pointer.num_bytes)
+            except MissingError as error:
+                # Lost, if a manifest newer than the one that led here names it, too.
+                if error.path == missing:
+                    raise
+                missing, manifest = error.path, self.manifest()
+                reloads += 1
+            else:
+                return
+        raise self._unsettled()
+
+
+def _itself(pointer: FragmentPointer) -> FragmentPointer:
+    return pointer

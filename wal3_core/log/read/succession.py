@@ -1,0 +1,255 @@
+"""Reads from a sealed log on into its successor, and into that one's.
+
+Each log is read with its own checks; between two of them nothing is skipped: the successor must begin
+where the sealed log ends, and still hold that place. A read whose limits lie in a log looks no further, except
+with a limit of time.
+Keeps INV-10 and INV-19 of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, instance_of, optional, seconds
+from wal3_core.errors import CorruptError, LogNotFoundError
+from wal3_core.log.read.following import Waiting
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import BegunAtTime, begun, first_rows, floor_of, trim, within
+from wal3_core.model import parquet
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import AtTime, LogPosition, read_start
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.object_store import a_store, log_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.storage.object_store import ObjectStore
+
+    # A log's name, and its last manifest.
+    _Before = tuple[str, Manifest]
+
+# Logs are sealed by people: more than this is a mistake.
+_HOPS_MAX = 256
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    start=read_start,
+    limits=instance_of(Limits),
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
+def records_across(
+    store: ObjectStore,
+    log: str,
+    start: ReadStart = None,
+    limits: Limits = UNLIMITED,
+    *,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Go through the records of a log and of its successors, to the end as of now.
+
+    ``start`` may lie in any of them. The limits hold for all together, except one of time, which holds in each:
+    a successor may begin earlier than the log before it ended, so it is read, too. LogNotFoundError when a successor
+    is named and does not exist (it may still have to be initialized), GarbageCollectedError when records
+    between two logs are gone, or are collected before they are read, CorruptError when a successor does not
+    continue where the log before it ends.
+    """
+    reading = _Reading(start, limits)
+    before: _Before | None = None
+    for _ in range(_HOPS_MAX):
+        reader = _open(store, log, before, options=options, runtime=runtime)
+        manifest = _checked(reader.manifest(), log, before)
+        yield from reading.records(reader, manifest)
+        successor = None if manifest.seal is None else manifest.seal.successor
+        if successor is None or reading.ends_in(manifest):
+            return
+        reading.go_on_after(manifest)
+        before, log = (log, manifest), successor
+    raise _endless(log)
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    start=read_start,
+    idle_s=optional(seconds),
+    options=optional(instance_of(ReaderOptions)),
+    runtime=optional(a_runtime),
+)
+def follow_across(
+    store: ObjectStore,
+    log: str,
+    start: ReadStart = None,
+    *,
+    idle_s: float | None = None,
+    options: ReaderOptions | None = None,
+    runtime: Runtime | None = None,
+) -> Iterator[Record]:
+    """Follow a log and, once it is sealed, its successors; ends at a seal that names no successor.
+
+    A successor that does not exist yet is waited for, as records are; ``idle_s`` seconds without a
+    record end the call anywhere. Errors as ``records_across``.
+    """
+    runtime, options = runtime or shared_runtime(), options or ReaderOptions()
+    reading, waiting = _Reading(start, UNLIMITED), Waiting(runtime, options, idle_s=idle_s)
+    before: _Before | None = None
+    hops = 0
+    while hops < _HOPS_MAX:
+        reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
+        if reader is None:
+            return
+        manifest = _checked(reader.manifest(), log, before)
+        reading.begin(manifest)
+        if manifest.seal is None or not reading.lies_beyond(manifest):
+            following = reader.following(reading.start, waiting)
+            for record in following.records():
+                reading.start, hops = record.offset + 1, 0
+                yield record
+            if following.sealed is None:
+                return
+            manifest = following.sealed
+        if manifest.seal is None or manifest.seal.successor is None:
+            return
+        reading.go_on_after(manifest)
+        before, log, hops = (log, manifest), manifest.seal.successor, hops + 1
+    raise _endless(log)
+
+
+def _checked(found: Manifest, log: str, before: _Before | None) -> Manifest:
+    if before is not None and not goes_on_from(before[1], found):
+        message = (
+            f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"
+            f" found one that begins at {found.first.position}"
+        )
+        raise CorruptError(message)
+    return found
+
+
+def _endless(log: str) -> CorruptError:
+    return CorruptError(f"log {log}: expected to reach an open log within {_HOPS_MAX} successors, found none")
+
+
+def goes_on_from(sealed: Manifest, found: Manifest) -> bool:
+    """Tell whether a log is the successor of this sealed log; its first records may have been collected since."""
+    return found.follows == sealed.log_id and found.first.seq_no >= sealed.next.seq_no
+
+
+def _open(
+    store: ObjectStore,
+    log: str,
+    before: _Before | None,
+    *,
+    options: ReaderOptions | None,
+    runtime: Runtime | None,
+) -> LogReader:
+    try:
+        return LogReader.open(store, log, options=options, runtime=runtime)
+    except LogNotFoundError as error:
+        if before is None:
+            raise
+        message = (
+            f"log {before[0]}: sealed with successor {log} from {before[1].next.position}, which does not"
+            f" exist: initialize the successor"
+        )
+        raise LogNotFoundError(message) from error
+
+
+def _awaited(
+    store: ObjectStore,
+    log: str,
+    before: _Before | None,
+    *,
+    waiting: Waiting,
+    options: ReaderOptions,
+    runtime: Runtime,
+) -> LogReader | None:
+    """Open a log; wait for a successor that does not exist yet. None when time is up."""
+    topic = log_store(store, log).url
+    version: int | None = runtime.await_topic(topic, -1, 0.0)
+    while version is not None:
+        try:
+            return LogReader.open(store, log, options=options, runtime=runtime)
+        except LogNotFoundError:
+            if before is None:
+                raise
+        version = waiting.wait(topic, version)
+    return None
+
+
+class _Reading:
+    """How far a read has come, and what its limits leave."""
+
+    def __init__(self, start: ReadStart, limits: Limits) -> None:
+        self.start = start
+        self._limits = limits
+        self._begun = False
+        self._finished = _is_over(limits)
+
+    def begin(self, manifest: Manifest) -> None:
+        """Fix where the read starts by the first manifest it sees, unless it can only be in a later log."""
+        start = begun(manifest, self.start)
+        if manifest.seal is None or floor_of(start) != manifest.next.position.offset:
+            self.start = start
+
+    def records(self, reader: LogReader, manifest: Manifest) -> Iterator[Record]:
+        """Go through the records that one log holds of the range, to where its manifest ends."""
+        self.begin(manifest)
+        if self._finished or (manifest.seal is not None and self.lies_beyond(manifest)):
+            return
+        bounded = within(self._limits, manifest)
+        for fragment, begin in reader.fragments(self.start, bounded, manifest=manifest):
+            taken = first_rows(trim(fragment.table, begin, bounded), self._limits.records)
+            self._count(len(taken), fragment.pointer.num_bytes)
+            self._begun = self._begun or len(taken) > 0
+            yield from parquet.records_of(taken)
+            if self._finished:
+                return
+
+    def ends_in(self, manifest: Manifest) -> bool:
+        """Tell whether nothing that comes after a log can lie within the limits.
+
+        A limit of time never says that: a successor may begin earlier than the log before it ended.
+        """
+        offset = self._limits.offset
+        return self._finished or (offset is not None and offset <= manifest.next.position.offset)
+
+    def go_on_after(self, manifest: Manifest) -> None:
+        """Begin in the next log where this one ended, unless the start lies further on."""
+        if self.lies_beyond(manifest):
+            return
+        if isinstance(self.start, BegunAtTime) and not self._begun:
+            self.start = replace(self.start, floor=manifest.next.position.offset)
+        elif not (self.start is None or type(self.start) is AtTime):
+            self.start = manifest.next.position
+
+    def lies_beyond(self, manifest: Manifest) -> bool:
+        """Tell whether the read starts in a later log."""
+        offset = self.start.offset if isinstance(self.start, LogPosition) else self.start
+        return isinstance(offset, int) and offset > manifest.next.position.offset
+
+    def _count(self, num_records: int, num_bytes: int) -> None:
+        limits = self._limits
+        self._limits = replace(
+            limits,
+            records=_less(limits.records, num_records),
+            num_bytes=_less(limits.num_bytes, num_bytes),
+            fragments=_less(limits.fragments, 1),
+        )
+        self._finished = _is_over(self._limits)
+
+
+def _is_over(limits: Limits) -> bool:
+    return 0 in (limits.records, limits.num_bytes, limits.fragments)
+
+
+def _less(limit: int | None, amount: int) -> int | None:
+    return None if limit is None else max(0, limit - amount)

@@ -1,0 +1,243 @@
+"""One commit: uploaded fragments become part of the log, or what became of them is determined.
+
+The outcome of a CAS that was refused or went unanswered is never guessed: the manifest is loaded, and its
+epoch table decides. Every CAS of one commit carries the same fragments and names the version it
+replaces, so once the manifest has moved on, none of them can still be applied.
+Source: docs/protocol.md, "Append".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
+from wal3_core.model.manifest_parts import Durability
+from wal3_core.storage.documents.manifest_store import Installed
+from wal3_core.storage.object_store import Refused, Unknown
+from wal3_core.storage.retry import attempts, within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.manifest_parts import Epoch
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import InstallOutcome, ManifestStore
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTerm:
+    """One stay of a writer in the log: its epoch, and the fence it saw before its first upload."""
+
+    entry: Epoch
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All fragments are durable."""
+
+    base: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved.
+
+    ``contended`` is true in the first case; the second is maintenance.
+    """
+
+    base: Installed
+    cause: str
+    contended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SealedOut:
+    """None of the fragments is durable, nor will be: the log is sealed."""
+
+    base: Installed
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """None of the fragments is durable, nor will be: the store refuses or does not answer."""
+
+    cause: str
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """Why fragments cannot be committed under their names; ``contended`` when another writer is the reason."""
+
+    cause: str
+    contended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undetermined:
+    """It is unknown whether the fragments are durable, or will be."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The manifest has changed: every CAS of ours is settled, and ``base`` shows how.
+
+    ``ambiguous``: one of them went unanswered, so it may be the one that changed the manifest.
+    """
+
+    base: Installed
+    ambiguous: bool
+
+
+CommitResult = Committed | Displaced | SealedOut | Failed | Undetermined
+Final = Committed | Displaced | SealedOut | Undetermined
+
+
+class Committer:
+    """Commits fragments of one log, one commit at a time.
+
+    ``amend`` adds finished snapshots to a manifest about to be installed. ``retried`` is called
+    for each CAS that is sent again.
+    """
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        runtime: Runtime,
+        options: WriterOptions,
+        *,
+        amend: Callable[[Manifest], Manifest],
+        retried: Callable[[], None],
+    ) -> None:
+        self._manifests = manifests
+        self._runtime = runtime
+        self._options = options
+        self._amend = amend
+        self._retried = retried
+
+    def commit(
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
+    ) -> CommitResult:
+        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``."""
+        ambiguous = False
+        for _ in range(self._options.rebases_max):
+            verdict = judge(base.manifest, term, fragments)
+            if verdict is not None:
+                return _final(verdict, base, ambiguous=ambiguous)
+            result = self._commit_onto(base, term, fragments, until_s)
+            if not isinstance(result, _Moved):
+                return result
+            # Without a pause, in which the manifest just loaded would become outdated.
+            base, ambiguous = result.base, ambiguous or result.ambiguous
+        last = judge(base.manifest, term, fragments)
+        if last is not None:
+            return _final(last, base, ambiguous=ambiguous)
+        return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
+
+    def _commit_onto(
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
+    ) -> Committed | Failed | Undetermined | _Moved:
+        """Send the CAS until it is answered, or the manifest has changed and no CAS of ours can be applied any more."""
+        unresolved = cause = ""
+        failure: BaseException | None = None
+        for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
+            if attempt > 1:
+                self._retried()
+            outcome, current = self._try(base, term, fragments)
+            if isinstance(outcome, Installed):
+                return Committed(outcome)
+            cause, failure = _cause(outcome), outcome if isinstance(outcome, UnavailableError) else None
+            if isinstance(outcome, Unknown):
+                unresolved = cause
+            if isinstance(current, Installed) and current.etag != base.etag:
+                return _Moved(current, ambiguous=bool(unresolved))
+            if isinstance(current, Exception) and hopeless(current):
+                return Undetermined(unresolved) if unresolved else Failed(_cause(current), current)
+        return Undetermined(unresolved) if unresolved else Failed(cause, failure or UnavailableError(cause))
+
+    def _try(
+        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer]
+    ) -> tuple[InstallOutcome | Exception, Installed | Exception | None]:
+        """Send one CAS; unless it was applied, also return the manifest as it is now, or the error of loading it."""
+        try:
+            changed = base.manifest.apply_fragments(term.entry, fragments)
+            prepared = self._manifests.prepare(self._amend(changed), base)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing was sent
+            return error, error
+        outcome: InstallOutcome | UnavailableError
+        try:
+            outcome = self._manifests.send(prepared, base)
+        except UnavailableError as error:
+            # Certainly not applied.
+            outcome = error
+            if isinstance(error, StoreDeniedError):
+                return outcome, error
+        if isinstance(outcome, Installed):
+            return outcome, None
+        try:
+            return outcome, self._manifests.load()
+        except LogError as error:
+            return outcome, error
+
+
+def _cause(outcome: Refused | Unknown | Exception) -> str:
+    match outcome:
+        case Refused():
+            return "conflicts"
+        case Unknown(cause):
+            return cause
+        case LogError():
+            return str(outcome)
+        case _:
+            return f"{type(outcome).__name__}: {outcome}"
+
+
+def hopeless(found: BaseException | None) -> bool:
+    """Tell whether an error makes trying again useless."""
+    return isinstance(found, StoreDeniedError) or not isinstance(found, UnavailableError)
+
+
+def judge(
+    manifest: Manifest, term: WriterTerm, fragments: Sequence[FragmentPointer]
+) -> Durability | Displacement | None:
+    """Say what a manifest means for fragments that wait for their commit.
+
+    DURABLE: it holds them. NOT_DURABLE: the log is sealed without them. UNKNOWN: the epoch is too
+    old to tell. A Displacement: they cannot be committed under their names. None: they can be.
+    """
+    entry, first = term.entry, fragments[0]
+    durability = manifest.durability(entry.epoch, entry.token, first.seq_no)
+    if durability is not Durability.NOT_DURABLE:
+        return durability
+    if manifest.seal is not None:
+        return Durability.NOT_DURABLE
+    following = manifest.next
+    if (following.seq_no, following.position.offset) != (first.seq_no, first.start.offset):
+        return Displacement(f"another writer went on from fragment {first.seq_no}", contended=True)
+    if manifest.fence != term.fence:
+        cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
+        return Displacement(cause, contended=False)
+    return None
+
+
+def _final(verdict: Durability | Displacement, base: Installed, *, ambiguous: bool) -> Final:
+    match verdict:
+        case Durability.DURABLE:
+            return Committed(base)
+        case Durability.NOT_DURABLE:
+            return SealedOut(base)
+        case Durability.UNKNOWN if ambiguous:
+            return Undetermined("the epoch has left the manifest's table")
+        case Durability.UNKNOWN:
+            # No CAS of ours can have been applied: each was answered, and refused.
+            cause = "so many other writers took over that the epoch has left the table"
+            return Displaced(base, cause, contended=True)
+        case Displacement(cause, contended):
+            return Displaced(base, cause, contended)

@@ -1,0 +1,112 @@
+"""The outcomes of appends: kept until the pipeline's lock is released, then delivered to their callers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from wal3_core.model.position import LogPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
+
+    from wal3_core.errors import LogError
+    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.in_flight import InFlightFragment
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[Result]):
+    """A future and what to set it to: a result, or an error instead."""
+
+    future: Future[Result]
+    result: Result | None
+    error: LogError | None = None
+
+    def deliver(self) -> None:
+        """Set the future."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(cast("Result", self.result))
+
+
+class Outcomes:
+    """Outcomes that are known and not delivered yet, and counts of them.
+
+    Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
+    """
+
+    def __init__(self) -> None:
+        # In bytes since the writer was opened: of appends with an outcome.
+        self.bytes_released = 0
+        self.appends = 0
+        self.appends_failed = 0
+        self.num_records = 0
+        self.num_bytes = 0
+        self._pending: list[Delivery[Any]] = []
+        self._told: list[list[Future[LogPosition]]] = []
+
+    def admit(self, entry: Entry) -> None:
+        """Let a caller continue that waits for room."""
+        if entry.admitted is not None:
+            self._pending.append(Delivery(entry.admitted, None))
+
+    def acknowledge(self, flight: InFlightFragment) -> None:
+        """Give the appends of a committed fragment their positions."""
+        self.appends += len(flight.entries)
+        offset = flight.start.offset
+        for entry in flight.entries:
+            position = LogPosition(offset, flight.start.timestamp_us)
+            offset += len(entry.columns.bodies)
+            self.num_records += len(entry.columns.bodies)
+            self.num_bytes += entry.columns.num_bytes
+            self._pending.append(Delivery(entry.future, position))
+        self._release(flight.entries)
+
+    def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
+        """Fail appends."""
+        self.appends_failed += len(entries)
+        for entry in entries:
+            # Each caller gets its own exception: raising one adds to its traceback.
+            own = copy.copy(error)
+            own.__cause__ = cause
+            self._pending.append(Delivery(entry.future, None, own))
+        self._release(entries)
+
+    def withdraw(self, entry: Entry, error: LogError) -> None:
+        """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
+        self._pending.append(Delivery(entry.future, None, error))
+
+    def take(self) -> list[Delivery[Any]]:
+        """Take the outcomes to deliver."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def futures(self) -> list[Future[LogPosition]]:
+        """Return the futures that have their outcomes, or will once what was taken is delivered."""
+        return list(chain.from_iterable(self._told))
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        self.bytes_released += sum(entry.bytes_held for entry in entries)
+        # They get their outcomes after the lock is released; a flush waits for that, too.
+        self._told = [futures for futures in self._told if not futures[-1].done()]
+        if entries:
+            self._told.append([entry.future for entry in entries])
+
+
+def call_each(calls: Iterable[Callable[[], None]]) -> None:
+    """Make every call, then raise the first error that any of them raised."""
+    first: BaseException | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+            first = first or error
+    if first is not None:
+        raise first

@@ -1,0 +1,166 @@
+"""The callers' side of a writer: submit, resume, flush, close. The write loop does the rest in workers' threads."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError
+from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
+from wal3_core.log.write.stats import WriterStats
+from wal3_core.log.write.write_loop import WriteLoop
+from wal3_core.runtime import Outcome, reentered
+from wal3_core.storage.retry import for_store
+
+if TYPE_CHECKING:
+    from wal3_core.log.write.batch import Entry
+    from wal3_core.model.manifest_parts import Durability
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+
+
+class Pipeline:
+    """What a writer calls for its callers."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        base: Installed | None,
+        runtime: Runtime,
+        options: WriterOptions,
+        *,
+        ordered: bool = False,
+    ) -> None:
+        self._url = manifests.url
+        self._runtime = runtime
+        self._retry = for_store(options.retry, manifests)
+        self._manifests = manifests
+        self._loop = WriteLoop(manifests, base, runtime, options, ordered=ordered)
+        self._closed = False
+
+    # ------------------------------------------------------------------ what the writer calls
+
+    def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
+        """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""
+        self._check_reentry()
+        try:
+            self._accept(entry, at_once=timeout_s is not None and timeout_s <= 0)
+            self._loop.waker.wake()
+        except LogError:
+            # Not accepted: there is nothing to drive.
+            raise
+        except BaseException:
+            # An interrupt may have come between the two, and an accepted append needs a worker.
+            self._loop.spawn()
+            raise
+        if entry.admitted is not None:
+            self._await_room(entry, entry.admitted, timeout_s)
+
+    def _accept(self, entry: Entry, *, at_once: bool) -> None:
+        with self._loop.lock:
+            self._check_open()
+            self._loop.admission.accept(entry, may_wait=not at_once and not self._loop.driven_here)
+
+    def _await_room(self, entry: Entry, admitted: Outcome[None], timeout_s: float | None) -> None:
+        try:
+            self._runtime.wait(admitted, timeout_s)
+        except Exception as error:
+            with self._loop.lock:
+                # A worker admits entries under the lock: one still in the inbox was not admitted.
+                entry.withdrawn = entry in self._loop.admission
+                overloaded = self._loop.admission.overloaded()
+            if entry.withdrawn:
+                self._loop.waker.wake()
+            # Withdrawn, whatever was raised: an append reported as not begun must not begin.
+            if not isinstance(error, TimeoutError):
+                raise
+            if entry.withdrawn:
+                raise overloaded from None
+
+    def resume(self) -> ResumeReport:
+        """Let an ordered writer continue; UnavailableError while the outcome of its appends is unknown."""
+        self.check_awaited_here()
+        halt = self._loop.resolver.halt
+        if not halt.ordered:
+            message = f"log {self._url}: expected an ordered writer to resume, found one that is not"
+            raise InvalidRequestError(message)
+        while True:
+            if halt.failure is None:
+                # Appends in flight may still become durable, or halt the writer: count them now, not later.
+                self.flush()
+            undetermined = halt.undetermined
+            verdict: Durability | None = None
+            if undetermined is not None:
+                lookup = OutcomeLookup(self._manifests, self._loop.snapshots, self._runtime)
+                verdict = lookup.look_up(undetermined, self._retry)
+            with self._loop.lock:
+                # Another caller may have resumed it meanwhile, and it may have halted again.
+                under_way = halt.failure is None and (self._loop.in_flight or self._loop.queue or self._loop.admission)
+                if halt.undetermined is undetermined and not under_way:
+                    return halt.resume(verdict)
+
+    def stats(self) -> WriterStats:
+        """Return what waits, and the counts so far."""
+        self._runtime.check_process()
+        with self._loop.lock:
+            now_s = self._runtime.monotonic_s()
+            oldest = [waiting.oldest.accepted_s for waiting in (self._loop.queue, self._loop.admission) if waiting]
+            oldest += [self._loop.in_flight[0].oldest_s] if self._loop.in_flight else []
+            in_flight = sum(len(flight.entries) for flight in self._loop.in_flight)
+            return WriterStats(
+                bytes_held=self._loop.admission.bytes_held,
+                appends_waiting=in_flight + len(self._loop.queue) + len(self._loop.admission),
+                oldest_age_s=max(0.0, now_s - min(oldest, default=now_s)),
+                appends=self._loop.outcomes.appends,
+                appends_failed=self._loop.outcomes.appends_failed,
+                num_records=self._loop.outcomes.num_records,
+                num_bytes=self._loop.outcomes.num_bytes,
+                num_fragments=self._loop.meter.fragments,
+                num_commits=self._loop.meter.commits,
+                commits_per_s=self._loop.meter.commits_per_s(),
+                commit_s=self._loop.meter.commit_s,
+                requests_retried=self._loop.meter.requests_retried,
+                places_lost=self._loop.meter.places_lost,
+                halted=self._loop.resolver.halt.failure is not None,
+            )
+
+    def close(self) -> None:
+        """Accept no more appends, and block until those queued have their outcome."""
+        self.check_awaited_here()
+        with self._loop.lock:
+            self._closed = True
+        self.flush()
+
+    def flush(self) -> None:
+        """Block until everything queued so far has its outcome, without waiting for fuller batches."""
+        self.check_awaited_here()
+        with self._loop.lock:
+            waited_for = self._loop.outcomes.futures()
+            waited_for += [entry.future for flight in self._loop.in_flight for entry in flight.entries]
+            waited_for += self._loop.queue.futures() + self._loop.admission.futures()
+            self._loop.bytes_hurried = self._loop.admission.bytes_accepted
+        if waited_for:
+            self._loop.waker.wake()
+        for future in waited_for:
+            with contextlib.suppress(LogError):
+                self._runtime.wait(future)
+
+    def check_awaited_here(self) -> None:
+        """Refuse to wait for an append where the wait would block it, as in a ``__del__`` called during a step."""
+        self._check_reentry()
+        if self._loop.driven_here:
+            raise reentered(f"log {self._url}")
+
+    def _check_reentry(self) -> None:
+        self._runtime.check_process()
+        if self._loop.lock.owned():
+            raise reentered(f"log {self._url}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            message = f"log {self._url}: expected an open writer, found it closed"
+            raise ClosedError(message)
+        refusal = self._loop.resolver.refusal()
+        if refusal is not None:
+            raise refusal

@@ -1,0 +1,255 @@
+"""What a commit, an upload or a manifest means for each append: acknowledged, failed, or given a new place.
+
+Source: docs/protocol.md, "Append".
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import (
+    AppendError,
+    AppendReplacedError,
+    ConditionNotMetError,
+    ContentionError,
+    LogReplacedError,
+    NotDurableError,
+    SealedError,
+    UnknownDurabilityError,
+)
+from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined, hopeless
+from wal3_core.log.write.halt import Halt, UndeterminedCommit
+from wal3_core.log.write.outcomes import Outcomes
+from wal3_core.storage.retry import timeout_s_of
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterable, Sequence
+
+    from wal3_core.log.write.batch import BatchQueue, Entry
+    from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.stats import Meter
+    from wal3_core.log.write.tail import Tail
+    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime
+
+_BACKOFF_DOUBLINGS_MAX = 6
+_BACKOFF_S_MIN = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """What a pipeline has under way: appends that wait, fragments in flight in order, and where the next one goes."""
+
+    queue: BatchQueue
+    flights: deque[InFlightFragment]
+    tail: Tail
+    meter: Meter
+
+
+class AppendResolver:
+    """Decides what becomes of appends; shares the pipeline's state and its lock."""
+
+    def __init__(
+        self,
+        url: str,
+        runtime: Runtime,
+        options: WriterOptions,
+        underway: Underway,
+        *,
+        ordered: bool,
+    ) -> None:
+        self._url = url
+        self._runtime = runtime
+        self._options = options
+        self._queue, self._flights = underway.queue, underway.flights
+        self._tail, self._meter = underway.tail, underway.meter
+        given_s = options.delivery_timeout_s
+        self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
+        self.outcomes = Outcomes()
+        self.halt = Halt(url, ordered=ordered)
+        # Until then no batch is cut: it is other writers' turn.
+        self.not_before_s = 0.0
+
+    def until_s(self, entries: Iterable[Entry]) -> float:
+        """When the oldest of some appends must have its outcome, by the monotonic clock."""
+        return min(entry.accepted_s for entry in entries) + self._delivery_timeout_s
+
+    def refusal(self) -> NotDurableError | None:
+        """Return why the writer accepts nothing; None when it does."""
+        return self._sealed(self._tail.seal) if self._tail.seal is not None else self.halt.refusal()
+
+    def refuse_queued(self, refusal: NotDurableError) -> None:
+        """Fail everything in the queue."""
+        self.outcomes.give_up(self._queue.take_all(), refusal, self.halt.failure)
+
+    def refuse_unmet(self) -> bool:
+        """Fail appends at the head of the queue that certainly cannot land at their offset; whether there were any.
+
+        Decided only while nothing is in flight, and by a manifest that was the newest after the append was
+        accepted.
+        """
+        before = len(self._queue)
+        while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
+            entry = self._queue.pop()
+            message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
+            self._fail([entry], ConditionNotMetError(message, next_offset=self._tail.offset), None)
+        return len(self._queue) < before
+
+    def head_waits(self) -> bool:
+        """Whether the head of the queue must wait: for what is in flight, or for the manifest to be loaded."""
+        return self._tail.base is None or self._head_is_unmet()
+
+    def _head_is_unmet(self) -> bool:
+        if not self._queue or self._tail.base is None or self.halt.failure is not None:
+            return False
+        return not self._queue.oldest.may_land_at(self._tail.offset)
+
+    def resolve(self, result: CommitResult, ready: list[InFlightFragment], began_s: float) -> None:
+        """Apply the result of a commit of the first fragments in flight."""
+        match result:
+            case Committed(base):
+                self._tail.go_on(base, began_s)
+                self._meter.committed(len(ready))
+                for flight in ready:
+                    self._flights.popleft()
+                    self.outcomes.acknowledge(flight)
+                    self.halt.acknowledged(flight)
+                if not self._flights:
+                    # Another writer may have appended behind them before this outcome was known.
+                    self._tail.confirm(base, began_s)
+            case Displaced():
+                self._give_new_places(result, began_s)
+            case SealedOut(base):
+                self._tail.begin_term(base, began_s)
+                assert base.manifest.seal is not None
+                self.outcomes.give_up(self._take_flights(), self._sealed(base.manifest.seal), None)
+            case Failed(cause, failure):
+                self._tail.base = None
+                error: AppendError = _not_durable(f"{self._what(ready[0])}: not committed: {cause}", failure)
+                # A store that refuses will refuse those behind, too.
+                failed = self._flights if hopeless(failure) else ready
+                self._fail_flights(list(failed), error, failure)
+            case Undetermined(cause):
+                self._tail.base = None
+                error = UnknownDurabilityError(f"{self._what(ready[0])}: unknown whether it was committed: {cause}")
+                self._lose(ready, error)
+
+    def drop_failed_head(self) -> None:
+        """Fail the callers of a fragment that could not be uploaded; give those behind it new places."""
+        head, base = self._flights[0], self._tail.base
+        assert base is not None
+        error = NotDurableError(f"{self._what(head)}: not uploaded: {head.error}")
+        seen_s = self._tail.seen_s
+        self._fail_flights([head], error, head.error)
+        self._tail.begin_term(base, seen_s)
+
+    def give_up_loading(self, failure: BaseException) -> None:
+        """Fail the appends that wait for a manifest that could not be loaded, or keep those that have time left."""
+        error = _not_durable(f"log {self._url}: {failure}", failure)
+        failed, kept = self._overdue(self._queue.take_all(), failure)
+        self._fail(failed, error, failure)
+        self._put_back(kept, str(failure))
+
+    def _fail_flights(
+        self, flights: Sequence[InFlightFragment], error: AppendError, cause: BaseException | None
+    ) -> None:
+        """Fail the first fragments in flight; appends with time left and those of later fragments are queued again."""
+        count = sum(len(flight.entries) for flight in flights)
+        entries = self._take_flights()
+        failed, kept = self._overdue(entries[:count], cause)
+        self._fail(failed, error, cause)
+        self._put_back([*kept, *entries[count:]], str(cause))
+
+    def _overdue(self, entries: Sequence[Entry], cause: BaseException | None) -> tuple[list[Entry], list[Entry]]:
+        """Divide appends into those that fail now and those that are tried again; all fail where that is useless.
+
+        None is late when the retry options ended the tries before the delivery timeout: then all fail.
+        """
+        due_s = self._runtime.monotonic_s() - self._delivery_timeout_s
+        late = [entry for entry in entries if entry.accepted_s <= due_s]
+        if not late or hopeless(cause):
+            return list(entries), []
+        return late, [entry for entry in entries if entry.accepted_s > due_s]
+
+    def _lose(self, ready: Sequence[InFlightFragment], error: AppendError) -> None:
+        """Fail appends of unknown outcome. Those behind them were in no commit yet, so they get new places."""
+        lost = list(chain.from_iterable(flight.entries for flight in ready))
+        behind = self._take_flights()[len(lost) :]
+        self._fail(lost, error, None, UndeterminedCommit(tuple(ready)))
+        self._put_back(behind, str(error))
+
+    def _put_back(self, entries: Sequence[Entry], cause: str) -> None:
+        """Queue appends for new places, ahead of the others; those that have had their last try fail."""
+        kept: list[Entry] = []
+        spent: list[Entry] = []
+        for entry in entries:
+            (kept if self._may_wait_anew(entry) else spent).append(entry)
+        self._queue.put_back(kept)
+        text = f"log {self._url}: not in the log within its {self._delivery_timeout_s} s: {cause}"
+        self._fail(spent, NotDurableError(text), None)
+
+    def _may_wait_anew(self, entry: Entry) -> bool:
+        """Whether an append that lost its place gets another: until its time is over, and once after that."""
+        had_last_try = entry.last_try
+        entry.last_try = self.until_s([entry]) <= self._runtime.monotonic_s()
+        # A halted writer refuses it anyway, with the reason.
+        return not had_last_try or self.halt.failure is not None
+
+    def _give_new_places(self, displaced: Displaced, began_s: float) -> None:
+        kept: list[Entry] = []
+        for entry in self._take_flights():
+            # Maintenance is not contention: it has its own bound, which only a defect reaches.
+            entry.reseals += displaced.contended
+            entry.rebases += not displaced.contended
+            # An append with a condition fails by it, or lands at its offset.
+            conditional = displaced.contended and entry.expect_next is not None
+            too_often = entry.reseals > self._options.reseals_max or entry.rebases > self._options.rebases_max
+            over = too_often or not self._may_wait_anew(entry)
+            if over and not conditional and self.halt.failure is None:
+                times = entry.reseals + entry.rebases
+                text = f"log {self._url}: records lost their place {times} times: {displaced.cause}"
+                self._fail([entry], ContentionError(text), None)
+            else:
+                kept.append(entry)
+        self._meter.places_lost += displaced.contended
+        self._queue.put_back(kept)
+        # If the clock is the cause, no manifest was loaded since: this one may be older than the commit.
+        seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
+        self._tail.begin_term(displaced.base, seen_s)
+        doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
+        backoff_s = max(self._meter.commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
+        self.not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
+
+    def _fail(
+        self,
+        entries: Sequence[Entry],
+        error: AppendError,
+        cause: BaseException | None,
+        unsettled: UndeterminedCommit | None = None,
+    ) -> None:
+        """Fail appends; an ordered writer halts, and what is queued behind them is refused in the next step."""
+        self.outcomes.give_up(entries, error, cause)
+        if entries:
+            self.halt.stop(copy.copy(error), unsettled)
+
+    def _take_flights(self) -> list[Entry]:
+        entries = [entry for flight in self._flights for entry in flight.entries]
+        self._flights.clear()
+        return entries
+
+    def _sealed(self, seal: Seal) -> SealedError:
+        successor = f"; it goes on in {seal.successor}" if seal.successor else ""
+        return SealedError(f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
+
+    def _what(self, flight: InFlightFragment) -> str:
+        return f"log {self._url}: fragment {flight.seq_no}"
+
+
+def _not_durable(message: str, cause: BaseException | None) -> NotDurableError:
+    """Make the error of an append that is not in the log; its class depends on what the caller does next."""
+    return (AppendReplacedError if isinstance(cause, LogReplacedError) else NotDurableError)(message)

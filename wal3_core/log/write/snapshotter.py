@@ -1,0 +1,177 @@
+"""Rolls the manifest's older pointers into snapshots, off the hot path.
+
+A long-lived writer rolls what its own commits made due: the snapshots are uploaded beside the
+commits, and the first manifest written after they are durable uses them. A writer that makes a single
+append has no time for that, so a writer that begins on a manifest where a roll is due already rolls it
+first: the snapshots are uploaded beside the fragment, and its commit waits for them, within a bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.model.tree import Rolled, plan_roll, roll_all
+from wal3_core.storage.retry import within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime, Timer
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+    from wal3_core.workers import Share
+
+# How long the write of a snapshot is retried: the next commit or writer tries again.
+_WRITE_S = 10.0
+
+
+class Snapshotter:
+    """Keeps one log's manifest small; ``wake`` is called when a commit need not wait any longer.
+
+    A failure here fails no append: the next commit, or the next writer, tries again.
+    """
+
+    def __init__(
+        self, snapshots: SnapshotStore, runtime: Runtime, options: WriterOptions, share: Share, wake: Callable[[], None]
+    ) -> None:
+        self._snapshots = snapshots
+        self._runtime = runtime
+        self._options = options
+        self._share = share
+        self._wake = wake
+        self._lock = runtime.lock()
+        self._busy = False
+        self._awaited = False
+        self._timer: Timer | None = None
+        self._ready: Rolled | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the next commit waits for the roll under way."""
+        return self._awaited
+
+    def begin(self, base: Manifest) -> None:
+        """Start a roll if the manifest that this writer begins on needs one, and have its commit wait for it."""
+        with self._lock:
+            # At least one fragment is about to come: its writer has the last chance to roll.
+            if self._busy or plan_roll(base, self._options.snapshots, coming=1) is None:
+                return
+            self._busy = self._awaited = True
+            self._timer = self._runtime.call_later(
+                self._options.snapshots.wait_s_max, self._wait_no_longer, share=self._share
+            )
+        self._runtime.spawn(lambda: self._roll(base, coming=1), share=self._share)
+
+    def amend(self, manifest: Manifest) -> Manifest:
+        """Use the snapshots that are ready, if the manifest still has what they replace."""
+        with self._lock:
+            ready = self._ready
+        return (None if ready is None else applied(ready, manifest)) or manifest
+
+    def committed(self, manifest: Manifest) -> None:
+        """Start a roll if the manifest that was installed needs one."""
+        with self._lock:
+            # Snapshots that became ready too late for this manifest are for the next.
+            if self._busy or (self._ready is not None and applied(self._ready, manifest) is not None):
+                return
+            self._ready = None
+            if plan_roll(manifest, self._options.snapshots) is None:
+                return
+            self._busy = True
+        self._runtime.spawn(lambda: self._roll(manifest), share=self._share)
+
+    def _roll(self, manifest: Manifest, *, coming: int = 0) -> None:
+        rolled: Rolled | None = None
+        try:
+            rolled = roll_all(manifest, self._options.snapshots, self._snapshots.load, coming=coming)
+        finally:
+            if rolled is None:
+                self._end(None)
+        if rolled is not None:
+            uploads = _Uploads(rolled, self._runtime, self._share, self._write, self._end)
+            uploads.run(self._options.snapshots.uploads_max)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        self._snapshots.write(snapshot, within(self._options.retry, _WRITE_S))
+
+    def _end(self, ready: Rolled | None) -> None:
+        with self._lock:
+            self._ready, self._busy = ready, False
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        with self._lock:
+            awaited, self._awaited = self._awaited, False
+        if awaited:
+            self._wake()
+
+
+def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
+    """Put snapshots in the place of what they replace; None when the manifest no longer allows it."""
+    # A moved fence means that unreferenced uploads may be deleted: these were some of them.
+    if ready.fence != manifest.fence:
+        return None
+    try:
+        return manifest.apply_repack(ready.pointers, ready.replaced)
+    except InvalidRequestError:
+        return None
+
+
+class _Uploads:
+    """Uploads snapshots several at a time, then calls ``end`` once: with what is durable now, or None.
+
+    No task waits for another one, as all share the workers.
+    """
+
+    def __init__(
+        self,
+        rolled: Rolled,
+        runtime: Runtime,
+        share: Share,
+        write: Callable[[Snapshot], None],
+        end: Callable[[Rolled | None], None],
+    ) -> None:
+        self._rolled = rolled
+        self._write = write
+        self._end = end
+        self._lock = runtime.lock()
+        self._runtime = runtime
+        self._share = share
+        self._waiting = deque(rolled.written)
+        self._lanes = 0
+        self._failed = False
+
+    def run(self, lanes_max: int) -> None:
+        self._lanes = min(lanes_max, len(self._waiting))
+        for _ in range(self._lanes - 1):
+            self._runtime.spawn(self._lane, share=self._share)
+        # The last lane runs in this thread, which has nothing else to do.
+        self._lane()
+
+    def _lane(self) -> None:
+        failed = True
+        try:
+            while (snapshot := self._next()) is not None:
+                self._write(snapshot)
+            failed = False
+        except LogError:
+            # Rolling only keeps the manifest small: the next commit tries again.
+            pass
+        finally:
+            with self._lock:
+                self._failed = self._failed or failed
+                self._lanes -= 1
+                last, ready = self._lanes == 0, None if self._failed else self._rolled
+            if last:
+                self._end(ready)
+
+    def _next(self) -> Snapshot | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and not self._failed else None

@@ -1,0 +1,82 @@
+"""What a writer counts, and what it shows of that."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wal3_core.runtime import Runtime
+
+# Weight of the newest measurement in the moving average of a commit's duration.
+_COMMIT_WEIGHT = 0.3
+# The rate of commits is that of these last seconds, or of this many commits if there were more in them.
+_RATE_S = 10.0
+_RATE_COMMITS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterStats:
+    """A writer at one moment; counts start when it was opened.
+
+    ``bytes_held`` is roughly the memory that appends without an outcome take, ``appends_waiting`` how
+    many they are, ``oldest_age_s`` how long the oldest has waited (0 when there is none). ``commit_s`` is
+    the moving average of a commit's duration, ``commits_per_s`` the rate over the last ten seconds.
+    ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place
+    to another writer. ``halted`` is true for an ordered writer that waits to be resumed.
+    """
+
+    bytes_held: int
+    appends_waiting: int
+    oldest_age_s: float
+    appends: int
+    appends_failed: int
+    num_records: int
+    num_bytes: int
+    num_fragments: int
+    num_commits: int
+    commits_per_s: float
+    commit_s: float
+    requests_retried: int
+    places_lost: int
+    halted: bool
+
+
+class Meter:
+    """Counts. Guarded by its owner's lock, except ``retried``, which has its own."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self._opened_s = runtime.monotonic_s()
+        self._committed_s: deque[float] = deque(maxlen=_RATE_COMMITS_MAX)
+        self.commits = 0
+        self.commit_s = 0.0
+        self.fragments = 0
+        self.places_lost = 0
+        self.requests_retried = 0
+
+    def retried(self) -> None:
+        """Count a request that is sent again; from any thread."""
+        with self._lock:
+            self.requests_retried += 1
+
+    def commit_took(self, seconds: float) -> None:
+        """Record how long a commit took, whatever its result."""
+        self.commit_s += _COMMIT_WEIGHT * (seconds - self.commit_s) if self.commit_s else seconds
+
+    def committed(self, fragments: int) -> None:
+        """Count a commit and its fragments."""
+        self.commits += 1
+        self.fragments += fragments
+        self._committed_s.append(self._runtime.monotonic_s())
+
+    def commits_per_s(self) -> float:
+        """Return the rate over the last seconds."""
+        now_s = self._runtime.monotonic_s()
+        since_s = max(self._opened_s, now_s - _RATE_S)
+        if len(self._committed_s) == _RATE_COMMITS_MAX:
+            since_s = max(since_s, self._committed_s[0])
+        count = sum(at_s >= since_s for at_s in self._committed_s)
+        return count / (now_s - since_s) if now_s > since_s else 0.0

@@ -1,0 +1,75 @@
+"""Where a writer's next fragment goes: behind its fragments in flight, or at the end of the manifest it knows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from wal3_core.log.write.commit import WriterTerm
+from wal3_core.log.write.in_flight import InFlightFragment
+from wal3_core.model.manifest_parts import Boundary, Epoch
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+
+if TYPE_CHECKING:
+    from wal3_core.log.write.batch import Entry
+    from wal3_core.log.write.log_clock import LogClock
+    from wal3_core.model.manifest_parts import Seal
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed
+
+
+class Tail:
+    """The manifest that a writer builds on, its writer term, and its next place. Guarded by its owner's lock."""
+
+    def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        # None when its state is unknown: it has to be loaded.
+        self.base: Installed | None = None
+        # ``base`` was the newest manifest at some time at or after this.
+        self.seen_s = -math.inf
+        self._incarnation: WriterTerm | None = None
+        self._place: Boundary | None = None
+        if base is not None:
+            # It was loaded before: how long ago is not known here.
+            self.begin_term(base, -math.inf)
+
+    @property
+    def seal(self) -> Seal | None:
+        """How the log was sealed, as far as this writer knows."""
+        return None if self.base is None else self.base.manifest.seal
+
+    @property
+    def offset(self) -> int:
+        """Where the next record lands if everything in flight is committed."""
+        assert self._place is not None
+        return self._place.position.offset
+
+    def go_on(self, base: Installed, seen_s: float) -> None:
+        """Adopt the manifest of this writer's own commit; places that were given out stay."""
+        self.base, self.seen_s = base, seen_s
+
+    def confirm(self, base: Installed, seen_s: float) -> None:
+        """Adopt a manifest while nothing is in flight: the next place is where it ends."""
+        if self.base is not None and self.base.etag == base.etag and self._place == base.manifest.next:
+            self.seen_s = seen_s
+        else:
+            self.begin_term(base, seen_s)
+
+    def begin_term(self, base: Installed, seen_s: float) -> None:
+        """Build on a manifest as a new epoch, under a new token: paths of the old one are not used again."""
+        manifest = base.manifest
+        entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
+        self.base, self.seen_s, self._place = base, seen_s, manifest.next
+        self._incarnation = WriterTerm(entry, manifest.fence)
+
+    def place(self, entries: list[Entry]) -> InFlightFragment:
+        """Give appends their places: the next fragment."""
+        assert self._place is not None
+        assert self._incarnation is not None
+        count = sum(len(entry.columns.bodies) for entry in entries)
+        before = self._place.position
+        start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
+        flight = InFlightFragment(entries, start, self._place.seq_no, self._incarnation)
+        self._place = Boundary(FragmentSeqNo(flight.seq_no + 1), LogPosition(start.offset + count, start.timestamp_us))
+        return flight

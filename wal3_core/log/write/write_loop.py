@@ -1,0 +1,308 @@
+"""From appends to durable fragments: batch, upload (several at a time), commit (in order, one at a time).
+
+Where an append is, and what moves it on:
+
+| state | held in | next state | when |
+|---|---|---|---|
+| accepted | inbox (``Admission``) | queued | there is room within ``bytes_held_max`` |
+| accepted | inbox | overloaded | its caller gave up waiting for room |
+| queued | queue (``BatchQueue``) | in flight | ``_may_cut``: its batch is due, and may be uploaded |
+| queued | queue | condition not met | it is first, nothing is in flight, and the log ends elsewhere |
+| in flight, uploading | flights | in flight, uploaded | the PUT of its fragment was answered |
+| in flight, uploading | flights | queued, or not durable | the PUT failed; an append with time left is queued again |
+| in flight, uploaded | flights | committing | it is at the head of the flights and no commit is under way |
+| committing | flights | durable | ``Committed`` |
+| committing | flights | queued, or contended | ``Displaced``: another writer took its place |
+| committing | flights | sealed | ``SealedOut`` |
+| committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
+| committing | flights | unknown | ``Undetermined``: a CAS has no answer |
+
+One lock guards the state. Only workers take steps (``_steps``): after an upload or a commit, on a batch's timer, or
+when a caller wakes one. A caller may be interrupted anywhere, so it only appends to the inbox and wakes a worker.
+Nothing runs while nothing is queued. Source: docs/protocol.md, "Append".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextvars import ContextVar
+from functools import partial
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, Any
+
+from wal3_core.log.write.admission import Admission
+from wal3_core.log.write.batch import BatchQueue
+from wal3_core.log.write.breath import Breath
+from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
+from wal3_core.log.write.log_clock import LogClock
+from wal3_core.log.write.outcomes import call_each
+from wal3_core.log.write.resolver import AppendResolver, Underway
+from wal3_core.log.write.snapshotter import Snapshotter
+from wal3_core.log.write.stats import Meter
+from wal3_core.log.write.tail import Tail
+from wal3_core.log.write.waker import Waker
+from wal3_core.runtime import callbacks_held
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import share_of
+from wal3_core.storage.retry import for_store, until_answered, within
+from wal3_core.workers import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.outcomes import Delivery
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime, Timer
+    from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+
+
+# The loop whose step this thread is taking.
+_DOING: ContextVar[object] = ContextVar("wal3-doing", default=None)
+# In place of a store: callbacks share workers only with each other, not with work that they may wait for.
+_CALLBACKS = "callbacks"
+
+
+class WriteLoop:
+    """Takes a writer's steps, on the one life of the log that ``manifests`` has seen."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        base: Installed | None,
+        runtime: Runtime,
+        options: WriterOptions,
+        *,
+        ordered: bool = False,
+    ) -> None:
+        self._url = manifests.url
+        self._store = manifests.objects
+        self._share = share_of(self._store)
+        self._runtime = runtime
+        self._options = options
+        self._retry = for_store(options.retry, manifests)
+        self._manifests = manifests
+        self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
+        self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.drive_on)
+        self.meter = Meter(runtime)
+        self._breath = Breath(runtime)
+        self._committer = Committer(
+            self._manifests, runtime, options, amend=self._snapshotter.amend, retried=self.meter.retried
+        )
+        self.lock = runtime.lock()
+        self.queue = BatchQueue(options)
+        self.in_flight: deque[InFlightFragment] = deque()
+        self._uploading = 0
+        self._committing = False
+        self._recovering = False
+        self.waker = Waker(self.spawn)
+        # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
+        self.bytes_hurried = 0
+        self._timer: Timer | None = None
+        self._timer_due_s = 0.0
+        self._clock = LogClock(self._store, runtime, options)
+        self._tail = Tail(base, runtime, self._clock)
+        underway = Underway(self.queue, self.in_flight, self._tail, self.meter)
+        self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
+        self.outcomes = self.resolver.outcomes
+        self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
+
+    # ------------------------------------------------------------------ steps, under the lock
+
+    def _steps(self) -> tuple[list[Callable[[], None]], list[Delivery[Any]]]:
+        """Take every step the state allows; return the tasks that follow, and the outcomes to deliver."""
+        tasks: list[Callable[[], None]] = []
+        if not self._committing and self.in_flight and self.in_flight[0].error is not None:
+            self.resolver.drop_failed_head()
+        self._admit()
+        while self.resolver.refuse_unmet():
+            # That made room for more.
+            self._admit()
+        if self.queue and not self.in_flight and not self._recovering and self.resolver.head_waits():
+            self._recovering = True
+            tasks.append(self._recover)
+        while self._may_cut():
+            flight = self._seal()
+            tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]
+        self._set_timer()
+        uploaded = self.in_flight and self.in_flight[0].pointer is not None
+        if uploaded and not self._committing and not self._snapshotter.awaited:
+            self._committing = True
+            tasks.append(self._commit)
+        return tasks, self.outcomes.take()
+
+    def _go_on(self, tasks: Iterable[Callable[[], None]], deliveries: Iterable[Delivery[Any]]) -> None:
+        for task in tasks:
+            self._runtime.spawn(partial(self._drive, task), share=self._share)
+        callbacks: list[Callable[[], None]] = []
+        try:
+            with callbacks_held(callbacks):
+                call_each(delivery.deliver for delivery in deliveries)
+        finally:
+            if callbacks:
+                # Callers' code: it may wait for any outcome, and for this log's workers.
+                self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._url))
+
+    def _admit(self) -> None:
+        """Queue what there is room for from the inbox; all of it, to be refused, when the writer accepts nothing."""
+        refusal = self.resolver.refusal()
+        self.admission.drop_withdrawn()
+        self.admission.move_into(self.queue, all_of_it=refusal is not None)
+        if refusal is not None:
+            self.resolver.refuse_queued(refusal)
+
+    def _may_cut(self) -> bool:
+        if not self.queue or self._recovering or self.resolver.head_waits():
+            return False
+        if any(flight.error for flight in self.in_flight) or self._uploading >= self._options.uploads_max:
+            return False
+        if len(self.in_flight) >= self._options.fragments_in_flight_max:
+            return False
+        return self._wait_s() <= 0
+
+    def _wait_s(self) -> float:
+        """Seconds until the queue's first batch is due."""
+        now_s = self._runtime.monotonic_s()
+        pause_s = self.resolver.not_before_s - now_s
+        if (
+            pause_s > 0
+            or not self.in_flight
+            or self.queue.full
+            or self.queue.oldest.bytes_accepted <= self.bytes_hurried
+        ):
+            return pause_s
+        # A batch waits at least as long as commits take: a slow store gets fewer, larger ones.
+        age_s = max(self._options.batch_age_s_max, min(self.meter.commit_s, self._options.commit_pause_s_max))
+        return self.queue.oldest.accepted_s + age_s - now_s
+
+    def _set_timer(self) -> None:
+        """Set a timer for when the first batch is due, unless a step under way will end before."""
+        if not self.queue or self._tail.base is None or self._recovering:
+            return
+        # A batch already due waits for the step under way; if there is none, it may have become due just now.
+        wait_s = self._wait_s()
+        if wait_s <= 0 and (self.in_flight or self._uploading):
+            return
+        wait_s = max(wait_s, 0.0)
+        due_s = self._runtime.monotonic_s() + wait_s
+        if self._timer is not None and self._timer_due_s <= due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due_s = (
+            self._runtime.call_later(wait_s, partial(self._drive, self._on_timer), share=self._share),
+            due_s,
+        )
+
+    def _drive(self, step: Callable[[], None]) -> None:
+        """Take a step in a worker's thread, marked so that nothing it calls waits for this loop."""
+        doing = _DOING.set(self)
+        try:
+            step()
+        finally:
+            _DOING.reset(doing)
+
+    def drive_on(self) -> None:
+        """Take the steps that the state allows, in this thread."""
+        self._drive(self._advance)
+
+    def spawn(self) -> None:
+        """Have a worker take the steps that the state allows."""
+        self._runtime.spawn(self.drive_on, share=self._share)
+
+    @property
+    def driven_here(self) -> bool:
+        """Whether this thread is taking a step of this loop right now."""
+        return _DOING.get() is self
+
+    def _advance(self) -> None:
+        """Take the steps that ``waker`` asked for."""
+        with self.lock:
+            self.waker.answered()
+            tasks, outcomes = self._steps()
+        # Without outcomes to deliver this thread is free: handing the task to another only takes time.
+        here = [] if outcomes else tasks[:1]
+        self._go_on(tasks[len(here) :], outcomes)
+        for task in here:
+            task()
+
+    def _on_timer(self) -> None:
+        with self.lock:
+            self._timer = None
+            tasks, outcomes = self._steps()
+        self._go_on(tasks, outcomes)
+
+    def _seal(self) -> InFlightFragment:
+        flight = self._tail.place(self.queue.take(self._tail.offset))
+        self.in_flight.append(flight)
+        self._uploading += 1
+        return flight
+
+    # ------------------------------------------------------------------ tasks, without the lock
+
+    def _upload(self, flight: InFlightFragment) -> None:
+        base = self._tail.base
+        if base is not None and flight.seq_no == flight.term.entry.first_seq_no:
+            self._snapshotter.begin(base.manifest)
+        left_s = self.resolver.until_s(flight.entries) - self._runtime.monotonic_s()
+        flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter.retried)
+        with self.lock:
+            self._uploading -= 1
+            tasks, outcomes = self._steps()
+        self._go_on(tasks, outcomes)
+
+    def _commit(self) -> None:
+        interrupt: BaseException | None = None
+        try:
+            with self.lock:
+                left_s = self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
+            self._breath.take(self.meter.commit_s, left_s)
+        except BaseException as error:  # noqa: BLE001 - raised again below: others wait for the commit
+            interrupt = error
+        with self.lock:
+            ready = list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))
+            base = self._tail.base
+        assert base is not None
+        pointers = [flight.pointer for flight in ready if flight.pointer is not None]
+        began_s = self._runtime.monotonic_s()
+        until_s = self.resolver.until_s(chain.from_iterable(flight.entries for flight in ready))
+        result: CommitResult
+        try:
+            refused = self._clock.refusal(base, pointers, within(self._options.retry, until_s - began_s))
+            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
+            # Raised after a CAS was sent: an error before that is a result.
+            result = Undetermined(f"{type(error).__name__}: {error}")
+        took_s = self._runtime.monotonic_s() - began_s
+        self._breath.committed()
+        with self.lock:
+            self._committing = False
+            self.meter.commit_took(took_s)
+            self.resolver.resolve(result, ready, began_s)
+            tasks, outcomes = self._steps()
+        if isinstance(result, Committed):
+            self._runtime.publish(self._url)
+            self._snapshotter.committed(result.base.manifest)
+        self._go_on(tasks, outcomes)
+        if interrupt is not None:
+            raise interrupt
+
+    def _recover(self) -> None:
+        """Load the manifest again: its state is unknown, or an append's condition has to be checked."""
+        began_s = self._runtime.monotonic_s()
+        with self.lock:
+            until_s = self.resolver.until_s([self.queue.oldest]) if self.queue else began_s
+        try:
+            retry = within(self._options.retry, until_s - began_s)
+            base: Installed | None = until_answered(self._manifests.load, retry, self._runtime)
+            failure: BaseException | None = None
+        except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
+            base, failure = None, error
+        with self.lock:
+            self._recovering = False
+            if base is not None:
+                self._tail.confirm(base, began_s)
+            elif failure is not None:
+                self.resolver.give_up_loading(failure)
+            tasks, outcomes = self._steps()
+        self._go_on(tasks, outcomes)

@@ -1,0 +1,205 @@
+"""The public API for writing a log."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several
+from wal3_core.errors import LogExistsError, LogNotFoundError
+from wal3_core.log.write.batch import Entry, check_expected, check_records
+from wal3_core.log.write.pipeline import Pipeline
+from wal3_core.model.manifest import Manifest
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.record import Message
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
+from wal3_core.storage.object_store import a_store, log_store
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import for_store, until_answered, within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from wal3_core.arguments import Check
+    from wal3_core.log.write.halt import ResumeReport
+    from wal3_core.log.write.stats import WriterStats
+    from wal3_core.model.position import LogPosition
+    from wal3_core.storage.object_store import ObjectStore
+
+
+_OPENING: Mapping[str, Check] = {
+    "store": a_store,
+    "log": check_log_name,
+    "options": optional(instance_of(WriterOptions)),
+    "ordered": flag,
+    "runtime": optional(a_runtime),
+}
+_APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
+
+
+class LogWriter:
+    """Appends to one log. Safe to share between threads; close it, or use it as a context manager.
+
+    Any number of writers may have a log open. When two append at once, one of them gets new places
+    for its records, or an error that says they are not in the log. An open writer without appends
+    makes no requests and has no thread.
+
+    A call from a signal handler or a ``__del__`` that interrupts another call, and could only wait for
+    it, raises InvalidRequestError and does nothing; ``stats`` never does. A callback of an append's
+    future may make any call and wait for it: it runs on a worker that nothing else waits for. The callbacks of
+    one commit run one after another; those of one log use at most half of the workers at once. At
+    interpreter exit a callback that waits for a future has to do so by ``append`` or ``flush``.
+    """
+
+    def __init__(self, pipeline: Pipeline, runtime: Runtime, options: WriterOptions) -> None:
+        self._pipeline = pipeline
+        self._runtime = runtime
+        self._options = options
+
+    @classmethod
+    @checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+    def initialize(cls, store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> None:
+        """Create an empty log. LogExistsError when there is one; it stays unchanged."""
+        runtime = runtime or shared_runtime()
+        manifests = ManifestStore(log_store(patient(store, runtime), check_log_name(log)), runtime)
+        # No clock is read: a log's time begins with its first fragment.
+        log_id, writer = new_log_id(runtime), runtime.process_name()
+        manifests.initialize(Manifest.initial(log_id=log_id, writer=writer, timestamp_us=0))
+
+    @classmethod
+    @checked(**_OPENING)
+    def open(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: WriterOptions | None = None,
+        runtime: Runtime | None = None,
+        ordered: bool = False,
+    ) -> Self:
+        """Open a log for appending: one GET. LogNotFoundError when it was never initialized.
+
+        An ``ordered`` writer halts at its first append that fails or whose outcome is unknown: appends
+        behind it get HaltedError until ``resume`` is called. So the log always holds the beginning of
+        what was submitted, in that order, without a hole.
+        """
+        runtime, options = runtime or shared_runtime(), options or WriterOptions()
+        inside = log_store(store, check_log_name(log))
+        timeout_s = options.delivery_timeout_s
+        retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
+        manifests = ManifestStore(inside, runtime, options.retry)
+        base = until_answered(manifests.load, for_store(retry, inside), runtime)
+        return cls(Pipeline(manifests, base, runtime, options, ordered=ordered), runtime, options)
+
+    @classmethod
+    @checked(**_OPENING)
+    def open_or_initialize(
+        cls,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: WriterOptions | None = None,
+        runtime: Runtime | None = None,
+        ordered: bool = False,
+    ) -> Self:
+        """Open a log for appending, creating it first when it does not exist."""
+        try:
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
+        except LogNotFoundError:
+            # Another process may have created it just now; that is fine.
+            with contextlib.suppress(LogExistsError):
+                cls.initialize(store, log, runtime=runtime)
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
+
+    def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
+        """Append one record and block until it is durable; return its position.
+
+        A record with a key and no body is a tombstone. With ``expect_next`` it is appended only at that
+        offset: compare and append in one step. Otherwise ConditionNotMetError has the log's actual next
+        offset. Raises NotDurableError (ContentionError, ConditionNotMetError, HaltedError, SealedError) when
+        the record is not in the log and never will be, UnknownDurabilityError when that is unknown,
+        InvalidRequestError when it cannot be a record.
+        """
+        self._pipeline.check_awaited_here()
+        return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
+
+    @checked(records=several, expect_next=optional(integer))
+    def append_many(self, records: Iterable[bytes | Message], *, expect_next: int | None = None) -> LogPosition:
+        """Append records at adjacent offsets, all or none; return the first one's position.
+
+        Errors as ``append``; ``expect_next`` is the first record's offset.
+        """
+        self._pipeline.check_awaited_here()
+        return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
+
+    @checked(**_APPENDING)
+    def submit(
+        self,
+        body: bytes | None,
+        *,
+        key: bytes | None = None,
+        expect_next: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
+        """Queue one record; the future gets what ``append`` returns or raises.
+
+        Blocks only while ``bytes_held_max`` bytes wait to become durable, ``timeout_s`` seconds at most
+        (0: not at all), then raises OverloadedError and the record is certainly not in the log. A queued
+        append cannot be cancelled.
+        """
+        return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
+
+    @checked(records=several, **_APPENDING)
+    def submit_many(
+        self,
+        records: Iterable[bytes | Message],
+        *,
+        expect_next: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
+        """Queue records that stay together; the future gets what ``append_many`` returns or raises.
+
+        ``timeout_s`` as ``submit``.
+        """
+        columns = check_records(records, self._options)
+        expect_next = check_expected(expect_next)
+        future: Outcome[LogPosition] = Outcome()
+        # Marked as running, so that it cannot be cancelled: the records may already be on their way.
+        future.set_running_or_notify_cancel()
+        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
+        return future
+
+    def resume(self) -> ResumeReport:
+        """Let an ordered writer continue after it has halted; report which of its appends are in the log.
+
+        An unknown outcome is determined from the manifest, which is written once more so that no
+        request under way can be applied later. Raises UnavailableError while the store does not answer, CorruptError
+        while the manifest cannot be read, and UnknownDurabilityError when the log no longer shows the outcome; the
+        writer then stays halted. If the writer is not halted, the call blocks, as ``flush`` does, until nothing is
+        in flight, and counts those appends, too.
+        """
+        return self._pipeline.resume()
+
+    def stats(self) -> WriterStats:
+        """Return what waits, for how long, and what became of the rest. Cheap; from any thread."""
+        return self._pipeline.stats()
+
+    def flush(self) -> None:
+        """Block until everything submitted so far has its outcome."""
+        self._pipeline.flush()
+
+    def close(self) -> None:
+        """Accept no more appends, and block until those submitted have their outcome."""
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,207 @@
+"""The expanded size of a Parquet file, from its footer and page headers, before anything is decompressed.
+
+The decoder does not enforce the sizes in a footer: 3 kB can expand to gigabytes. It does enforce the size
+in a page's header: it allocates that much for the page and refuses one that turns out longer. So every
+header is read here first. The footer is also read here first, because the decoder allocates as much as a
+list declares, and some contradictions in a footer end the process when a column is read.
+Source: the Parquet format, "Metadata" and "Data Pages".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.parquet.thrift import (
+    BINARY,
+    I32,
+    I64,
+    STRUCT,
+    Layout,
+    Struct,
+    number,
+    read_struct,
+    struct,
+    structs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# A footer holds little more than the key index.
+FOOTER_BYTES_MAX = 8 * 2**20
+# The decoder's own memory per record: positions, ends of key and body, levels, and room to grow.
+RECORD_BYTES = 64
+# The same for a value in a dictionary: the decoder allocates for as many as the page's header declares.
+_DICTIONARY_VALUE_BYTES = 32
+# Sixty-four MiB in pages of a megabyte take a few hundred; a hostile file has millions of empty ones.
+PAGES_MAX = 16_384
+# Uncompressed, Snappy, gzip, zstd, LZ4 raw.
+_CODECS = frozenset({0, 1, 2, 6, 7})
+# PLAIN, and the dictionary encoding's two numbers. Delta encodings are refused: a value repeats parts of earlier
+# ones, and the page has counts of its own, so that it expands without bound.
+_ENCODINGS = frozenset({0, 2, 8})
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
+# For each page type: the header's field with the type's own struct, and the field of the encoding in it.
+_PARTS = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_V2: (8, 4)}
+_HEADER_BYTES_MAX = 64 * 2**10
+# All lists of the format's footer.
+_COLUMN_METADATA = Layout(
+    lists={2: I32, 3: BINARY, 8: STRUCT, 13: STRUCT},
+    below={16: Layout(lists={2: I64, 3: I64}), 17: Layout(lists={2: I32})},
+)
+_COLUMN_KEY = Layout(below={2: Layout(lists={1: BINARY})})
+_ROW_GROUP = Layout(lists={1: STRUCT, 4: STRUCT}, below={1: Layout(below={3: _COLUMN_METADATA, 8: _COLUMN_KEY})})
+_FOOTER = Layout(lists={2: STRUCT, 4: STRUCT, 5: STRUCT, 7: STRUCT}, below={4: _ROW_GROUP})
+_MAGIC = b"PAR1"
+_ENDING_BYTES = 4 + len(_MAGIC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A run of one column's pages: where it starts and ends in the file, and how many values it has."""
+
+    column: int
+    start: int
+    limit: int
+    num_values: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """The records and pages that a file's footer declares; not yet compared with the pages."""
+
+    num_records: int
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The expanded size of a file's pages and records, and the numbers of the columns with a dictionary.
+
+    A value in a dictionary is counted once here, however often the column repeats it.
+    """
+
+    num_bytes: int
+    dictionaries: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    dictionary: bool
+    num_values: int
+    expanded_bytes: int
+    limit: int
+
+
+def read_footer(data: memoryview) -> Footer:
+    """Read a file's footer; ValueError when it is missing, too large, or unlike any fragment's."""
+    start = len(data) - _ENDING_BYTES - int.from_bytes(data[-_ENDING_BYTES : -len(_MAGIC)], "little")
+    if len(data) < _ENDING_BYTES or data[-len(_MAGIC) :] != _MAGIC or start < 0 or len(data) - start > FOOTER_BYTES_MAX:
+        message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
+        raise ValueError(message)
+    fields, limit = read_struct(data[:-_ENDING_BYTES], start, _FOOTER)
+    groups = structs(fields, 4)
+    num_records = number(fields, 3, I64)
+    if limit != len(data) - _ENDING_BYTES or num_records != sum(number(group, 3, I64) for group in groups):
+        message = f"a footer that ends at {limit}, or row groups that do not hold its {num_records} records"
+        raise ValueError(message)
+    return Footer(num_records=num_records, chunks=tuple(chunk for group in groups for chunk in _chunks(group)))
+
+
+def _chunks(group: Struct) -> Iterator[Chunk]:
+    for column, entry in enumerate(structs(group, 1)):
+        fields = struct(entry, 3)
+        start, codec = number(fields, 9, I64), number(fields, 4, I32)
+        dictionary = number(fields, 11, I64) if 11 << 4 | I64 in fields else 0
+        # The decoder starts at the dictionary.
+        start = dictionary if 0 < dictionary < start else start
+        chunk = Chunk(
+            column=column, start=start, limit=start + number(fields, 7, I64), num_values=number(fields, 5, I64)
+        )
+        if codec not in _CODECS or chunk.num_values != number(group, 3, I64):
+            message = f"column {column}: {chunk.num_values} values in a row group of others, or codec {codec}"
+            raise ValueError(message)
+        if chunk.num_values:
+            # Without values the decoder reads no page, and some writers record no place for one.
+            yield chunk
+
+
+def measure(
+    data: memoryview, footer: Footer, columns: Sequence[str], *, what: str, expanded_bytes_max: int
+) -> Expansion:
+    """Read every page's header; CorruptError when the pages expand beyond the limit, or contradict the footer.
+
+    Reads no more than ``PAGES_MAX`` headers, and nothing else of the file.
+    """
+    num_bytes, num_pages = footer.num_records * RECORD_BYTES, 0
+    check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
+    dictionaries: set[int] = set()
+    for chunk in footer.chunks:
+        num_values = 0
+        for page in _pages(data, chunk, what):
+            num_bytes += page.expanded_bytes
+            check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
+            num_pages += 1
+            if num_pages > PAGES_MAX:
+                message = f"{what}: expected at most {PAGES_MAX} pages, found more"
+                raise CorruptError(message)
+            num_values += page.num_values
+            if page.dictionary:
+                dictionaries.add(chunk.column)
+        if num_values != chunk.num_values or chunk.column >= len(columns):
+            message = (
+                f"{what}: expected {chunk.num_values} values in the pages of one of {len(columns)} columns,"
+                f" found {num_values} in those of column {chunk.column}"
+            )
+            raise CorruptError(message)
+    return Expansion(num_bytes, frozenset(dictionaries))
+
+
+def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> None:
+    """Refuse an expanded size beyond the limit."""
+    if num_bytes > expanded_bytes_max:
+        message = (
+            f"{what}: expected to expand to at most {expanded_bytes_max} bytes, found {num_bytes} or more;"
+            f" if it is sound, raise ReaderOptions.fragment_expanded_bytes_max"
+        )
+        raise CorruptError(message)
+
+
+def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
+    """Iterate over the pages of one chunk in the decoder's order."""
+    at = chunk.start
+    while at < chunk.limit:
+        try:
+            page = _page(data[: min(chunk.limit, at + _HEADER_BYTES_MAX)], at, leading=at == chunk.start)
+        except ValueError as error:
+            message = f"{what}: column {chunk.column}: expected a page at byte {at}, found {error}"
+            raise CorruptError(message) from error
+        if page.limit > min(chunk.limit, len(data)):
+            message = f"{what}: column {chunk.column}: expected a page, found one that ends at byte {page.limit}"
+            raise CorruptError(message)
+        at = page.limit
+        yield page
+
+
+def _page(data: memoryview, at: int, *, leading: bool) -> _Page:
+    fields, following = read_struct(data, at)
+    limit = following + number(fields, 3, I32)
+    kind = number(fields, 1, I32)
+    if kind not in _PARTS or (kind == _DICTIONARY_PAGE and not leading):
+        message = f"one of type {kind} that ends at byte {limit}"
+        raise ValueError(message)
+    field, encoding_field = _PARTS[kind]
+    part = struct(fields, field)
+    encoding, num_values = number(part, encoding_field, I32), number(part, 1, I32)
+    if encoding not in _ENCODINGS:
+        message = f"encoding {encoding}, where {sorted(_ENCODINGS)} are known"
+        raise ValueError(message)
+    dictionary = kind == _DICTIONARY_PAGE
+    return _Page(
+        dictionary=dictionary,
+        num_values=0 if dictionary else num_values,
+        expanded_bytes=number(fields, 2, I32) + (num_values * _DICTIONARY_VALUE_BYTES if dictionary else 0),
+        limit=limit,
+    )

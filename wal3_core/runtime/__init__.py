@@ -1,0 +1,32 @@
+"""Everything that is not a function of its inputs: clocks, randomness, waiting, and the shared workers.
+
+A simulator passes its own Runtime and so runs the library unmodified, from a seed, in virtual
+time. Nothing else in the library touches ``time``, ``random``, ``uuid``, ``os.urandom`` or ``threading``,
+except ``wal3_core/workers.py`` and the registry of memory stores in ``wal3_core/storage/open_store.py``.
+
+An interrupt (Ctrl-C, a signal handler that raises) reaches only the main thread, after any call. State
+that the main thread shares with others here is changed by single calls that are not Python code:
+locks entered and left by ``with``, a ``deque``, a ``SimpleQueue``. ``threading.Condition`` does not
+qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
+"""
+
+from wal3_core.runtime.ahead import later, map_ahead
+from wal3_core.runtime.outcome import Outcome, callbacks_held
+from wal3_core.runtime.port import US_PER_S, Lock, Runtime, Timer, a_runtime, reentered
+from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
+
+__all__ = [
+    "US_PER_S",
+    "WORKERS_MAX",
+    "Lock",
+    "Outcome",
+    "Runtime",
+    "ThreadRuntime",
+    "Timer",
+    "a_runtime",
+    "callbacks_held",
+    "later",
+    "map_ahead",
+    "reentered",
+    "shared_runtime",
+]

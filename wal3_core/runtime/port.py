@@ -1,0 +1,110 @@
+"""The port through which the library uses its process. A simulator passes its own and runs from a seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from wal3_core.arguments import with_methods
+from wal3_core.errors import InvalidRequestError
+from wal3_core.workers import COMMON, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+
+T = TypeVar("T")
+
+US_PER_S = 1_000_000
+
+
+class Lock(Protocol):
+    """A lock, taken by ``with`` only: an interrupt never leaves it held."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def owned(self) -> bool:
+        """Whether this thread holds it, so that it would wait for itself."""
+        ...
+
+
+class Timer(Protocol):
+    """A task to be spawned later."""
+
+    def cancel(self) -> None:
+        """Drop the task if it has not begun."""
+        ...
+
+
+class Runtime(Protocol):
+    """Clocks, randomness, locks, workers and timers."""
+
+    def now_us(self) -> int:
+        """Return the wall clock, microseconds since the Unix epoch; it may jump."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return a clock that never runs backwards, in seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Block the caller."""
+        ...
+
+    def token(self) -> str:
+        """Return sixteen random hex digits, different at every call and in every process."""
+        ...
+
+    def jitter(self) -> float:
+        """Return a random number in [0, 1)."""
+        ...
+
+    def process_name(self) -> str:
+        """Return a name of this process, for people who read a manifest."""
+        ...
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a process forked from the one this runtime was made in: the fork has no workers.
+
+        InvalidRequestError when the call interrupts the runtime's own work in the same thread.
+        """
+        ...
+
+    def lock(self) -> Lock:
+        """Make a lock."""
+        ...
+
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
+        """Run a task on the shared workers, as one of its share; it must not wait for another such task."""
+        ...
+
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:
+        """Spawn a task after a delay."""
+        ...
+
+    def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
+        """Block until a future has its result; TimeoutError after ``timeout_s`` seconds."""
+        ...
+
+    def publish(self, topic: str) -> None:
+        """Wake the threads of this process that await the topic."""
+        ...
+
+    def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
+        """Block until the topic is published after version ``seen``, or for ``timeout_s``; return its version."""
+        ...
+
+
+# The argument check that accepts any Runtime.
+a_runtime = with_methods("a Runtime", "now_us", "monotonic_s", "token", "spawn", "wait", "lock")
+
+
+def reentered(what: str) -> InvalidRequestError:
+    """Make the error for a call that interrupts another call of the same thread, which cannot finish first."""
+    return InvalidRequestError(
+        f"{what}: expected no call from a signal handler or a __del__ during another call of the same thread:"
+        f" nothing was done; let the handler note the work, and do it later"
+    )

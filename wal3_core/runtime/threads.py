@@ -1,0 +1,202 @@
+"""The runtime of a real process: system clocks, operating system randomness, one pool of threads."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from wal3_core.errors import ClosedError
+from wal3_core.runtime.outcome import Outcome
+from wal3_core.runtime.port import Lock, Timer, reentered
+from wal3_core.runtime.timers import TimerThread
+from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+
+T = TypeVar("T")
+
+# Enough for a few dozen requests in flight; a log owns none of them.
+WORKERS_MAX = 32
+# Topics of followers that are reading at the moment; a follower whose topic was dropped polls its store once more.
+_TOPICS_KEPT_MAX = 1000
+
+
+class _Topic:
+    """A version, and the outcome that is set with the next one. It is dropped when nothing refers to it."""
+
+    __slots__ = ("__weakref__", "news", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.news: Outcome[None] = Outcome()
+
+
+class ThreadRuntime:
+    """The Runtime of a real process."""
+
+    def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
+        self._process = os.getpid()
+        self._inline = threading.local()
+        self._workers = Workers(workers_max, self._run_here)
+        atexit.register(self.close)
+        self._timers = TimerThread(lambda task, share: self.spawn(task, share=share))
+        self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
+        self._topics_lock = threading.Lock()
+        # The topics that are awaited now, or were recently and will be again.
+        self._topics: WeakValueDictionary[str, _Topic] = WeakValueDictionary()
+        self._recent_topics: deque[_Topic] = deque(maxlen=_TOPICS_KEPT_MAX)
+        self._versions = itertools.count(1)
+
+    def now_us(self) -> int:
+        """Return the wall clock, microseconds since the Unix epoch."""
+        return time.time_ns() // 1000
+
+    def monotonic_s(self) -> float:
+        """Return the monotonic clock, in seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+        time.sleep(seconds)
+
+    def token(self) -> str:
+        """Return sixteen random hex digits."""
+        return secrets.token_hex(8)
+
+    def jitter(self) -> float:
+        """Return a random number in [0, 1)."""
+        return self._random.random()
+
+    def process_name(self) -> str:
+        """Return host and process id."""
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a forked child, InvalidRequestError in the middle of the runtime's own work."""
+        if os.getpid() != self._process:
+            message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
+            raise ClosedError(message)
+        if self._workers.lock.owned():
+            raise reentered("this process's workers")
+
+    def lock(self) -> Lock:
+        """Make a lock."""
+        return OwnedLock()
+
+    def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
+        """Run a task on the workers; in this thread when there are none, as at the interpreter's exit."""
+        self.check_process()
+        if not self._workers.spawn(task, share):
+            self._run_here(task)
+
+    def _run_here(self, task: Callable[[], None]) -> None:
+        """Run a task in this thread, after the task that spawned it, which may hold a lock that this one needs."""
+        waiting: deque[Callable[[], None]] | None = getattr(self._inline, "waiting", None)
+        if waiting is not None:
+            waiting.append(task)
+            return
+        self._inline.waiting = waiting = deque([task])
+        first: BaseException | None = None
+        while waiting:
+            try:
+                waiting.popleft()()
+            except BaseException as error:  # noqa: BLE001 - other callers wait for the remaining tasks
+                first = first or error
+        del self._inline.waiting
+        if first is not None:
+            raise first
+
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:
+        """Spawn a task after a delay."""
+        return self._timers.add(delay_s, task, share)
+
+    def wait(self, future: Future[T], timeout_s: float | None = None) -> T:
+        """Block until the future has its result."""
+        waiting: deque[Callable[[], None]] = getattr(self._inline, "waiting", None) or deque()
+        # When tasks run in this thread, no other thread would run the one it waits for.
+        while waiting and not future.done():
+            attempt(waiting.popleft())
+        return future.result(timeout_s)
+
+    def publish(self, topic: str) -> None:
+        """Wake the threads that await the topic."""
+        with self._topics_lock:
+            found = self._topics.get(topic)
+            # No thread awaits it.
+            if found is None:
+                return
+            news, found.news = found.news, Outcome()
+            found.version = next(self._versions)
+        news.set_result(None)
+
+    def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
+        """Block until the topic moves beyond ``seen``, or for ``timeout_s``."""
+        self.check_process()
+        found = self._topic(topic)
+        with self._topics_lock:
+            version, news = found.version, found.news
+        if version > seen:
+            return version
+        with contextlib.suppress(TimeoutError):
+            news.result(timeout_s)
+        return found.version
+
+    def _topic(self, topic: str) -> _Topic:
+        with self._topics_lock:
+            found = self._topics.get(topic)
+            if found is None:
+                # Newer than every version seen before: nothing published while it was dropped is missed.
+                found = self._topics[topic] = _Topic(next(self._versions))
+            self._recent_topics.append(found)
+            return found
+
+    def close(self) -> None:
+        """Wait for the running tasks and end the workers; called at the latest when the interpreter ends."""
+        atexit.unregister(self.close)
+        # A fork inherits the call, but not the threads.
+        if os.getpid() == self._process:
+            self._workers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_shared_lock = threading.Lock()
+_shared: list[ThreadRuntime] = []
+
+
+def shared_runtime() -> ThreadRuntime:
+    """Return the process's one runtime, made at the first call."""
+    with _shared_lock:
+        if not _shared:
+            _shared.append(ThreadRuntime())
+        return _shared[0]
+
+
+def _reset_after_fork() -> None:
+    """In a forked child: the parent's threads do not exist, and one of them may have held the lock."""
+    global _shared_lock  # noqa: PLW0603 - nothing else runs in a child that was just forked
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,0 +1,140 @@
+"""One directory tree belongs to one store: the locks of two stores would not exclude each other.
+
+A folder is a store's root once it holds ``.wal3/locks``. A path belongs to the nearest root above it.
+So no root is made below another one, and a store does not touch files below a root inside its own.
+
+A root is made in two steps, so that when two processes make nested roots at the same time, or die
+doing so, at least one finds the other. First ``.wal3`` is made: a claim. Then the folders above are
+checked; then ``.wal3/locks`` is made: the root. A process with a root, or with a claim below, removes a
+claim that is in its way. That works only while the claim is empty; its owner then finds it gone, and
+starts again. A process with a root looks for others on the path to each object it writes: a root made
+earlier is found there, and the maker of a later one has found this root.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import StoreDeniedError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWN_FOLDER = ".wal3"
+LOCKS = "locks"
+_CLAIMS_MAX = 100
+
+
+def is_root(folder: Path) -> bool:
+    """Return whether the folder is a store's root."""
+    own = folder / OWN_FOLDER
+    try:
+        return own.is_dir() and (own / LOCKS).is_dir()
+    except OSError:
+        # A folder that this process cannot read may be a root, if it exists.
+        return _is_there(own)
+
+
+def claim(root: Path) -> None:
+    """Make an existing folder a store's root; StoreDeniedError, and no claim left, when it lies in another store."""
+    own = root / OWN_FOLDER
+    for _ in range(_CLAIMS_MAX):
+        if is_root(root):
+            return
+        own.mkdir(exist_ok=True)
+        above = next((folder for folder in root.parents if _is_root_for_good(folder)), None)
+        if above is not None:
+            _remove_claim(own)
+            raise _nested(root, above)
+        try:
+            (own / LOCKS).mkdir(exist_ok=True)
+        except FileNotFoundError:
+            # The claim was removed for another root, or for a claim below.
+            continue
+        return
+    message = f"store {root}: expected to make {own}, found it removed {_CLAIMS_MAX} times"
+    raise UnavailableError(message)
+
+
+def check_above(root: Path) -> None:
+    """Raise StoreDeniedError for a folder that lies in another store and is not a root itself."""
+    if is_root(root):
+        return
+    above = next(filter(is_root, root.parents), None)
+    if above is not None:
+        raise _nested(root, above)
+
+
+def check_between(root: Path, path: str, *, writes: bool) -> None:
+    """Raise StoreDeniedError if one of the folders from ``root`` to ``path`` is a root itself.
+
+    A caller that ``writes`` must have made its own root before.
+    """
+    for place in _on_the_way(root, path):
+        # A link may lead back to the root.
+        if not os.path.lexists(f"{place}/{OWN_FOLDER}") or (folder := Path(place)).resolve() == root:
+            continue
+        if _is_root_for_good(folder) if writes else is_root(folder):
+            message = (
+                f"store {root}: expected no other store inside, found {folder}: open {folder.as_uri()} for the logs"
+                f" below it; or, if that was a mistake, end all processes that use it and remove {folder / OWN_FOLDER}"
+            )
+            raise StoreDeniedError(message)
+
+
+def without_links(root: Path, path: str) -> str:
+    """Return a folder's path without symbolic links; StoreDeniedError when they lead out of the store."""
+    if not any(map(os.path.islink, _on_the_way(root, path))):
+        return path
+    try:
+        folder = (root / path).resolve()
+    except (OSError, RuntimeError) as error:
+        message = f"store {root}: {path}: {error}"
+        raise UnavailableError(message) from error
+    if not folder.is_relative_to(root):
+        message = f"store {root}: expected its folders inside, found {root / path} to lead to {folder}"
+        raise StoreDeniedError(message)
+    return "/".join(folder.relative_to(root).parts)
+
+
+def _on_the_way(root: Path, path: str) -> Iterator[str]:
+    # As text, for speed: this runs for every object.
+    place = str(root)
+    for name in path.split("/") if path else ():
+        place = f"{place}/{name}"
+        yield place
+
+
+def _is_root_for_good(folder: Path) -> bool:
+    """Return whether the folder is a root; a mere claim is removed, and its owner has to start again."""
+    own = folder / OWN_FOLDER
+    return is_root(folder) or (_is_there(own) and not _remove_claim(own))
+
+
+def _remove_claim(own: Path) -> bool:
+    try:
+        own.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        # It is a root by now, or this process may not remove it.
+        return False
+    return True
+
+
+def _is_there(own: Path) -> bool:
+    try:
+        own.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def _nested(root: Path, above: Path) -> StoreDeniedError:
+    names = f"{root.relative_to(above).as_posix()}/"
+    return StoreDeniedError(
+        f"store {root}: expected a folder in no other store, found the store {above}: open {above.as_uri()}; the"
+        f" names of its logs begin with {names}"
+    )

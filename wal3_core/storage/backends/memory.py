@@ -1,0 +1,107 @@
+"""A store in this process's memory, for tests and trials; it ends with the process."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.storage.object_store import (
+    Buffer,
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    PutOutcome,
+    Refused,
+    Versioned,
+    check_length,
+    check_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    data: bytes
+    etag: Etag
+    last_modified_us: int
+
+
+class MemoryStore:
+    """Objects in a dictionary."""
+
+    def __init__(self, runtime: Runtime, *, name: str = "") -> None:
+        self.url = f"memory:{name}"
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self._objects: dict[str, _Stored] = {}
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        with self._lock:
+            stored = self._objects.get(path)
+        if stored is None:
+            return None
+        return stored.data[start : None if length is None else start + length]
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        with self._lock:
+            stored = self._objects.get(path)
+        if stored is None:
+            return None
+        check_length(self, path, len(stored.data), length_max)
+        return NotModified() if stored.etag == if_none_match else Versioned(stored.data, stored.etag)
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write an object that must not exist."""
+        return self._put(path, data, None)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        return self._put(path, data, etag)
+
+    def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
+        data = bytes(data)
+        stored = _Stored(data, Etag(hashlib.sha256(data).hexdigest()), self._runtime.now_us())
+        with self._lock:
+            present = self._objects.get(check_path(path))
+            if (None if present is None else present.etag) != etag:
+                return Refused()
+            self._objects[path] = stored
+        return Done(stored.etag)
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        with self._lock:
+            stored = self._objects.get(path)
+        return None if stored is None else ObjectMeta(path, len(stored.data), stored.last_modified_us)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Yield the objects below a folder."""
+        with self._lock:
+            found = sorted(
+                (path, len(stored.data), stored.last_modified_us)
+                for path, stored in self._objects.items()
+                if path.startswith(folder) and path > start_after
+            )
+        for path, size, last_modified_us in found:
+            yield ObjectMeta(path, size, last_modified_us)
+
+    def list_folders(self, folder: str) -> list[str]:
+        """List the folders directly in a folder."""
+        with self._lock:
+            inside = [path.removeprefix(folder) for path in self._objects if path.startswith(folder)]
+        return sorted({f"{folder}{rest.split('/')[0]}/" for rest in inside if "/" in rest})
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        with self._lock:
+            self._objects.pop(path, None)

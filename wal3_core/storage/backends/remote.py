@@ -1,0 +1,265 @@
+"""S3, Google Cloud Storage and Azure through obstore.
+
+A store has two clients. PUTs and DELETEs go through one that never retries, since only the protocol
+knows what a repeated PUT means; reads and lists through one that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore import exceptions
+
+from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
+from wal3_core.runtime import US_PER_S
+from wal3_core.storage.object_store import (
+    Buffer,
+    Done,
+    Etag,
+    NotModified,
+    ObjectMeta,
+    PutOutcome,
+    Refused,
+    Unknown,
+    Versioned,
+    check_length,
+    check_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from obstore import GetOptions, UpdateVersion
+    from obstore import ObjectMeta as StoredMeta
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Client
+
+_LIST_CHUNK = 1000
+
+NEVER_RETRY: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=20)}
+RETRY_READS: RetryConfig = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=5)}
+
+# Certainly not applied, and pointless to retry: an operator has to change something.
+_DENIED = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.NotSupportedError,
+    exceptions.UnknownConfigurationKeyError,
+    exceptions.InvalidPathError,
+)
+# A list that is refused, or finds no bucket, has no exception class of its own, only these words.
+_DENIED_LIST = re.compile("status code: (401|403|404) ")
+# The same holds for a range beyond an object's end, and for an answer with another range.
+_NO_RANGE = re.compile("status code: 416 ")
+_OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The same bucket through a client that never retries, and one that retries reads."""
+
+    conditional: Client
+    reading: Client
+
+
+class RemoteStore:
+    """A bucket, or a folder of one.
+
+    ``unquoted_etags`` is for servers that compare an If-Match header with the unquoted ETag, as
+    radosgw does.
+    """
+
+    def __init__(self, url: str, clients: Clients, *, folder: str = "", unquoted_etags: bool = False) -> None:
+        self.url = url
+        self._clients = clients
+        self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self._unquoted_etags = unquoted_etags
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Read bytes of an object."""
+        options: GetOptions = {}
+        if length is not None:
+            options = {"range": (start, start + length)}
+        elif start:
+            options = {"range": {"offset": start}}
+        with self._translated(path):
+            try:
+                return bytes(obstore.get(self._clients.reading, self._key(path), options=options).bytes())
+            except (exceptions.NotFoundError, FileNotFoundError) as error:
+                self._check_bucket(path, error)
+                return None
+            except exceptions.GenericError as error:
+                if not _NO_RANGE.search(str(error)) and not _OTHER_RANGE.search(str(error)):
+                    raise
+                return self._read_none(path, start, error)
+
+    def _read_none(self, path: str, start: int, error: exceptions.GenericError) -> bytes | None:
+        """Find the result for a range that the server did not return: empty if the object ends before it."""
+        found = self.head(path)
+        if found is None:
+            return None
+        if found.size <= start:
+            return b""
+        if _NO_RANGE.search(str(error)):
+            # The object has changed since, or the answer was wrong.
+            raise error
+        message = (
+            f"store {self.url}: {path}: expected the bytes from {start} on, found that the server returns another"
+            f" range: {_first_line(error)}"
+        )
+        raise StoreDeniedError(message)
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        """Read an object with its version."""
+        options: GetOptions = {}
+        if if_none_match is not None:
+            options = {"if_none_match": _version(if_none_match).get("e_tag")}
+        with self._translated(path):
+            try:
+                found = obstore.get(self._clients.reading, self._key(path), options=options)
+                # The size is in the answer's headers; the body is not read yet.
+                check_length(self, path, found.meta["size"], length_max)
+                return Versioned(bytes(found.bytes()), self._etag(found.meta["e_tag"], found.meta["version"]))
+            except exceptions.NotModifiedError:
+                return NotModified()
+            except (exceptions.NotFoundError, FileNotFoundError) as error:
+                self._check_bucket(path, error)
+                return None
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        """Write an object that must not exist."""
+        return self._put(path, data, None)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        """Write an object that must have the version ``etag``."""
+        return self._put(path, data, etag)
+
+    def _put(self, path: str, data: Buffer, etag: Etag | None) -> PutOutcome:
+        try:
+            done = obstore.put(
+                self._clients.conditional,
+                self._key(path),
+                data,
+                mode="create" if etag is None else _version(etag),
+                use_multipart=False,
+            )
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            # Also a 409, which says neither done nor exists: callers read back.
+            return Refused()
+        except (exceptions.NotFoundError, FileNotFoundError) as error:
+            if etag is not None:
+                return Refused()
+            raise self._unavailable(path, error) from error
+        except (*_DENIED, PermissionError) as error:
+            raise self._unavailable(path, error) from error
+        except (exceptions.BaseError, OSError) as error:
+            return Unknown(_first_line(error))
+        return Done(self._etag(done["e_tag"], done["version"]))
+
+    def head(self, path: str) -> ObjectMeta | None:
+        """Describe an object."""
+        with self._translated(path):
+            try:
+                return self._meta(obstore.head(self._clients.reading, self._key(path)))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return None
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        """Yield the objects below a folder."""
+        offset = self._folder + start_after if start_after else None
+        with self._translated(folder):
+            for chunk in obstore.list(
+                self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK
+            ):
+                yield from map(self._meta, chunk)
+
+    def list_folders(self, folder: str) -> list[str]:
+        """List the folders directly in a folder."""
+        with self._translated(folder):
+            found = obstore.list_with_delimiter(self._clients.reading, self._folder + folder)
+        return sorted(f"{prefix.removeprefix(self._folder)}/" for prefix in found["common_prefixes"])
+
+    def delete(self, path: str) -> None:
+        """Remove an object."""
+        with self._translated(path):
+            try:
+                obstore.delete(self._clients.conditional, self._key(path))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return
+
+    def _check_bucket(self, path: str, error: Exception) -> None:
+        """Raise StoreDeniedError if the bucket, not the object, is missing."""
+        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+            raise self._unavailable(path, error) from error
+
+    def _key(self, path: str) -> str:
+        _check_process()
+        return self._folder + check_path(path)
+
+    def _meta(self, found: StoredMeta) -> ObjectMeta:
+        modified: datetime = found["last_modified"]
+        path = found["path"].removeprefix(self._folder)
+        return ObjectMeta(path, found["size"], int(modified.timestamp() * US_PER_S))
+
+    def _etag(self, e_tag: str | None, version: str | None) -> Etag:
+        if e_tag is not None and self._unquoted_etags:
+            e_tag = e_tag.strip('"')
+        return Etag(json.dumps([e_tag, version]))
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.BaseError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    def _unavailable(self, path: str, error: Exception) -> UnavailableError:
+        # On a PUT, "not found" means a missing bucket.
+        denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
+        kind = StoreDeniedError if denied or _DENIED_LIST.search(str(error)) else UnavailableError
+        return kind(f"store {self.url}: {path}: {_first_line(error)}")
+
+
+_SHOWN_MAX = 600
+_first_process: list[int] = []
+
+
+def _check_process() -> None:
+    """Raise ClosedError in a fork of a process that has used obstore: a call would hang without its threads."""
+    if not _first_process:
+        _first_process.append(os.getpid())
+    elif _first_process[0] != os.getpid():
+        message = "object store: expected the process that used it first, found a fork: start processes with spawn"
+        raise ClosedError(message)
+
+
+def _version(etag: Etag) -> UpdateVersion:
+    e_tag, version = json.loads(etag)
+    named: UpdateVersion = {}
+    if e_tag is not None:
+        named["e_tag"] = e_tag
+    if version is not None:
+        named["version"] = version
+    return named
+
+
+def _first_line(error: Exception) -> str:
+    # The rest is the client's configuration.
+    text = " ".join(str(error).split("Debug source:")[0].split())
+    # The text begins with the path, perhaps twice, and ends with the server's answer.
+    shown = text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX // 2]} … {text[-_SHOWN_MAX // 2 :]}"
+    return f"{type(error).__name__}: {shown}"

@@ -1,0 +1,1 @@
+"""The stores of a log's documents: created once, or swapped by CAS."""

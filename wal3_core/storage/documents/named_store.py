@@ -1,0 +1,139 @@
+"""Documents of one life of a log under names that can be used again: cursors, pins.
+
+Once created, the object of a name is never deleted while its log lives: a delete replaces it by a ``Tombstone``,
+and a create replaces the tombstone, each by CAS. Keeps INV-14 and INV-23. Source: docs/protocol.md, "Names".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from wal3_core.errors import CorruptError, UnavailableError
+from wal3_core.model.tombstone import BYTES_MAX as TOMBSTONE_BYTES_MAX
+from wal3_core.model.tombstone import Tombstone, or_tombstone
+from wal3_core.storage.documents.document_store import Document, DocumentStore, Seen
+from wal3_core.storage.object_store import Unknown, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.strict_json import Fields
+    from wal3_core.options import RetryOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import ManifestStore
+    from wal3_core.storage.object_store import Etag, ObjectMeta, ObjectStore
+
+# A try is refused when the document was changed meanwhile.
+_TRIES_MAX = 256
+
+
+class Named(Document, Protocol):
+    """A named document; each version has the next number."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the version."""
+        ...
+
+
+D = TypeVar("D", bound=Named)
+
+
+class NamedStore(Generic[D]):
+    """Named documents of one kind, of at most ``bytes_max`` bytes; ``read`` decodes one that is no tombstone."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        runtime: Runtime,
+        retry: RetryOptions,
+        read: Callable[[Fields], D],
+        *,
+        bytes_max: int,
+    ) -> None:
+        self._store = manifests.objects
+        self._bytes_max = bytes_max
+        self._documents: DocumentStore[D | Tombstone] = DocumentStore(
+            self._store,
+            runtime,
+            retry,
+            lambda data, what: or_tombstone(data, read, what=what, bytes_max=bytes_max),
+            bytes_max=bytes_max,
+            log_id=manifests.log_id,
+        )
+
+    def look(self, path: str) -> Seen[D | Tombstone] | None:
+        """Load the document or tombstone of a name, which a new document replaces."""
+        return self._documents.load(path)
+
+    def load(self, path: str) -> Seen[D] | None:
+        """Load a document; None when there is none or a tombstone, CorruptError when it is damaged."""
+        return _living(self.look(path))
+
+    def save(self, path: str, document: D, etag: Etag | None) -> Seen[D] | None:
+        """Replace the version ``etag`` by a document, or create it; None when another version is there."""
+        outcome = self._documents.swap(path, document, etag)
+        return _living(outcome) if isinstance(outcome, Seen) else None
+
+    def delete(self, path: str) -> None:
+        """Replace any document by a tombstone; create one if there is none, since a create may be under way.
+
+        UnavailableError when a request without an answer may have done it, and another version is there since.
+        """
+        for _ in range(_TRIES_MAX):
+            generation, etag = self._standing(path)
+            if generation is None:
+                return
+            outcome = self._documents.swap(path, Tombstone(generation=generation + 1), etag)
+            if isinstance(outcome, Seen):
+                return
+            if isinstance(outcome, Unknown):
+                # The other version may have been created after the delete, and is then not to be deleted.
+                message = (
+                    f"{self._store.url}/{path}: not known to be deleted: {outcome.cause}; it has another version now:"
+                    f" load it, and delete that version if it is not wanted"
+                )
+                raise UnavailableError(message)
+        message = f"{self._store.url}/{path}: not deleted: others changed it {_TRIES_MAX} times over: try again"
+        raise UnavailableError(message)
+
+    def _standing(self, path: str) -> tuple[int | None, Etag | None]:
+        """Return generation and version of a name's object; generation 0 if it has none, None for a tombstone."""
+        try:
+            seen = self.look(path)
+        except CorruptError:
+            # A damaged document is deleted as it is; one longer than ``bytes_max`` raises, since wal3 never wrote it.
+            found = self._store.get(path, length_max=self._bytes_max)
+            return 0, found.etag if isinstance(found, Versioned) else None
+        if seen is None:
+            return 0, None
+        return None if isinstance(seen.document, Tombstone) else seen.document.generation, seen.etag
+
+    def forget(self, path: str) -> None:
+        """Delete the object itself; only for a name that is never used again."""
+        self._documents.delete(path)
+
+
+def _living(seen: Seen[D | Tombstone] | None) -> Seen[D] | None:
+    if seen is None or isinstance(seen.document, Tombstone):
+        return None
+    return Seen(seen.document, seen.etag)
+
+
+def is_tombstone(store: ObjectStore, found: ObjectMeta) -> bool:
+    """Return whether a listed object is an undamaged tombstone."""
+    if found.size > TOMBSTONE_BYTES_MAX:
+        return False
+    try:
+        data = store.get(found.path, length_max=TOMBSTONE_BYTES_MAX)
+        if not isinstance(data, Versioned):
+            return False
+        or_tombstone(data.data, _refuse, what=found.path, bytes_max=TOMBSTONE_BYTES_MAX)
+    except CorruptError:
+        return False
+    return True
+
+
+def _refuse(fields: Fields) -> Tombstone:
+    message = f"{fields.what}: expected a tombstone, found none"
+    raise CorruptError(message)

@@ -1,0 +1,103 @@
+"""A log's policy on storage: one document, swapped by CAS.
+
+A change writes the policy first and reads the manifest afterwards: an announced collection may have used the
+earlier policy, and is withdrawn (INV-14). Source: docs/protocol.md, "Policies".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, function, wrong
+from wal3_core.errors import UnavailableError
+from wal3_core.model.paths import POLICY
+from wal3_core.model.policy import BYTES_MAX, Policy
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, shared_runtime
+from wal3_core.storage.documents.document_store import DocumentStore, Seen
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import ObjectStore, Unknown, log_store
+from wal3_core.storage.opening import opening, options_of
+from wal3_core.storage.patient import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.model.paths import LogId
+
+# Enough for two people who change one policy at the same time.
+_TRIES_MAX = 16
+
+
+class PolicyStore:
+    """The policy of one life of a log: that of ``log_id``, or else the first one found."""
+
+    @checked(**opening(retry=options_of(RetryOptions)))
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        runtime: Runtime | None = None,
+        retry: RetryOptions | None = None,
+        log_id: LogId | None = None,
+    ) -> None:
+        self._runtime, self._retry = runtime or shared_runtime(), retry or RetryOptions()
+        inside = patient(log_store(store, log), self._runtime, self._retry)
+        self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
+        self._documents = DocumentStore(
+            self._manifests.objects,
+            self._runtime,
+            self._retry,
+            lambda data, what: Policy.from_bytes(data, what=what),
+            bytes_max=BYTES_MAX,
+            log_id=self._manifests.log_id,
+        )
+
+    def load(self) -> Policy:
+        """Load the policy; the default one when none was ever saved."""
+        seen = self._seen()
+        return Policy() if seen is None else seen.document
+
+    def _seen(self) -> Seen[Policy] | None:
+        seen = self._documents.load(POLICY)
+        if seen is None:
+            # Perhaps because the log is gone: that is an error.
+            self._manifests.load()
+        return seen
+
+    @checked(change=function)
+    def change(self, change: Callable[[Policy], Policy]) -> Policy:
+        """Apply ``change`` to the current policy; InvalidRequestError for a policy that is not valid.
+
+        Everything that the log holds when this returns is collected by the new policy, or not at all.
+        LogReplacedError when the name now leads to another log.
+        """
+        for _ in range(_TRIES_MAX):
+            seen = self._seen()
+            before = Policy() if seen is None else seen.document
+            wanted = change(before)
+            if not isinstance(wanted, Policy):
+                raise wrong("change", "a Policy to be returned", wanted)
+            changed = replace(wanted, generation=before.generation + 1)
+            changed.check()
+            saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
+            if isinstance(saved, Seen):
+                self._withdraw_announced()
+                return saved.document
+            if isinstance(saved, Unknown):
+                # The other version may be a change of this one, which must not be made twice.
+                message = (
+                    f"log {self._manifests.url}: {POLICY}: not known to be changed: {saved.cause}; it has another"
+                    f" version now: load it, and change that version if needed"
+                )
+                raise UnavailableError(message)
+        message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
+        raise UnavailableError(message)
+
+    def _withdraw_announced(self) -> None:
+        """Withdraw an announced collection, so that it is planned again: it may have read the earlier policy."""
+        base = self._manifests.load()
+        if base.manifest.announced is not None:
+            self._manifests.withdraw(base, base.manifest.announced)

@@ -1,0 +1,1 @@
+"""Garbage collection: assets and checks, sensors, schedules, jobs."""

@@ -1,0 +1,58 @@
+"""Finds logs with garbage whose interval is over: one listing per log, and the store's clock if it may be over."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogError
+from wal3_core.fleet.asking import ask
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.runtime import US_PER_S, shared_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.options import CollectorOptions
+    from wal3_core.storage.object_store import ObjectStore
+
+_LOOKS_AT_ONCE = 16
+# How wrong this machine's clock may be; the store's clock decides.
+_CLOCK_SKEW_S_MAX = 60
+_PERIOD_S_MIN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueLog:
+    """A log's due garbage documents: path, when the store last changed it, and for how many intervals it is due."""
+
+    log: str
+    documents: tuple[tuple[str, int, int], ...]
+
+
+def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions) -> tuple[list[DueLog], dict[str, str]]:
+    """Find the logs with garbage that is due, and those whose garbage cannot be read, with the reason.
+
+    UnavailableError when the store does not answer.
+    """
+    logs = list(logs)
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="due") as threads:
+        found = dict(zip(logs, threads.map(partial(ask, partial(_look, store, options)), logs), strict=True))
+    due = [each for each in found.values() if isinstance(each, DueLog) and each.documents]
+    return due, {log: str(each) for log, each in found.items() if isinstance(each, LogError)}
+
+
+def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog:
+    deleter, now_us = Deleter(store, log, options=options), shared_runtime().now_us()
+    due, store_now_us = [], None
+    for meta in deleter.documents():
+        age_s = (now_us - meta.last_modified_us) / US_PER_S
+        if age_s < options.interval_s - _CLOCK_SKEW_S_MAX:
+            continue
+        store_now_us = deleter.store_now_us() if store_now_us is None else store_now_us
+        if deleter.wait_s(meta.path, now_us=store_now_us) == 0:
+            times = int(max(0.0, age_s - options.interval_s) // max(options.interval_s, _PERIOD_S_MIN))
+            due.append((meta.path, meta.last_modified_us, times))
+    return DueLog(log=log, documents=tuple(due))

@@ -1,0 +1,1 @@
+"""The demo: real input in a local store, maintained by a real Dagster instance."""
