@@ -33,7 +33,7 @@ from tests.spec.collecting import (
     prune,
     reachable,
 )
-from tests.stores import life_store
+from tests.stores import CountingStore, life_store
 from wal3_core import LogWriter, NotDurableError, PinStore, WriterOptions, scrub, seal
 from wal3_core.errors import CollectionRefusedError
 from wal3_core.log.collect.collector import Collector
@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.stores import FaultyStore
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
+WITHOUT_ORPHANS = replace(NOW, orphans_max=0)
 UNRETRIED = replace(UNROLLED, retry=replace(QUICK, attempts_max=1))
 
 
@@ -418,3 +420,27 @@ def test_one_collection_marks_and_a_later_one_deletes(store: ObjectStore) -> Non
     assert rounds == [(0, 0, True), (3, 0, True), (0, 3, False), (0, 0, False)]
     assert held(clock) == reachable(clock)
     assert gather(clock, NOW).num_orphans == 0
+
+
+def test_no_orphans_are_looked_for_without_a_request(memory_store: MemoryStore) -> None:
+    """As ``wal3 gc --dry-run --no-orphans`` does, perhaps with credentials that cannot write."""
+    plant(memory_store)
+    counting = CountingStore(memory_store)
+
+    assert Deleter(counting, LOG, options=WITHOUT_ORPHANS).orphans() == []
+
+    assert not counting.requests
+
+
+def test_orphans_of_a_log_whose_pins_cannot_be_read_are_refused_before_anything_is_written(
+    memory_store: MemoryStore,
+) -> None:
+    plant(memory_store)
+    life_store(memory_store, LOG).create("pin/audit.json", b"not a pin")
+    counting = CountingStore(memory_store)
+
+    for options in (NOW, WITHOUT_ORPHANS):
+        with pytest.raises(CollectionRefusedError):
+            Deleter(counting, LOG, options=options).orphans_below(("log/",), [])
+
+    assert sum(counting.written.values()) == 0

@@ -115,7 +115,7 @@ def test_writer_pauses_once_in_ten_seconds_and_never_when_it_has_rested(
     with StillRuntime() as runtime:
         breath = Breath(runtime)
         while runtime.now_s < 55:
-            breath.take(commit_s, left_s=120)
+            breath.take(commit_s, lambda: 120)
             runtime.now_s += commit_s
             breath.committed()
             runtime.now_s += idle_s

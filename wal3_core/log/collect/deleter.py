@@ -326,6 +326,8 @@ class Deleter:
 
         Objects of the ``pending`` documents are left out: they are deleted anyway. Documents are read only as needed.
         """
+        if self._options.orphans_max == 0:
+            return []
         return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
 
     @checked(folders=several, pending=several, now_us=optional(integer))
@@ -333,7 +335,7 @@ class Deleter:
         self, folders: Sequence[str], pending: Iterable[Garbage], *, now_us: int | None = None
     ) -> list[ObjectMeta]:
         """Describe the orphans below some of the log's folders, oldest first; ``now_us`` is the store's time."""
-        return self._orphans.find(folders, pending, self.store_now_us() if now_us is None else now_us)
+        return self._orphans.find(folders, pending, now_us)
 
     def store_now_us(self) -> int:
         """Return the store's time, by which the interval is measured."""

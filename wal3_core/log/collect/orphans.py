@@ -26,14 +26,14 @@ class OrphanFinder:
         self._stores = stores
         self._options = options
 
-    def find(self, folders: Sequence[str], pending: Iterable[Garbage], now_us: int) -> list[ObjectMeta]:
+    def find(self, folders: Sequence[str], pending: Iterable[Garbage], now_us: int | None) -> list[ObjectMeta]:
         """Describe up to ``orphans_max`` objects that nothing refers to, oldest first.
 
-        They are older than the interval at the store's time ``now_us``, and no ``pending`` document names them.
+        They are older than the interval at the store's time ``now_us``, asked for if it is None, and no ``pending``
+        document names them.
         """
-        if self._options.orphans_max == 0:
-            return []
         leaving, known = Leaving(pending, self._stores.snapshots.load), read_references(self._stores)
+        now_us = self._stores.store_now_us() if now_us is None else now_us
         limit_us = now_us - int(self._options.interval_s * US_PER_S)
         found = (
             meta

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wal3_core.runtime import Runtime
 
 # A pause is due after this time without one.
@@ -30,16 +32,16 @@ class Breath:
         self._runtime = runtime
         self._busy_since_s = self._ended_s = runtime.monotonic_s()
 
-    def take(self, commit_s: float, left_s: float) -> None:
+    def take(self, commit_s: float, left_s: Callable[[], float]) -> None:
         """Pause before the next commit, if a pause is due and no append could become late.
 
-        A commit takes ``commit_s``; the oldest append of this one has ``left_s`` left.
+        A commit takes ``commit_s``; ``left_s`` returns the time left to the oldest append of the next one.
         """
         now_s, pause_s = self._runtime.monotonic_s(), min(max(_COMMITS * commit_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
         if now_s - self._ended_s >= pause_s:
             # It was idle for as long as a pause.
             self._busy_since_s = now_s
-        if now_s - self._busy_since_s >= _BUSY_S and left_s > _LEFT_S_MIN:
+        if now_s - self._busy_since_s >= _BUSY_S and left_s() > _LEFT_S_MIN:
             self._runtime.sleep(pause_s)
             self._busy_since_s = self._runtime.monotonic_s()
 

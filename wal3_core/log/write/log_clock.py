@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import UnavailableError
 from wal3_core.log.write.commit import Displaced, Failed
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.retry import until_answered
+from wal3_core.storage.retry import until_answered, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ class LogClock:
     def __init__(self, store: ObjectStore, runtime: Runtime, options: WriterOptions) -> None:
         self._store = store
         self._runtime = runtime
+        self._retry = options.retry
         self._ahead_us = int(options.clock_ahead_s_max * US_PER_S)
         self._seen: _Seen | None = None
 
@@ -61,13 +62,15 @@ class LogClock:
         return store_us + self._ahead_us
 
     def refusal(
-        self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
+        self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Displaced | Failed | None:
         """Return why uploaded fragments must not be committed onto ``base`` with their timestamps; None if they may.
 
-        Sends no CAS, so that any error is a result: the commit has failed.
+        It asks the store until ``until_s`` by the monotonic clock. It sends no CAS, so that any error is a result: the
+        commit has failed.
         """
         try:
+            retry = within(self._retry, until_s - self._runtime.monotonic_s())
             return self._refusal(base, fragments, retry)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             return Failed(f"{type(error).__name__}: {error}", error)

@@ -137,7 +137,7 @@ class WriteLoop:
         callbacks: list[Callable[[], None]] = []
         try:
             with callbacks_held(callbacks):
-                call_each(delivery.deliver for delivery in deliveries)
+                call_each([delivery.deliver for delivery in deliveries])
         finally:
             if callbacks:
                 # Callers' code: it may wait for any outcome, and for this log's workers.
@@ -254,9 +254,7 @@ class WriteLoop:
     def _commit(self) -> None:
         interrupt: BaseException | None = None
         try:
-            with self.lock:
-                left_s = self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
-            self._breath.take(self.meter.commit_s, left_s)
+            self._breath.take(self.meter.commit_s, self._head_left_s)
         except BaseException as error:  # noqa: BLE001 - raised again below: others wait for the commit
             interrupt = error
         with self.lock:
@@ -268,7 +266,7 @@ class WriteLoop:
         until_s = self.resolver.until_s(chain.from_iterable(flight.entries for flight in ready))
         result: CommitResult
         try:
-            refused = self._clock.refusal(base, pointers, within(self._options.retry, until_s - began_s))
+            refused = self._clock.refusal(base, pointers, until_s)
             result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             # Raised after a CAS was sent: an error before that is a result.
@@ -286,6 +284,10 @@ class WriteLoop:
         self._go_on(tasks, outcomes)
         if interrupt is not None:
             raise interrupt
+
+    def _head_left_s(self) -> float:
+        with self.lock:
+            return self.resolver.until_s(self.in_flight[0].entries) - self._runtime.monotonic_s()
 
     def _recover(self) -> None:
         """Load the manifest again: its state is unknown, or an append's condition has to be checked."""

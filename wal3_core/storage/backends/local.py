@@ -88,6 +88,7 @@ class LocalStore:
     def _prepare(self) -> None:
         try:
             if not self._swept or not self._staging.is_dir() or not self._locks.is_dir():
+                self._durable.forget_folders()
                 self._sweep_staging()
                 self._swept = True
         except OSError as error:
@@ -131,7 +132,8 @@ class LocalStore:
             return None
         check_length(self, path, len(data), length_max)
         etag = _etag(data)
-        self._durable.sync_seen(path, etag, self._file(path).parent)
+        if not self._durable.has_version(path, etag):
+            self._durable.sync_seen(path, etag, self._file(path).parent)
         return NotModified() if etag == if_none_match else Versioned(data, etag)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:

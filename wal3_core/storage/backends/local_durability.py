@@ -48,9 +48,12 @@ class Durability:
 
     # ------------------------------------------------------------------ folders
 
+    def forget_folders(self) -> None:
+        """Take no folder for durable any more: the store's own were removed."""
+        self._folders.clear()
+
     def make_root(self) -> None:
         """Make the store's folder and its parents durable, outermost first."""
-        self._folders.clear()
         for each in reversed([self._root, *self._root.parents[:-1]]):
             there = each.is_dir()
             if not there:
@@ -108,10 +111,12 @@ class Durability:
         """Make the object that refused a create durable: the caller builds on it, and its writer may have died."""
         self._sync(folder)
 
+    def has_version(self, path: str, etag: Etag) -> bool:
+        """Return whether this version is known to be on disk."""
+        return self._seen.get(path) == etag
+
     def sync_seen(self, path: str, etag: Etag, folder: Path) -> None:
         """Fsync the folder before anything is built on this version: its writer may have died before doing so."""
-        if self._seen.get(path) == etag:
-            return
         try:
             sync_folder(folder)
         except FileNotFoundError:
