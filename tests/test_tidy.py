@@ -87,6 +87,7 @@ def test_python_code_holds_no_pickle_and_no_bare_except() -> None:
 DIALECT = {
     "can not": "cannot",
     "told": "said, reported, answered",
+    "tell of": "report",
     "tells of": "reports",
     "anew": "again",
     "mend": "fix",
@@ -99,6 +100,8 @@ DIALECT = {
     "be it": "whether",
     "may go": "can be deleted",
     "condemned": "marked for deletion",
+    "settle": "resume, resolve, recheck",
+    "settled": "resumed, resolved, rechecked",
 }
 TEXTS = sorted(
     path

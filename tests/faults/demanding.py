@@ -76,7 +76,7 @@ class OrderedWriter:
                 stage.simulation.pause(5.0)
             else:
                 stage.world.fired["resumed"] += 1
-                stage.world.fired["settled"] += stretch.resumed.settled
+                stage.world.fired["determined"] += stretch.resumed.determined
                 return
 
 

@@ -29,7 +29,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read begins again where a snapshot was replaced under it",
-            "wal3_core.log.read.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._reloading",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
@@ -38,7 +38,7 @@ CRASH_MUTANTS = (
         "read while packing and collecting",
         Mutation(
             "a read leaves out a record where a snapshot was replaced under it",
-            "wal3_core.log.read.reader:LogReader._settled",
+            "wal3_core.log.read.reader:LogReader._reloading",
             "missing, manifest = error.path, self.manifest()",
             "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
         ),

@@ -169,7 +169,7 @@ class Hands:
                     self.stage.fail(f"pin shared was promised to hold, and {path} is gone")
 
 
-def settle(stage: Stage, operator: SimProcess) -> None:
+def destroy_unfinished(stage: Stage, operator: SimProcess) -> None:
     """Destroy what was cut short: unfinished copies, kept names, announced destructions."""
     for log in NAMES:
         name = stage.world.names[log]
@@ -177,7 +177,7 @@ def settle(stage: Stage, operator: SimProcess) -> None:
         if entry.destroying if isinstance(entry, Manifest) else entry and entry.kind is not VacancyKind.DESTROYED:
             name.pins_going += 1
             destroy(SimStore(stage.world, operator), log, also_pinned=True, runtime=operator)
-            stage.world.fired["settled"] += 1
+            stage.world.fired["destroyed unfinished"] += 1
 
 
 def check_all_destroyed(stage: Stage, operator: SimProcess) -> None:

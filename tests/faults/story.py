@@ -36,7 +36,7 @@ from tests.faults.collectors import (
 from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.plans import Plan, Swarm
-from tests.faults.second_lives import Reusing, check_all_destroyed, drawn_steps, settle
+from tests.faults.second_lives import Reusing, check_all_destroyed, destroy_unfinished, drawn_steps
 from tests.faults.short_writers import ShortWriter, check_small
 from tests.faults.simulator import YEAR_US, SimProcess, Simulation
 from tests.faults.store import LATE_S_MAX, LOG, OUTAGE_S_MAX, SimStore, World
@@ -251,7 +251,7 @@ def _process(simulation: Simulation, name: str) -> SimProcess:
 def _end(stage: Stage, operator: SimProcess) -> None:
     """With every fault healed there is progress, nothing is damaged, and all sums balance."""
     if stage.lives:
-        settle(stage, operator)
+        destroy_unfinished(stage, operator)
     _check_progress(stage, operator)
     check_small(stage, operator)
     lives = {log_id: life for log_id, life in stage.world.names.lives.items() if life.log == LOG}

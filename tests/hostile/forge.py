@@ -191,12 +191,12 @@ class Forgery:
         assert isinstance(found, Struct)
         return found
 
-    def build(self, *, settle: bool = True) -> bytes:
-        """Put the file together; ``settle`` corrects offsets and stored sizes."""
+    def build(self, *, correct: bool = True) -> bytes:
+        """Put the file together; ``correct`` corrects offsets and stored sizes."""
         out = bytearray(MAGIC)
         for group in self.groups:
             for chunk in group:
-                _lay(out, chunk, settle=settle)
+                _lay(out, chunk, correct=correct)
         return bytes(out) + ending(dump(self.footer))
 
 
@@ -226,13 +226,13 @@ def _chunk(data: bytes, entry: Struct) -> Chunk:
     return Chunk(entry, pages)
 
 
-def _lay(out: bytearray, chunk: Chunk, *, settle: bool) -> None:
+def _lay(out: bytearray, chunk: Chunk, *, correct: bool) -> None:
     start, data_start = len(out), None
     for page in chunk.pages:
         if page.header[1] != 2 and data_start is None:
             data_start = len(out)
         out += dump(page.header) + page.payload
-    if not settle:
+    if not correct:
         return
     metadata = chunk.metadata
     metadata.set(9, start if data_start is None else data_start)

@@ -114,11 +114,11 @@ def forged(data: bytes, rng: random.Random) -> bytes:
     """Change a value in the footer or in a page's header; the rest is adjusted or not."""
     forgery = Forgery.of(data)
     headers = [page.header for group in forgery.groups for chunk in group for page in chunk.pages]
-    settle = rng.random() < 0.7
+    correct = rng.random() < 0.7
     for _ in range(rng.choice((1, 1, 2, 4))):
         _forge(rng.choice(_structs(forgery.footer) if rng.random() < 0.6 else _structs(rng.choice(headers))), rng)
     try:
-        return forgery.build(settle=settle)
+        return forgery.build(correct=correct)
     except (StopIteration, AssertionError, TypeError, AttributeError):
         # The forged value is one that the build needs.
         return flipped(data, rng)

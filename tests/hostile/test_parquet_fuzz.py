@@ -121,7 +121,7 @@ def test_footer_with_a_false_number_is_an_error(holder: str, field: int, false: 
     }[holder]
     target.set(field, false, I64)
 
-    assert decoded(forgery.build(settle=False), pointer) is None
+    assert decoded(forgery.build(correct=False), pointer) is None
 
 
 def test_footer_with_a_false_number_that_is_never_used_changes_nothing() -> None:

@@ -152,11 +152,11 @@ class Volume:
             return
         for entry in [each for each in self.pending if each.folder == inode]:
             if entry.moved_to is not None:
-                self._settle(*entry.moved_to)
+                self._persist(*entry.moved_to)
         for name in {each.name for each in self.pending if each.folder == inode}:
-            self._settle(inode, name)
+            self._persist(inode, name)
 
-    def _settle(self, folder: int, name: str) -> None:
+    def _persist(self, folder: int, name: str) -> None:
         self.pending = [each for each in self.pending if (each.folder, each.name) != (folder, name)]
         inode = self.live[folder].get(name)
         if inode is None:

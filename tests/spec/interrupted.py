@@ -142,7 +142,7 @@ def survives(kind: str, number: int) -> bool:
         options = WriterOptions(bytes_held_max=1, batch_age_s_max=0.001)
         writer = LogWriter.open_or_initialize(store, "a", runtime=runtime, options=options)
         reader = LogReader.open(store, "a", runtime=runtime)
-        settled: list[Future[LogPosition]] = []
+        submitted: list[Future[LogPosition]] = []
         calls: dict[str, Callable[[], object]] = {
             "append": lambda: append_and_wait(writer),
             "held": lambda: append_behind_others(writer),
@@ -151,12 +151,12 @@ def survives(kind: str, number: int) -> bool:
         }
         if kind == "flush":
             store.hold()
-            settled.append(writer.submit(b"interrupted"))
+            submitted.append(writer.submit(b"interrupted"))
             # Only then does the flush wake a worker.
             while writer._pipeline._loop.waker.asked:
                 time.sleep(0.0001)
         interrupted = Interrupter(number).interrupts(calls[kind])
-        for future in settled:
+        for future in submitted:
             future.result(ANSWER_S_MAX)
         acknowledged: list[int] = []
         answered(lambda: acknowledged.append(writer.append(b"other").offset))

@@ -124,17 +124,17 @@ def test_document_deleted_as_abandoned_while_it_was_announced_is_written_again(m
         go_on.wait(10)
 
     other = Collector(once(memory_store, "delete", "GARBAGE", hold), LOG, options=options)
-    settling = threading.Thread(target=other.resume_all)
+    resuming = threading.Thread(target=other.resume_all)
 
-    def settle() -> None:
-        settling.start()
+    def resume() -> None:
+        resuming.start()
         reached.wait(10)
 
     def forget() -> None:
         go_on.set()
-        settling.join(10)
+        resuming.join(10)
 
-    announcing = Collector(once(memory_store, "replace", "MANIFEST", settle), LOG, options=options)
+    announcing = Collector(once(memory_store, "replace", "MANIFEST", resume), LOG, options=options)
     path = announcing.announce(announcing.plan())
     Collector(once(memory_store, "replace", "GARBAGE", forget), LOG, options=options).prune(path)
 

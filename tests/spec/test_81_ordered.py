@@ -74,7 +74,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
         again = writer.append(b"2")
 
     assert outcomes == [type(None), type(None), NotDurableError, HaltedError, HaltedError, HaltedError]
-    assert (resumed.appends, resumed.records, resumed.settled) == (2, 2, False)
+    assert (resumed.appends, resumed.records, resumed.determined) == (2, 2, False)
     assert isinstance(resumed.failure, NotDurableError)
     assert again.offset == 3
     assert bodies(faulty.inner) == [b"0", b"1", b"2"]
@@ -103,7 +103,7 @@ def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: Faulty
     assert outcomes[:lost] == [UnknownDurabilityError] * lost
     assert set(outcomes[lost:]) <= {HaltedError}
     assert lost > 0
-    assert (resumed.appends, resumed.settled) == (1 + applied, True)
+    assert (resumed.appends, resumed.determined) == (1 + applied, True)
     assert last.offset == 2 + applied
     assert bodies(faulty.inner) == [b"first", *(b"%d" % number for number in range(applied)), b"last"]
 
@@ -121,7 +121,7 @@ def test_unknown_outcome_is_determined_though_many_others_wrote_since(faulty: Fa
 
         resumed = writer.resume()
 
-    assert (resumed.appends, resumed.settled) == (1, True)
+    assert (resumed.appends, resumed.determined) == (1, True)
 
 
 def test_writer_that_lost_its_place_to_another_halts_too(faulty: FaultyStore) -> None:

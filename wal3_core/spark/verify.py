@@ -30,7 +30,7 @@ from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import count_tasks
 from wal3_core.spark.verify_plan import Plan, plan_log
-from wal3_core.spark.verify_task import FINDINGS, SETSUM_COLUMNS, Problematic, verify_task
+from wal3_core.spark.verify_task import READ_RESULTS, SETSUM_COLUMNS, Problematic, verify_task
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -95,23 +95,23 @@ def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_b
         for number, piece in cut(open_store(store_url), pieces, count=count)
     ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
-    findings = (
+    results = (
         spark.createDataFrame(pa.table(columns, names=["task", "log", "log_id", "pointer", "opened"]))
         .repartitionById(count, sf.col("task").cast("int"))
-        .mapInArrow(partial(verify_task, store_url=store_url), FINDINGS)
+        .mapInArrow(partial(verify_task, store_url=store_url), READ_RESULTS)
     )
-    return {row["log"]: _totals(row) for row in _added_up(findings).collect()}
+    return {row["log"]: _totals(row) for row in _added_up(results).collect()}
 
 
 def _cores(spark: SparkSession) -> int:
     return os.cpu_count() or 1 if is_remote() else spark.sparkContext.defaultParallelism
 
 
-def _added_up(findings: DataFrame) -> DataFrame:
+def _added_up(results: DataFrame) -> DataFrame:
     sound = sf.col("problem").isNull()
     # A column is below 2^32, so a LONG holds the sum of two thousand million of them.
     sums = [sf.sum(name).alias(name) for name in ("num_records", "num_bytes", *SETSUM_COLUMNS)]
-    return findings.groupBy("log").agg(
+    return results.groupBy("log").agg(
         *sums,
         sf.count_if(sound & ~sf.col("snapshot")).alias("num_fragments"),
         sf.count_if(sound & sf.col("snapshot")).alias("num_snapshots"),
@@ -133,10 +133,10 @@ def _totals(row: Row) -> _Totals:
 def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
     bad = totals.bad
-    settled = _settle_missing(store, plan, [one for one in bad if one.missing])
-    if settled is None:
+    rechecked = _recheck_missing(store, plan, [one for one in bad if one.missing])
+    if rechecked is None:
         return None
-    gone = [one for one in bad if one.missing and one not in settled]
+    gone = [one for one in bad if one.missing and one not in rechecked]
     reported = sorted((one for one in bad if one not in gone), key=lambda one: int(one.start))
     problems = [*(Problem(one.path, one.problem) for one in reported), *plan.problems]
     manifest = plan.manifest
@@ -160,18 +160,18 @@ def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | No
     )
 
 
-def _settle_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _recheck_missing(store: ObjectStore, plan: Plan, missing: Sequence[Problematic]) -> list[Problematic] | None:
     """Return the missing objects that are lost: neither collected nor replaced. None when some were replaced."""
     if not missing or plan.manifest is None:
         return []
     log_id = plan.manifest.log_id
     reader = LogReader(store, plan.log, options=ReaderOptions(), runtime=shared_runtime(), log_id=log_id)
-    settled = ask(partial(_settle, reader), missing)
+    rechecked = ask(partial(_recheck, reader), missing)
     # The log was damaged or destroyed since it was planned: the next round reports it.
-    return None if isinstance(settled, LogError) else settled
+    return None if isinstance(rechecked, LogError) else rechecked
 
 
-def _settle(reader: LogReader, missing: Sequence[Problematic]) -> list[Problematic] | None:
+def _recheck(reader: LogReader, missing: Sequence[Problematic]) -> list[Problematic] | None:
     newest = reader.manifest()
     lost = [one for one in missing if still_named(reader, newest, one.path, int(one.start), int(one.limit))]
     first = newest.first.position.offset

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SETSUM_COLUMNS = tuple(f"setsum_{index}" for index in range(COLUMNS))
 _FETCHES_AHEAD = 4
-_FINDINGS_PER_BATCH = 1000
+_READ_RESULTS_PER_BATCH = 1000
 _POINTER_BYTES_MAX = 2**20
 
 
@@ -57,7 +57,7 @@ class Problematic:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReadResult:
     """The result of reading one object of a log: sound when ``error`` is None."""
 
     log: str
@@ -65,7 +65,7 @@ class Finding:
     error: LogError | None
 
     def to_row(self) -> tuple[str | bool | int | None, ...]:
-        """Return as a row of FINDINGS."""
+        """Return as a row of READ_RESULTS."""
         pointer, snapshot = self.pointer, isinstance(self.pointer, SnapshotPointer)
         path, start, limit = pointer.path, str(pointer.start.offset), str(pointer.limit.offset)
         if self.error is not None:
@@ -80,7 +80,7 @@ def _field(name: str, of: DataType, *, nullable: bool = False) -> StructField:
     return StructField(name, of, nullable)
 
 
-FINDINGS = StructType(
+READ_RESULTS = StructType(
     [
         _field("log", StringType()),
         _field("snapshot", BooleanType()),
@@ -95,27 +95,27 @@ FINDINGS = StructType(
     ]
 )
 _ARROW_TYPES = {"string": pa.string(), "boolean": pa.bool_(), "long": pa.int64()}
-_ARROW_FINDINGS = pa.schema(
-    [pa.field(each.name, _ARROW_TYPES[each.dataType.typeName()], each.nullable) for each in FINDINGS]
+_ARROW_READ_RESULTS = pa.schema(
+    [pa.field(each.name, _ARROW_TYPES[each.dataType.typeName()], each.nullable) for each in READ_RESULTS]
 )
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a row of FINDINGS for each object.
+    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a READ_RESULTS row for each object.
 
     What an opened snapshot holds comes in rows of its own.
     """
-    findings = _findings(batches, store_url)
-    while some := list(islice(findings, _FINDINGS_PER_BATCH)):
-        columns = zip(*(finding.to_row() for finding in some), strict=True)
-        arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_FINDINGS, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_FINDINGS)
+    results = _read_results(batches, store_url)
+    while some := list(islice(results, _READ_RESULTS_PER_BATCH)):
+        columns = zip(*(result.to_row() for result in some), strict=True)
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_READ_RESULTS, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_READ_RESULTS)
 
 
-def _findings(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[Finding]:
+def _read_results(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[ReadResult]:
     store, runtime = open_store(store_url), shared_runtime()
 
-    def work() -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
+    def work() -> Iterator[tuple[LogReader, str, FragmentPointer] | ReadResult]:
         for batch in batches:
             columns = (batch[name].to_pylist() for name in ("log", "log_id", "pointer", "opened"))
             for log, log_id, text, opened in zip(*columns, strict=True):
@@ -132,23 +132,23 @@ def _pointer(text: str, log: str) -> Pointer:
 
 def _expanded(
     reader: LogReader, log: str, pointer: Pointer, *, opened: bool = False
-) -> Iterator[tuple[LogReader, str, FragmentPointer] | Finding]:
+) -> Iterator[tuple[LogReader, str, FragmentPointer] | ReadResult]:
     """Yield a fragment as work to be done; open a snapshot at once, and yield what it holds."""
     if isinstance(pointer, FragmentPointer):
         yield reader, log, pointer
         return
     found = ask(reader.load_snapshot, pointer)
     if isinstance(found, LogError):
-        yield Finding(log, pointer, found)
+        yield ReadResult(log, pointer, found)
         return
-    yield Finding(log, pointer, None)
+    yield ReadResult(log, pointer, None)
     for each in () if opened else found.pointers:
         yield from _expanded(reader, log, each)
 
 
-def _check(work: tuple[LogReader, str, FragmentPointer] | Finding) -> Finding:
-    if isinstance(work, Finding):
+def _check(work: tuple[LogReader, str, FragmentPointer] | ReadResult) -> ReadResult:
+    if isinstance(work, ReadResult):
         return work
     reader, log, pointer = work
     found = ask(reader.fetch, pointer)
-    return Finding(log, pointer, found if isinstance(found, LogError) else None)
+    return ReadResult(log, pointer, found if isinstance(found, LogError) else None)

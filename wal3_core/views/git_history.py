@@ -153,7 +153,7 @@ class _Appender:
         if self._batch:
             self._send()
         while self._sent:
-            self._settle()
+            self._await_oldest()
 
     def _send(self) -> None:
         try:
@@ -165,9 +165,9 @@ class _Appender:
         self._sent.append((len(self._batch), self._batch_bytes, future))
         self._batch, self._batch_bytes = [], 0
         if len(self._sent) > _BATCHES_AHEAD:
-            self._settle()
+            self._await_oldest()
 
-    def _settle(self) -> None:
+    def _await_oldest(self) -> None:
         count, num_bytes, future = self._sent.popleft()
         try:
             future.result()

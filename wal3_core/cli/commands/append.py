@@ -155,7 +155,7 @@ class Appending:
         Every batch that was sent has an outcome by then, unless a second signal came.
         """
         ended = self._submit_all(stream, parse)
-        self._settle(0)
+        self._await_sent(0)
         if self._sent:
             ended = self._abandoned()
         elif self._failures:
@@ -187,7 +187,7 @@ class Appending:
                     return InvalidFailure(str(error))
                 line += len(batch)
             # Also while the input is slow, so that a refused line is reported before the next one arrives.
-            self._settle(_BATCHES_AHEAD)
+            self._await_sent(_BATCHES_AHEAD)
         return self._signals.failure if self._signals.stop else None
 
     def _submit(self, lines: list[bytes], first_line: int, parse: Parser) -> None:
@@ -207,7 +207,7 @@ class Appending:
             self._send(messages, first_line, number - (bad is not None))
         if bad is not None:
             raise bad
-        self._settle(_BATCHES_AHEAD)
+        self._await_sent(_BATCHES_AHEAD)
 
     def _send(self, messages: list[Message], first_line: int, last_line: int) -> None:
         """Send a batch as soon as there is room; after a second signal, send nothing more."""
@@ -225,7 +225,7 @@ class Appending:
             self._sent.append(_Sent(first_line, last_line, len(messages), num_bytes, future))
             return
 
-    def _settle(self, sent_max: int) -> None:
+    def _await_sent(self, sent_max: int) -> None:
         """Take the outcomes that are known; wait for more while over ``sent_max`` batches are in flight."""
         while self._sent:
             sent = self._sent[0]
@@ -252,7 +252,7 @@ class Appending:
     def _failed(self) -> Failure:
         """Say which lines are in the log; where that is unknown, read the log first."""
         error = self._failures[0][1]
-        settled = ""
+        read_back = ""
         if isinstance(error, UnknownDurabilityError):
             resuming = later(shared_runtime(), self._writer.resume)
             if not self._signals.wait(resuming):
@@ -261,15 +261,15 @@ class Appending:
                 resumed = resuming.result()
             except LogError as why:
                 return self._unknown(error, why)
-            settled = " (read from the log after an unanswered commit)"
-            self._count_settled(resumed)
+            read_back = " (read from the log after an unanswered commit)"
+            self._count_resumed(resumed)
         if not self._failures:
-            return Failure(f"{self._lines}{settled}; it stopped there: {error}")
+            return Failure(f"{self._lines}{read_back}; it stopped there: {error}")
         sent, left = self._failures[0]
-        cause = left if settled else error
-        return Failure(f"{self._lines}{settled}; {_refused(sent.first_line, cause)}; they can be appended again")
+        cause = left if read_back else error
+        return Failure(f"{self._lines}{read_back}; {_refused(sent.first_line, cause)}; they can be appended again")
 
-    def _count_settled(self, resumed: ResumeReport) -> None:
+    def _count_resumed(self, resumed: ResumeReport) -> None:
         """Count the batches that turned out to be in the log; they are the first of those that failed."""
         durable = self._failures[: max(0, resumed.appends - self._appends)]
         self._failures = self._failures[len(durable) :]

@@ -191,7 +191,7 @@ class _Copying:
             copied = self._copy(plan, claim, pins)
         except LogError as error:
             for name in named:
-                if self._into.forgets(name, standing, settled=_settled(error)):
+                if self._into.forgets(name, standing, final=_is_final(error)):
                     pins.let_go(name)
             raise
         # The copy is a log now: nothing from here on is a failure.
@@ -361,7 +361,7 @@ def _begun(standing: Seen[Entry] | None, pins: CopyPins, planned: Callable[[str,
     return plan if plan is not None and plan.terms == earlier.terms else None
 
 
-def _settled(error: LogError) -> bool:
+def _is_final(error: LogError) -> bool:
     """Tell whether no request of a call that failed with this error may still arrive."""
     return not isinstance(error, UnavailableError) or isinstance(error, StoreDeniedError | UnsuitableStoreError)
 

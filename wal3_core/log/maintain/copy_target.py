@@ -81,10 +81,10 @@ class CopyTarget:
         delete_remains(self._root, [life for life in lives if life != log_id], self._runtime, self._retry)
         return Claim(self._root, claimed, self._runtime, self._retry, resumed=resumed)
 
-    def forgets(self, pin: str, since: Seen[Entry] | None, *, settled: bool) -> bool:
+    def forgets(self, pin: str, since: Seen[Entry] | None, *, final: bool) -> bool:
         """Tell whether no claim on the name refers to a pin of the source, nor will.
 
-        ``since`` is what this call's claim was to replace: a claim that is not settled may still arrive as long as
+        ``since`` is what this call's claim was to replace: a claim that is not ``final`` may still arrive as long as
         that stands. A pin that is no longer named is never named again: each claim takes it from the one that it
         replaces.
         """
@@ -95,7 +95,7 @@ class CopyTarget:
         standing = copying_at(seen)
         if standing is not None and standing.pin == pin:
             return False
-        return settled or (seen and seen.etag) != (since and since.etag)
+        return final or (seen and seen.etag) != (since and since.etag)
 
 
 def copying_at(seen: Seen[Entry] | None) -> Vacancy | None:

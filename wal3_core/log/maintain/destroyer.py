@@ -235,7 +235,7 @@ class _Destroying:
                 vacancy = Vacancy(kind=VacancyKind.DESTROYED, log_id=log_id, generation=1, writer="")
                 if self._manifests.swap(vacancy, seen) is not None:
                     return was_log
-        raise self._unsettled()
+        raise self._gave_up()
 
     def _seal(self) -> Seal:
         return Seal(reason=BEING_DESTROYED, sealed_by=stamp(self._runtime), timestamp_us=self._runtime.now_us())
@@ -260,9 +260,9 @@ class _Destroying:
                 return
             if self._manifests.swap(seen.document.withdraw_destroy(), seen) is not None:
                 return
-        raise self._unsettled()
+        raise self._gave_up()
 
-    def _unsettled(self) -> UnavailableError:
+    def _gave_up(self) -> UnavailableError:
         return UnavailableError(f"log {self._root.url}: the manifest changed {REBASES_MAX} times over")
 
 

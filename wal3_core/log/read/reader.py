@@ -128,9 +128,9 @@ class LogReader:
         fixed by the manifest: what is collected after that one was loaded is never silently skipped.
         """
         manifest = manifest or self.manifest()
-        yield from (pointer for pointer, _ in self._settled(manifest, start, limits, iter, _itself))
+        yield from (pointer for pointer, _ in self._reloading(manifest, start, limits, iter, _itself))
 
-    def _unsettled(self) -> UnavailableError:
+    def _gave_up(self) -> UnavailableError:
         return UnavailableError(
             f"log {self._manifests.url}: maintenance replaced what was to be read"
             f" {self._options.reloads_max} times over"
@@ -170,7 +170,7 @@ class LogReader:
         fragment. If it was replaced, the replacement is read, from where the caller had come to. If it
         is still named, it is lost: CorruptError.
         """
-        yield from self._settled(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
+        yield from self._reloading(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def batches(
@@ -239,7 +239,7 @@ class LogReader:
         share = share_of(self._store)
         return map_ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
 
-    def _settled(
+    def _reloading(
         self,
         manifest: Manifest,
         start: ReadStart,
@@ -272,7 +272,7 @@ class LogReader:
                 reloads += 1
             else:
                 return
-        raise self._unsettled()
+        raise self._gave_up()
 
 
 def _itself(pointer: FragmentPointer) -> FragmentPointer:

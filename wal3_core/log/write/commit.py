@@ -87,7 +87,7 @@ class Undetermined:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The manifest has changed: every CAS of ours is settled, and ``base`` shows how.
+    """The manifest has changed: every CAS of ours is resolved, and ``base`` shows how.
 
     ``ambiguous``: one of them went unanswered, so it may be the one that changed the manifest.
     """

@@ -31,14 +31,14 @@ class ResumeReport:
     The first ``appends`` of those submitted, ``records`` in all, are in the log, in their order and with no
     other of this writer's between; none behind them is, nor will be. ``next_offset`` follows the last of
     them, None when there is none. ``failure`` is what halted the writer; None when it was not halted.
-    ``settled`` is true when an unknown outcome was determined.
+    ``determined`` is true when an unknown outcome was determined.
     """
 
     appends: int
     records: int
     next_offset: int | None
     failure: AppendError | None
-    settled: bool
+    determined: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Halt:
             records=self._records,
             next_offset=self._next_offset,
             failure=self.failure,
-            settled=verdict is not None,
+            determined=verdict is not None,
         )
         self.failure = self.undetermined = self._next_offset = None
         self._appends = self._records = 0

@@ -230,12 +230,12 @@ class AppendResolver:
         entries: Sequence[Entry],
         error: AppendError,
         cause: BaseException | None,
-        unsettled: UndeterminedCommit | None = None,
+        undetermined: UndeterminedCommit | None = None,
     ) -> None:
         """Fail appends; an ordered writer halts, and what is queued behind them is refused in the next step."""
         self.outcomes.give_up(entries, error, cause)
         if entries:
-            self.halt.stop(copy.copy(error), unsettled)
+            self.halt.stop(copy.copy(error), undetermined)
 
     def _take_flights(self) -> list[Entry]:
         entries = [entry for flight in self._flights for entry in flight.entries]
