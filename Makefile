@@ -40,8 +40,8 @@ PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgr
 test: java setup lint types ## Everything that must hold: linters, types, tests (some ten minutes on two cores)
 	$(PYTEST) -m "not repeat"
 
-test-all: java setup lint types ## The same, and the whole specification on every kind of store
-	$(PYTEST)
+test-all: test ## The same, then the specification on every kind of store
+	$(PYTEST) -m repeat
 
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat" -o timeout=30
@@ -80,11 +80,11 @@ canary: setup ## A campaign that must fail: it succeeds when the defect it carri
 
 CASES ?= 50000
 fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
-	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py
+	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py -o timeout=0
 
 kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
 	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o timeout=0
-	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py
+	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py -o timeout=0
 
 power: setup ## Power cuts at every step of the local store
 	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,13 @@ DATACLASS_FLAGS = {"frozen", "slots"}
 MUTABLE = {"Entry", "InFlightFragment", "_Tally"}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
@@ -34,7 +40,7 @@ def test_module_its_classes_and_functions_stay_short() -> None:
             MODULE_LINES_MAX if path in SOURCES else TEST_MODULE_LINES_MAX,
         )
         assert count <= count_max, f"{path}: {count} lines"
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 lines_max = CLASS_LINES_MAX if isinstance(node, ast.ClassDef) else FUNCTION_LINES_MAX
@@ -43,7 +49,7 @@ def test_module_its_classes_and_functions_stay_short() -> None:
 
 def test_module_says_what_it_is_and_is_named_for_it() -> None:
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
 
         assert ast.get_docstring(tree), f"{path} has no docstring"
         assert path.stem not in BANNED_NAMES, path
@@ -66,7 +72,7 @@ def test_functions_take_few_parameters_and_no_more_than_two_by_place_alone() -> 
 
 def test_dataclasses_of_the_core_are_frozen_and_slotted() -> None:
     for path in sorted((ROOT / "wal3_core").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ClassDef) or node.name in MUTABLE:
                 continue
             for decorator in node.decorator_list:
@@ -77,7 +83,7 @@ def test_dataclasses_of_the_core_are_frozen_and_slotted() -> None:
 
 def test_python_code_holds_no_pickle_and_no_bare_except() -> None:
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.ExceptHandler) and node.type is None), path
             assert not (isinstance(node, ast.Import) and any(a.name.startswith("pickle") for a in node.names)), path
@@ -126,7 +132,7 @@ WAITS = {"wait", "join", "communicate"}
 
 def test_every_wait_for_a_process_in_tests_has_a_deadline() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             starts = ast.unparse(node.func.value) == "subprocess" and node.func.attr in STARTS
