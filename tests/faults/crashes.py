@@ -346,7 +346,7 @@ ONE_LIFE = (
     Scenario("append, 1 fragment in flight", ONE, {"victim": _append_at_once(1)}),
     Scenario("append, 3 fragments in flight", ONE, {"victim": _append_at_once(3)}),
     Scenario("append in a row", None, {"victim": _append("a", "b", "c")}),
-    Scenario("roll-over into snapshots", ONE, {"victim": _append(*(f"roll{n}" for n in range(9)))}),
+    Scenario("append until snapshots are written", ONE, {"victim": _append(*(f"roll{n}" for n in range(9)))}),
     Scenario("append after maintenance", ONE, {"victim": _append_around(Maintainer(1))}),
     Scenario("append after another writer", ONE, {"victim": _append_around(_append("other"))}),
     Scenario("append after 17 other writers", ONE, {"victim": Part(_append_beside_many)}),
@@ -356,29 +356,29 @@ ONE_LIFE = (
     Scenario("append after a seal", ONE, {"victim": _append_around(Sealing(0.0))}),
     Scenario("two writers at once", ONE, {"victim": _append("a", "b"), "other": _append("x", "y")}),
     Scenario("cursor created, moved on and back", MANY, {"victim": Part(_move_cursor)}),
-    Scenario("two hands on a cursor", MANY, {"victim": Part(_move_cursor), "other": Part(_move_cursor)}),
-    Scenario("cursor used again", MANY, {"victim": Part(_use_cursor_again), "other": Part(_move_cursor)}),
+    Scenario("two processes move one cursor", MANY, {"victim": Part(_move_cursor), "other": Part(_move_cursor)}),
+    Scenario("cursor deleted and re-created", MANY, {"victim": Part(_use_cursor_again), "other": Part(_move_cursor)}),
     Scenario("close with appends under way", ONE, {"victim": Part(_close_with_appends_under_way)}),
     Scenario("read through snapshots", MANY, {"victim": Part(_read)}),
     Scenario("seal", ONE, {"victim": Sealing(0.0)}),
     Scenario("migrate", MANY, {"victim": Sealing(0.0, SUCCESSOR)}),
     Scenario("migrate while appending", ONE, {"victim": Sealing(0.0, SUCCESSOR), "writer": _append("a", "b")}),
     Scenario("collect", CONSUMED, {"victim": Collecting(2, 0.1)}),
-    Scenario("collect beside a new cursor", CONSUMED, {"victim": Collecting(1, 0.1), "mover": Part(_move_cursor)}),
+    Scenario("collect while creating a cursor", CONSUMED, {"victim": Collecting(1, 0.1), "mover": Part(_move_cursor)}),
     Scenario(
-        "collect beside a name used again", CONSUMED, {"victim": Part(_use_cursor_again), "o": Collecting(1, 0.1)}
+        "collect while re-creating a cursor", CONSUMED, {"victim": Part(_use_cursor_again), "o": Collecting(1, 0.1)}
     ),
     Scenario("two collectors at once", CONSUMED, {"victim": Collecting(1, 0.1), "other": Collecting(1, 0.1)}),
     Scenario("collect while appending", CONSUMED, {"victim": Collecting(1, 0.1), "writer": _append("a", "b", "c")}),
     Scenario("collect orphans", ORPHANS, {"victim": Collecting(2, 0.1)}),
     Scenario("collect orphans while appending", ORPHANS, {"victim": Collecting(1, 0.1), "writer": _append("a", "b")}),
-    Scenario("pin, read, let go and pin again", MANY, {"victim": Pinning(0.0, 0.1, rounds=2)}),
-    Scenario("collect beside a pin", CONSUMED, {"victim": Collecting(2, 0.1), "pinner": Pinning(0.0, 0.2)}),
-    Scenario("pack snapshots", MANY, {"victim": Packing(1, 0.1, PACKING)}),
-    Scenario("pack while appending", MANY, {"victim": Packing(1, 0.1, PACKING), "writer": _append("a", "b", "c")}),
-    Scenario("pack while collecting", ORPHANS, {"victim": Packing(1, 0.1, PACKING), "collector": Collecting(4, 0.3)}),
+    Scenario("pin, read, delete the pin, pin again", MANY, {"victim": Pinning(0.0, 0.1, rounds=2)}),
+    Scenario("collect while creating a pin", CONSUMED, {"victim": Collecting(2, 0.1), "pinner": Pinning(0.0, 0.2)}),
+    Scenario("compact snapshots", MANY, {"victim": Packing(1, 0.1, PACKING)}),
+    Scenario("compact while appending", MANY, {"victim": Packing(1, 0.1, PACKING), "writer": _append("a", "b", "c")}),
+    Scenario("compact and collect", ORPHANS, {"victim": Packing(1, 0.1, PACKING), "collector": Collecting(4, 0.3)}),
     Scenario(
-        "read while packing and collecting",
+        "read while compacting and collecting",
         LONG,
         {"victim": Part(_read_slowly), "packer": Packing(1, 0.5, REPACKING), "collector": Collecting(8, 0.5)},
     ),
@@ -397,17 +397,17 @@ ONE_LIFE = (
 
 
 BACKED_UP, DESTROYED = _backed_up("back up"), _backed_up("back up", "destroy")
-# Steps that two processes start at once, and the prelude of each.
-TWICE: tuple[tuple[Step, Actor | None], ...] = (
-    ("initialize", None),
-    ("initialize", DESTROYED),
-    ("back up", _backed_up()),
-    ("restore", DESTROYED),
-    ("follow", DESTROYED),
-    ("seal", MANY),
-    ("destroy", BACKED_UP),
-    ("drop backup", BACKED_UP),
-    ("pin", MANY),
+# Steps that two processes start at once, what the name says besides, and the prelude of each.
+TWICE: tuple[tuple[Step, str, Actor | None], ...] = (
+    ("initialize", "", None),
+    ("initialize", ", at a destroyed name", DESTROYED),
+    ("back up", "", _backed_up()),
+    ("restore", "", DESTROYED),
+    ("create successor", "", DESTROYED),
+    ("seal", "", MANY),
+    ("destroy", "", BACKED_UP),
+    ("destroy backup", "", BACKED_UP),
+    ("pin", "", MANY),
 )
 # Two different steps at once on the same name, and the prelude.
 BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
@@ -415,31 +415,26 @@ BESIDE: tuple[tuple[Step, Step, Actor | None], ...] = (
     ("destroy", "restore", BACKED_UP),
     ("destroy", "back up", _backed_up()),
     ("destroy with pins", "back up", _backed_up()),
-    ("drop backup", "back up", _backed_up()),
-    ("drop backup", "restore", DESTROYED),
+    ("destroy backup", "back up", _backed_up()),
+    ("destroy backup", "restore", DESTROYED),
     ("initialize", "restore", DESTROYED),
-    ("initialize", "follow", DESTROYED),
-    ("restore", "follow", DESTROYED),
+    ("initialize", "create successor", DESTROYED),
+    ("restore", "create successor", DESTROYED),
     ("seal", "destroy", MANY),
 )
 AGAIN, RESTORED = _take("destroy", "initialize"), _take("destroy", "restore")
 SECOND_LIVES = (
-    *(
-        Scenario(
-            f"{step} twice at once{'' if before in (None, MANY) else ', again'}", before, _both(step, step), lives=True
-        )
-        for step, before in TWICE
-    ),
-    *(Scenario(f"{one} beside {other}", before, _both(one, other), lives=True) for one, other, before in BESIDE),
-    Scenario("append across destroy and initialize", BACKED_UP, {"victim": _append_around(AGAIN)}, lives=True),
-    Scenario("append across destroy and restore", BACKED_UP, {"victim": _append_around(RESTORED)}, lives=True),
-    Scenario("append beside destroy and initialize", BACKED_UP, {"victim": _append("a", "b"), "o": AGAIN}, lives=True),
-    Scenario("append beside destroy and restore", BACKED_UP, {"victim": _append("a", "b"), "o": RESTORED}, lives=True),
-    Scenario("cursor moved across a restore", BACKED_UP, {"victim": _move_cursor_around(RESTORED)}, lives=True),
-    Scenario("read across a restore", BACKED_UP, {"victim": _read_around(RESTORED)}, lives=True),
-    Scenario("collect beside a restore", BACKED_UP, {"victim": Collecting(2, 0.05), "o": RESTORED}, lives=True),
-    Scenario("pack beside a restore", BACKED_UP, {"victim": Packing(2, 0.05, PACKING), "o": RESTORED}, lives=True),
-    Scenario("destroy beside a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
+    *(Scenario(f"{step} twice at once{at}", before, _both(step, step), lives=True) for step, at, before in TWICE),
+    *(Scenario(f"{one} and {other} at once", before, _both(one, other), lives=True) for one, other, before in BESIDE),
+    Scenario("append, destroy, initialize, append", BACKED_UP, {"victim": _append_around(AGAIN)}, lives=True),
+    Scenario("append, destroy, restore, append", BACKED_UP, {"victim": _append_around(RESTORED)}, lives=True),
+    Scenario("append during destroy and initialize", BACKED_UP, {"victim": _append("a", "b"), "o": AGAIN}, lives=True),
+    Scenario("append during destroy and restore", BACKED_UP, {"victim": _append("a", "b"), "o": RESTORED}, lives=True),
+    Scenario("cursor moved between restores", BACKED_UP, {"victim": _move_cursor_around(RESTORED)}, lives=True),
+    Scenario("read during a restore", BACKED_UP, {"victim": _read_around(RESTORED)}, lives=True),
+    Scenario("collect during a restore", BACKED_UP, {"victim": Collecting(2, 0.05), "o": RESTORED}, lives=True),
+    Scenario("compact during a restore", BACKED_UP, {"victim": Packing(2, 0.05, PACKING), "o": RESTORED}, lives=True),
+    Scenario("destroy while creating a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
 )
 SCENARIOS = (*ONE_LIFE, *SECOND_LIVES)
 

@@ -8,9 +8,9 @@ from tests.mutations import Mutation
 # Each with the scenario of crashes.py that finds it: a window of milliseconds, which a slow request opens wide.
 CRASH_MUTANTS = (
     (
-        "collect beside a pin",
+        "collect while creating a pin",
         Mutation(
-            "a pin is not compared once it is written",
+            "a pin is not compared with the manifest after it is written",
             "wal3_core.storage.documents.pin_store:_still_whole",
             "return now.first.seq_no <= pinned.first.seq_no and now.pointers[:count] == pinned.pointers",
             "return count >= 0 or now == pinned",
@@ -26,27 +26,27 @@ CRASH_MUTANTS = (
         ),
     ),
     (
-        "read while packing and collecting",
+        "read while compacting and collecting",
         Mutation(
-            "a read begins again where a snapshot was replaced under it",
+            "a read whose snapshot was replaced begins again",
             "wal3_core.log.read.reader:LogReader._reloading",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
     ),
     (
-        "read while packing and collecting",
+        "read while compacting and collecting",
         Mutation(
-            "a read leaves out a record where a snapshot was replaced under it",
+            "a read whose snapshot was replaced leaves out a record",
             "wal3_core.log.read.reader:LogReader._reloading",
             "missing, manifest = error.path, self.manifest()",
             "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
         ),
     ),
     (
-        "destroy beside a pin",
+        "destroy while creating a pin",
         Mutation(
-            "a pin made while the log is being destroyed is not looked for",
+            "pins made while the log is destroyed are ignored",
             DESTROYING + "_refuse_pinned",
             "        if pins:\n",
             "        if not self._log_id:\n",
@@ -57,31 +57,31 @@ CRASH_MUTANTS = (
 # In the order of the cases of test_narrow_windows.py: a window of one request takes a world hundreds of seeds.
 NARROW_MUTANTS = (
     Mutation(
-        "a commit under way is not shut out when its outcome is reported",
+        "an outcome is reported although the CAS may still be applied",
         "wal3_core.log.write.halt:OutcomeLookup._ask",
         "if not isinstance(self._manifests.install(found.manifest, found), Installed):",
         "if verdict is None:",
     ),
     Mutation(
-        "lives are listed after the name was made vacant",
+        "a destroy lists the earlier lives after the name became vacant",
         DESTROYING + "run",
         "        for _ in range(_ROUNDS_MAX):\n",
         "        lives = self._manifests.lives()\n        for _ in range(_ROUNDS_MAX):\n",
     ),
     Mutation(
-        "a copy lists lives after it claimed the name",
+        "a copy lists the earlier lives after it claimed the name",
         CLAIM + "CopyTarget.claim",
         "[life for life in lives if life != log_id]",
         "[life for life in self._names.lives() if life != log_id]",
     ),
     Mutation(
-        "a copy writes cursors without looking at its claim",
+        "a copy writes cursors without checking its claim",
         CLAIM + "Claim._write",
         "        self.check_ours()\n        if documents",
         "        if documents",
     ),
     Mutation(
-        "a copy uses any pin",
+        "a copy uses another copy's pin",
         "wal3_core.log.maintain.copy_pins:CopyPins.make",
         "            return name, self._pins.create(",
         "            return name, next(iter(self._pins.list().values()), None) or self._pins.create(",
@@ -105,25 +105,25 @@ NARROW_MUTANTS = (
         "if ready.fence > manifest.fence:",
     ),
     Mutation(
-        "a document has its mark before it is marked",
+        "a garbage document has its mark before it is pruned",
         PRUNER + "announce",
         "        path = garbage.path\n",
         "        path = garbage.path\n        self._documents.mark(path)\n",
     ),
     Mutation(
-        "a start that is no offset is looked up again with every manifest",
+        "the start of a read is determined again with every manifest",
         "wal3_core.log.read.scan:begun",
         "            return manifest.first.position.offset\n",
         "            return None\n",
     ),
     Mutation(
-        "a follower without a record begins again with every poll",
+        "the start of a follower is determined again with every poll",
         "wal3_core.log.read.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
     ),
     Mutation(
-        "a policy is changed without a look at the announcement",
+        "a policy is changed without checking the announcement",
         "wal3_core.storage.documents.policy_store:PolicyStore._withdraw_announced",
         "if base.manifest.announced is not None:",
         "if base.manifest.announced is not None and base.manifest.destroying:",
@@ -135,13 +135,13 @@ NARROW_MUTANTS = (
         "            if isinstance(outcome, Unknown) and not generation:\n",
     ),
     Mutation(
-        "a name that is kept for a successor is begun by any process",
+        "any process can create a log at a claimed name",
         MANIFESTS + "refuse_taken",
         "vacancy.kind is not VacancyKind.DESTROYED",
         "vacancy.kind is VacancyKind.COPYING",
     ),
     Mutation(
-        "a successor's name is checked and not kept",
+        "a successor's name is checked but not claimed",
         "wal3_core.log.maintain.sealer:_Keeping.keep",
         "if self._names.swap(self._vacancy(VacancyKind.FOLLOWING), seen) is not None:",
         "if self._names is not None:",
@@ -153,13 +153,13 @@ NARROW_MUTANTS = (
         ":",
     ),
     Mutation(
-        "a beginning that went unanswered, and that another process continued from, is taken for another's",
+        "a created log is taken for another process's when the answer was lost",
         MANIFESTS + "begin",
         "        if isinstance(outcome, Unknown):\n",
         "        if isinstance(outcome, Unknown) and seen is not None:\n",
     ),
     Mutation(
-        "a policy's change that went unanswered is made again",
+        "a policy change whose answer was lost is made again",
         "wal3_core.storage.documents.policy_store:PolicyStore.change",
         "            if isinstance(saved, Unknown):\n",
         "            if isinstance(saved, Unknown) and seen is None:\n",

@@ -27,7 +27,16 @@ OTHER = "other"
 NAMES = (LOG, COPY, OTHER)
 
 Step = Literal[
-    "initialize", "destroy", "destroy with pins", "back up", "restore", "drop backup", "follow", "seal", "pin", "unpin"
+    "initialize",
+    "destroy",
+    "destroy with pins",
+    "back up",
+    "restore",
+    "destroy backup",
+    "create successor",
+    "seal",
+    "pin",
+    "unpin",
 ]
 # Sequences of steps that people take.
 HABITS: tuple[tuple[Step, ...], ...] = (
@@ -35,11 +44,11 @@ HABITS: tuple[tuple[Step, ...], ...] = (
     ("destroy with pins", "initialize"),
     ("back up", "destroy", "restore"),
     ("back up", "destroy with pins", "restore"),
-    ("restore", "drop backup"),
-    ("destroy", "follow"),
+    ("restore", "destroy backup"),
+    ("destroy", "create successor"),
     ("seal", "destroy", "restore"),
     ("pin", "destroy", "unpin", "destroy"),
-    ("back up", "drop backup"),
+    ("back up", "destroy backup"),
     ("initialize",),
     ("destroy",),
     ("restore",),
@@ -89,8 +98,8 @@ class Hands:
             "destroy with pins": lambda: self._destroy(LOG, also_pinned=True),
             "back up": lambda: self._copy(LOG, COPY),
             "restore": lambda: self._copy(COPY, LOG),
-            "drop backup": lambda: self._destroy(COPY, also_pinned=True),
-            "follow": self._follow,
+            "destroy backup": lambda: self._destroy(COPY, also_pinned=True),
+            "create successor": self._follow,
             "seal": self._seal,
             "pin": self._pin,
             "unpin": lambda: PinStore(self.store, LOG, runtime=self.store.process).delete("shared"),

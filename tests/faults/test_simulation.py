@@ -52,7 +52,7 @@ HAPPENED = {
     "initialize",
     "back up",
     "restore",
-    "follow",
+    "create successor",
     "destroy",
     "dead lives left something",
 }
