@@ -1,4 +1,4 @@
-"""Updates of a copy in a story: whatever fails, the copy holds the beginning of its source, and the next one goes on."""
+"""Updates of a copy in a story: whatever fails, the copy holds the beginning of its source; the next one goes on."""
 
 from __future__ import annotations
 
