@@ -5,13 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.faults.actors import append_once
 from tests.faults.collectors import COPY
 from tests.faults.store import LOG, SimStore
-from wal3_core import LogAt, LogError, scrub, update_copy
+from wal3_core import CollectorOptions, LogAt, LogError, LogWriter, Message, collect, scrub, update_copy
 
 if TYPE_CHECKING:
-    from tests.faults.actors import Stage
+    from tests.faults.actors import Actor, Stage
     from tests.faults.simulator import SimProcess
+    from wal3_core import WriterOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """Leaves a copy that lacks records of its source."""
+
+    copied: Actor
+    options: WriterOptions
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        self.copied.play(stage, process)
+        store = SimStore(stage.world, process)
+        with LogWriter.open(store, LOG, options=self.options, runtime=process) as writer:
+            for number in range(4):
+                append_once(stage, store, writer, (Message(b"later/%d" % number),))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingCopy:
+    """Collects the copy, and deletes from it what nothing refers to."""
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        options = CollectorOptions(without_cursors=True, interval_s=0.0)
+        try:
+            collect(SimStore(stage.world, process), COPY, limit_offset=3, options=options, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
 
 
 @dataclass(frozen=True, slots=True)

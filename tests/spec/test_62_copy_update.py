@@ -1,4 +1,4 @@
-"""Updating a copy: it gains what its source has gained, and nothing else, whatever fails and whoever else writes."""
+"""Updating a copy: it gains what its source has gained, and nothing else, whatever fails."""
 
 from __future__ import annotations
 

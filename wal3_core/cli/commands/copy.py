@@ -58,35 +58,37 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
-    if update and from_offset is not None:
+    source, copied = LogAt(store, log), LogAt(other, target)
+    if not update:
+        _copy(source, copied, from_offset, with_cursors=with_cursors, as_json=as_json)
+        return
+    if from_offset is not None:
         message = "--update goes on from the end of TARGET: leave out --from-offset"
         raise click.UsageError(message)
-    if update and _update(LogAt(store, log), LogAt(other, target), with_cursors=with_cursors, as_json=as_json):
-        return
-    with _target_named(), progress(f"copy {log}", None) as advance:
-        copied = copy_log(
-            LogAt(store, log),
-            LogAt(other, target),
-            from_offset=from_offset,
-            with_cursors=with_cursors,
-            progress=advance,
-        )
+    if not _update(source, copied, with_cursors=with_cursors, as_json=as_json):
+        _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
+
+
+def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors: bool, as_json: bool) -> None:
+    """Make a copy, and print what it holds."""
+    with _target_named(), progress(f"copy {source.log}", None) as advance:
+        copied = copy_log(source, target, from_offset=from_offset, with_cursors=with_cursors, progress=advance)
     for name in copied.pins_left:
         message = (
-            f"the copy is complete, but {log} is still pinned as {name}, which could not be deleted:"
-            f" wal3 --store {store.url} pin delete {log} {name}"
+            f"the copy is complete, but {source.log} is still pinned as {name}, which could not be deleted:"
+            f" wal3 --store {source.store.url} pin delete {source.log} {name}"
         )
         click.echo(plain(message), err=True)
     if as_json:
-        print_json({"source": log, **copied.to_json()})
+        print_json({"source": source.log, **copied.to_json()})
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
     cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
-        f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {count(copied.num_records)} records"
-        f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
-        f" setsum {copied.setsum} verified"
+        f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {target.log}:"
+        f" {count(copied.num_records)} records ({offsets}), {size(copied.num_bytes)},"
+        f" {count(copied.num_fragments)} fragments{cursors}; setsum {copied.setsum} verified"
     )
 
 
