@@ -30,6 +30,7 @@ from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.copier import CopyReport, LogAt, copy
+from wal3_core.log.maintain.copy_update import CopyUpdateReport, update_copy
 from wal3_core.log.maintain.destroyer import DestroyPlan, destroy, plan_destroy
 from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
@@ -66,6 +67,7 @@ __all__ = [
     "ConditionNotMetError",
     "ContentionError",
     "CopyReport",
+    "CopyUpdateReport",
     "CorruptError",
     "CursorConflictError",
     "CursorStore",
@@ -123,4 +125,5 @@ __all__ = [
     "records_across",
     "scrub",
     "seal",
+    "update_copy",
 ]

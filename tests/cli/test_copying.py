@@ -56,6 +56,41 @@ def test_copy_to_another_store_from_an_offset_with_cursors(wal3: Command, tmp_pa
     assert [cursor["cursor"] for cursor in other.json("cursor", "list", "a", "--json")] == ["reader"]
 
 
+def test_update_makes_a_copy_and_then_appends_what_is_new(wal3: Command, tmp_path: Path) -> None:
+    other = Command((tmp_path / "other").as_uri())
+    backup = ("copy", "a", "a", "--to-store", str(tmp_path / "other"), "--update", "--with-cursors")
+    appended(wal3, "a", 3)
+    wal3.ok("cursor", "set", "a", "reader", "2")
+
+    made = wal3.ok(*backup).decode()
+    appended(wal3, "a", 4)
+    wal3.ok("cursor", "set", "a", "reader", "5")
+    updated = wal3.ok(*backup).decode()
+    [again] = wal3.json(*backup, "--json")
+
+    assert made.startswith("copied a as of ")
+    assert updated.startswith("updated a from a: 4 records (offsets 4 to 7), ")
+    assert ", 4 fragments, 1 cursors moved; setsum " in updated
+    assert (again["num_records"], again["from_offset"], again["next_offset"], again["num_cursors"]) == (0, 8, 8, 0)
+    assert b"0 records (nothing was missing), 0 bytes, 0 fragments, 0 cursors moved" in wal3.ok(*backup)
+    assert other.ok("cat", "a") == wal3.ok("cat", "a")
+    assert [row["offset"] for row in other.json("cursor", "list", "a", "--json")] == [5]
+
+
+def test_update_of_another_log_or_from_an_offset_is_refused(wal3: Command) -> None:
+    appended(wal3, "a", 2)
+    appended(wal3, "b", 1)
+
+    for arguments, message in (
+        (("a", "b", "--update"), "expected a copy of log"),
+        (("a", "b", "--update", "--from-offset", "1"), "leave out --from-offset"),
+        (("none", "b", "--update"), "initialize the log first"),
+    ):
+        result = wal3("copy", *arguments)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
 def test_copy_of_an_empty_log_says_so(wal3: Command) -> None:
     wal3.ok("init", "a")
 

@@ -29,6 +29,7 @@ from tests.faults.collectors import (
     Sealing,
     check_destroyed,
 )
+from tests.faults.copy_updates import CollectingCopy, Outdated, Updating, check_updated
 from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
@@ -318,6 +319,7 @@ MANY = _append(*(f"first{n}" for n in range(5)))
 CONSUMED = Part(_consume)
 LONG = _append(*(f"first{n}" for n in range(14)))
 COPIED = Part(_copied)
+OUTDATED = Outdated(COPIED, OPTIONS)
 ORPHANS = Part(_leave_orphans)
 # Twice the shape that the writers keep.
 PACKING = SnapshotCompactorOptions(snapshots=replace(OPTIONS.snapshots, fragments_per_snapshot=4), retry=OPTIONS.retry)
@@ -368,6 +370,9 @@ ONE_LIFE = (
     ),
     Scenario("copy", MANY, {"victim": Copying(0.0)}),
     Scenario("copy while collecting", CONSUMED, {"victim": Copying(0.0), "collector": Collecting(2, 0.1)}),
+    Scenario("update a copy", OUTDATED, {"victim": Updating()}, end=check_updated),
+    Scenario("two updates of a copy at once", OUTDATED, {"victim": Updating(), "o": Updating()}, end=check_updated),
+    Scenario("update and collect a copy", OUTDATED, {"victim": Updating(2), "o": CollectingCopy()}, end=check_updated),
     Scenario("destroy", COPIED, {"victim": Part(_destroy)}, end=_check_copy_destroyed),
 )
 

@@ -380,8 +380,8 @@ MUTANTS = (
     Mutation(
         "copied fragments are not verified",
         COPYING + "_checked",
-        "        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)\n",
-        "",
+        "return read_checked(store, pointer, self._source.reading)[0]",
+        'return store.read(pointer.path) or b""',
     ),
     Mutation(
         "compacted snapshots are used before they are durable",

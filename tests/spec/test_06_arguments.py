@@ -70,6 +70,7 @@ MADE_INSIDE = {
     "BootstrapReport",
     "CollectionReport",
     "CopyReport",
+    "CopyUpdateReport",
     "DestroyPlan",
     "LogReader",
     "LogWriter",

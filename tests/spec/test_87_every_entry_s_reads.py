@@ -39,6 +39,7 @@ from wal3_core import (
     records_across,
     scrub,
     seal,
+    update_copy,
 )
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.manifest import BYTES_MAX
@@ -126,6 +127,13 @@ def pack(store: ObjectStore) -> object:
     return compactor.shape(exact=True), compactor.plan(), compactor.compact()
 
 
+def update(store: ObjectStore) -> object:
+    copy(LogAt(store, "a"), LogAt(store, "copied"))
+    with LogWriter.open(store, "a", options=TREE) as writer:
+        writer.append(b"1")
+    return update_copy(LogAt(store, "a"), LogAt(store, "copied"), with_cursors=True)
+
+
 ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "Collector": prune,
     "CursorStore": move_cursors,
@@ -149,6 +157,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "records_across": lambda store: list(records_across(store, "a")),
     "scrub": lambda store: scrub(store, "a"),
     "seal": lambda store: seal(store, "a", reason="full", successor="after"),
+    "update_copy": update,
     "store_identity": lambda store: [store_identity(store), store_identity(store, create=True)],
 }
 

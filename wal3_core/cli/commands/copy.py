@@ -10,9 +10,11 @@ import click
 from wal3_core.cli.failures import InvalidFailure
 from wal3_core.cli.output import count, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
-from wal3_core.errors import LogExistsError
+from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
+from wal3_core.log.maintain.copy_update import update_copy
+from wal3_core.log.read.reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
 @click.option("--with-cursors", is_flag=True, help="Also copy the cursors within the copied range.")
+@click.option("--update", is_flag=True, help="Bring TARGET, a copy of LOG, up to date; make the copy if there is none.")
 @json_option
 @pass_session
 def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
@@ -33,6 +36,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     to_store: str | None,
     from_offset: int | None,
     with_cursors: bool,
+    update: bool,
     as_json: bool,
 ) -> None:
     """Copy LOG as it is now to the new log TARGET; offsets and times stay the same.
@@ -41,39 +45,75 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     start are not copied. TARGET becomes a log only when the copy is complete. After an interruption,
     run the command again: it finishes the copy, as of when it was first started.
 
+    With --update, TARGET gets the records that LOG has gained since TARGET was made or last updated, and
+    --with-cursors moves its cursors to where LOG's are. TARGET must hold exactly LOG's records up to its own
+    end, which is checked. A cursor of LOG at the end of TARGET keeps what TARGET lacks from being collected.
+
     \b
     Examples:
       wal3 copy orders orders-backup
       wal3 copy orders orders --to-store s3://backup/2026-10
+      wal3 copy orders orders --to-store s3://backup --update
       wal3 copy orders orders-tail --from-offset 1000000 --with-cursors
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
-    with _target_named(), progress(f"copy {log}", None) as advance:
-        copied = copy_log(
-            LogAt(store, log),
-            LogAt(other, target),
-            from_offset=from_offset,
-            with_cursors=with_cursors,
-            progress=advance,
-        )
+    source, copied = LogAt(store, log), LogAt(other, target)
+    if not update:
+        _copy(source, copied, from_offset, with_cursors=with_cursors, as_json=as_json)
+        return
+    if from_offset is not None:
+        message = "--update goes on from the end of TARGET: leave out --from-offset"
+        raise click.UsageError(message)
+    if not _update(source, copied, with_cursors=with_cursors, as_json=as_json):
+        _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
+
+
+def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors: bool, as_json: bool) -> None:
+    """Make a copy, and print what it holds."""
+    with _target_named(), progress(f"copy {source.log}", None) as advance:
+        copied = copy_log(source, target, from_offset=from_offset, with_cursors=with_cursors, progress=advance)
     for name in copied.pins_left:
         message = (
-            f"the copy is complete, but {log} is still pinned as {name}, which could not be deleted:"
-            f" wal3 --store {store.url} pin delete {log} {name}"
+            f"the copy is complete, but {source.log} is still pinned as {name}, which could not be deleted:"
+            f" wal3 --store {source.store.url} pin delete {source.log} {name}"
         )
         click.echo(plain(message), err=True)
     if as_json:
-        print_json({"source": log, **copied.to_json()})
+        print_json({"source": source.log, **copied.to_json()})
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
     cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
-        f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {count(copied.num_records)} records"
-        f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
-        f" setsum {copied.setsum} verified"
+        f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {target.log}:"
+        f" {count(copied.num_records)} records ({offsets}), {size(copied.num_bytes)},"
+        f" {count(copied.num_fragments)} fragments{cursors}; setsum {copied.setsum} verified"
     )
+
+
+def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) -> bool:
+    """Bring a copy up to date, and print what was appended; return False when there is no copy yet."""
+    # A copy that was cut short is no log yet either: copying finishes it.
+    try:
+        LogReader.open(target.store, target.log).manifest()
+    except LogNotFoundError:
+        return False
+    with progress(f"update {target.log}", None) as advance:
+        updated = update_copy(source, target, with_cursors=with_cursors, progress=advance)
+    if as_json:
+        print_json({"source": source.log, **updated.to_json()})
+        return True
+    offsets = (
+        f"offsets {updated.from_offset} to {updated.next_offset - 1}" if updated.num_records else "nothing was missing"
+    )
+    cursors = f", {count(updated.num_cursors)} cursors moved" if with_cursors else ""
+    click.echo(
+        f"updated {target.log} from {source.log}: {count(updated.num_records)} records ({offsets}),"
+        f" {size(updated.num_bytes)}, {count(updated.num_fragments)} fragments{cursors};"
+        f" setsum {updated.setsum} verified"
+    )
+    return True
 
 
 @contextmanager

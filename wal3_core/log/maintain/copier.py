@@ -18,16 +18,15 @@ from wal3_core.errors import (
     GarbageCollectedError,
     InvalidRequestError,
     LogError,
-    MissingError,
     StoreDeniedError,
     UnavailableError,
     UnsuitableStoreError,
 )
+from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copy_pins import CopyPins
 from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.write.log_clock import bounded
-from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.paths import check_log_name
@@ -314,18 +313,7 @@ class _Copying:
         claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer)))
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
-        """Read a fragment's bytes, and check that its records are what the pointer says."""
-        what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
-        # One more byte detects a longer file without fetching all of it.
-        data = store.read(pointer.path, length=pointer.num_bytes + 1)
-        if data is None:
-            message = f"{what}: expected a file, found none"
-            raise MissingError(message, path=pointer.path)
-        if len(data) != pointer.num_bytes:
-            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}, or more"
-            raise CorruptError(message)
-        parquet.decode(data, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)
-        return data
+        return read_checked(store, pointer, self._source.reading)[0]
 
     # ------------------------------------------------------------------ documents
 

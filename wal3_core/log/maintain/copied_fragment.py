@@ -1,0 +1,32 @@
+"""A fragment that is about to be copied: read whole, and checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, MissingError
+from wal3_core.model import parquet
+
+if TYPE_CHECKING:
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.options import ReaderOptions
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def read_checked(
+    store: ObjectStore, pointer: FragmentPointer, reading: ReaderOptions
+) -> tuple[bytes, parquet.Fragment]:
+    """Read a fragment's bytes, and check that its records are what the pointer says; CorruptError when they are not.
+
+    MissingError when there is no such object.
+    """
+    what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
+    # One more byte detects a longer file without fetching all of it.
+    data = store.read(pointer.path, length=pointer.num_bytes + 1)
+    if data is None:
+        message = f"{what}: expected a file, found none"
+        raise MissingError(message, path=pointer.path)
+    if len(data) != pointer.num_bytes:
+        message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}, or more"
+        raise CorruptError(message)
+    return data, parquet.decode(data, pointer, expanded_bytes_max=reading.fragment_expanded_bytes_max)

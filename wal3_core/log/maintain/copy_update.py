@@ -1,0 +1,299 @@
+"""Brings a copy up to date: appends what its source has gained since, at the same positions.
+
+The copy must hold exactly the source's records up to the copy's end. The setsums prove that of the manifest that each
+commit replaces. A path of the copy is written once, so the source's fragments are encoded again, under a writer term
+of the copy. An update that was cut short leaves a copy that is behind. Source: docs/protocol.md, "Updating a copy".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.errors import (
+    GarbageCollectedError,
+    InvalidRequestError,
+    MissingError,
+    UnavailableError,
+)
+from wal3_core.log.maintain.copied_fragment import read_checked
+from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.garbage import cut_below
+from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.paths import fragment_path
+from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.snapshot import sum_setsums
+from wal3_core.model.tree import build_snapshot, plan_roll
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.immutable import write_immutable
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import log_store, place_of, share_of
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.setsum import Setsum
+    from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.documents.manifest_store import Installed
+
+# A commit that dies leaves this many fragments to be copied again.
+_FRAGMENTS_PER_COMMIT = 16
+_FRAGMENTS_AHEAD = 4
+_SNAPSHOTS_LOADED_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyUpdateReport:
+    """What an update appended to a copy, and where the copy ends now.
+
+    ``from_offset`` is the copy's end before, ``next_offset`` its end after. ``setsum`` covers every record ever
+    appended to the source up to there. ``num_cursors`` counts the cursors that were created or moved.
+    """
+
+    log: str
+    from_offset: int
+    next_offset: int
+    num_records: int
+    num_bytes: int
+    num_fragments: int
+    num_cursors: int
+    setsum: Setsum
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "from_offset": self.from_offset,
+            "next_offset": self.next_offset,
+            "num_records": self.num_records,
+            "num_bytes": self.num_bytes,
+            "num_fragments": self.num_fragments,
+            "num_cursors": self.num_cursors,
+            "setsum": self.setsum.hexdigest(),
+        }
+
+
+@checked(
+    source=instance_of(LogAt),
+    target=instance_of(LogAt),
+    with_cursors=flag,
+    progress=function,
+    runtime=optional(a_runtime),
+)
+def update_copy(
+    source: LogAt,
+    target: LogAt,
+    *,
+    with_cursors: bool = False,
+    progress: Callable[[int, int], None] = lambda _records, _total: None,
+    runtime: Runtime | None = None,
+) -> CopyUpdateReport:
+    """Append to a copy what its source holds by now beyond the copy's end; positions stay as they are.
+
+    ``with_cursors`` moves the copy's cursors to where the source's are, and creates those that it lacks; cursors that
+    the source lacks stay. ``progress`` gets the number of records appended and of those to append. Call it again after
+    an error: it goes on from the copy's end, which lies behind a whole fragment of the source whatever fails.
+    InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
+    GarbageCollectedError when the source no longer holds the records at the copy's end: copy to another name then.
+    LogNotFoundError when either is no log. CorruptError when the source is damaged. UnavailableError when a store does
+    not answer, also when it is undetermined whether the last records were appended.
+    """
+    runtime = runtime or shared_runtime()
+    return _Updating(source, target, runtime, progress).run(with_cursors=with_cursors)
+
+
+class _Updating:
+    """One call's parts."""
+
+    def __init__(self, source: LogAt, target: LogAt, runtime: Runtime, progress: Callable[[int, int], None]) -> None:
+        self._source, self._target = source, target
+        self._runtime = runtime
+        self._progress = progress
+        self._options = options = WriterOptions()
+        self._from = ManifestStore(patient(log_store(source.store, source.log), runtime, options.retry), runtime)
+        self._into = ManifestStore(patient(log_store(target.store, target.log), runtime, options.retry), runtime)
+        self._timeout_s = timeout_s_of(target.store.url)
+        self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
+        self._committer = Committer(self._into, runtime, options, amend=self._rolled, retried=lambda: None)
+        self._appended: list[FragmentPointer] = []
+
+    def run(self, *, with_cursors: bool) -> CopyUpdateReport:
+        """Append what the source holds now; another process that changes the copy meanwhile makes it start over."""
+        if place_of(self._from.url) == place_of(self._into.url):
+            message = f"log {self._from.url}: expected another log to update, found itself"
+            raise InvalidRequestError(message)
+        base = self._into.load()
+        began = base.manifest.next.position.offset
+        source = self._from.load().manifest
+        for _ in range(self._options.reseals_max + 1):
+            self._check_copy(base.manifest, source)
+            result = self._append_all(base, source)
+            if isinstance(result, Displaced):
+                base = result.base
+                continue
+            moved = self._move_cursors(result) if with_cursors else 0
+            return self._report(result, began, moved)
+        message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
+        raise UnavailableError(message)
+
+    def _report(self, manifest: Manifest, began: int, moved: int) -> CopyUpdateReport:
+        return CopyUpdateReport(
+            log=self._target.log,
+            from_offset=began,
+            next_offset=manifest.next.position.offset,
+            num_records=sum(pointer.num_records for pointer in self._appended),
+            num_bytes=sum(pointer.num_bytes for pointer in self._appended),
+            num_fragments=len(self._appended),
+            num_cursors=moved,
+            setsum=manifest.setsum,
+        )
+
+    def _check_copy(self, copied: Manifest, source: Manifest) -> None:
+        """Refuse a target that does not hold exactly the source's records up to the target's end."""
+        if copied.seal is not None:
+            message = f"log {self._into.url}: expected an open copy, found it sealed: {copied.seal.reason}"
+            raise InvalidRequestError(message)
+        offset, first = copied.next.position.offset, source.first.position.offset
+        if offset < first:
+            message = (
+                f"log {self._into.url}: expected its end within log {self._from.url}, which begins at offset {first},"
+                f" found it at {offset}: the records between were collected: copy to another name"
+            )
+            raise GarbageCollectedError(message)
+        found = f"records that it does not have, up to offset {offset - 1}"
+        if offset <= source.next.position.offset:
+            cut = cut_below(source, offset, self._held.load)
+            below = source.pruned + sum_setsums(cut.dropped)
+            if (cut.first.position.offset, below) == (offset, copied.setsum):
+                return
+            found = f"other records below offset {offset}"
+        message = f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}"
+        raise InvalidRequestError(message)
+
+    # ------------------------------------------------------------------ records
+
+    def _append_all(self, base: Installed, source: Manifest) -> Manifest | Displaced:
+        """Append the source's fragments behind the copy's end, some in each commit."""
+        offset, following = base.manifest.next.position.offset, base.manifest.next.seq_no
+        total = sum(pointer.num_records for pointer in self._appended) + source.next.position.offset - offset
+        entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
+        term = WriterTerm(entry, base.manifest.fence)
+        wanted = (
+            (pointer, FragmentSeqNo(following + index))
+            for index, pointer in enumerate(self._walk(source.pointers, offset))
+        )
+        uploaded = map_ahead(
+            self._runtime,
+            lambda each: self._upload(*each, entry.token),
+            wanted,
+            count=_FRAGMENTS_AHEAD,
+            share=share_of(self._into.objects),
+        )
+        while group := list(islice(uploaded, _FRAGMENTS_PER_COMMIT)):
+            until_s = self._runtime.monotonic_s() + self._timeout_s
+            match self._committer.commit(base, term, group, until_s):
+                case Committed(base):
+                    self._appended += group
+                    self._progress(sum(pointer.num_records for pointer in self._appended), total)
+                case Displaced() as displaced:
+                    return displaced
+                case SealedOut(sealed):
+                    self._check_copy(sealed.manifest, source)
+                case Failed(cause, error):
+                    raise error or UnavailableError(f"log {self._into.url}: {cause}: update it again")
+                case Undetermined(cause):
+                    message = f"log {self._into.url}: the last records may be in it or not: {cause}: update it again"
+                    raise UnavailableError(message)
+        return base.manifest
+
+    def _walk(self, pointers: Iterable[Pointer], offset: int) -> Iterator[FragmentPointer]:
+        for pointer in pointers:
+            if pointer.limit.offset <= offset:
+                continue
+            if isinstance(pointer, FragmentPointer):
+                yield pointer
+            else:
+                yield from self._walk(self._held.load(pointer).pointers, offset)
+
+    def _upload(self, pointer: FragmentPointer, seq_no: FragmentSeqNo, token: str) -> FragmentPointer:
+        """Write a fragment of the source as the copy's own; its records must have the source's setsum."""
+        records = list(self._read(pointer).records())
+        keys = [record.key for record in records]
+        encoded = parquet.encode(
+            parquet.FragmentSource(
+                start=pointer.start,
+                seq_no=seq_no,
+                token=token,
+                keys=None if all(key is None for key in keys) else keys,
+                bodies=[record.body for record in records],
+                timestamps_us=[record.timestamp_us for record in records],
+            )
+        )
+        copied = replace(
+            pointer,
+            path=fragment_path(seq_no, token),
+            first_seq_no=seq_no,
+            seq_no=seq_no,
+            num_bytes=len(encoded.data),
+        )
+        parquet.decode(encoded.data, copied, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX)
+        write_immutable(self._into.objects, copied.path, bytes(encoded.data), self._options.retry, self._runtime)
+        return copied
+
+    def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
+        try:
+            return reread_if_damaged(lambda: read_checked(self._from.objects, pointer, self._source.reading)[1])
+        except MissingError:
+            first = self._from.load().manifest.first.position.offset
+            if pointer.start.offset >= first:
+                raise
+            message = (
+                f"log {self._from.url}: expected records from offset {pointer.start.offset}, found them collected"
+                f" while they were copied: it begins at {first} now"
+            )
+            raise GarbageCollectedError(message) from None
+
+    def _rolled(self, manifest: Manifest) -> Manifest:
+        """Roll pointers into snapshots, as a writer does beside its commits."""
+        while (roll := plan_roll(manifest, self._options.snapshots)) is not None:
+            snapshot = build_snapshot(roll, manifest, self._snapshots.load)
+            pointer = self._snapshots.write(snapshot, self._options.retry)
+            manifest = manifest.apply_snapshot(pointer, roll.replaced)
+        return manifest
+
+    # ------------------------------------------------------------------ cursors
+
+    def _move_cursors(self, copied: Manifest) -> int:
+        """Let the copy's cursors be where the source's are, within the copy; returns how many were changed."""
+        first, limit, moved = copied.first.position, copied.next.position, 0
+        theirs = self._cursors(self._source, self._from.log_id())
+        ours = self._cursors(self._target, self._into.log_id())
+        for name, witness in theirs.list().items():
+            # A cursor that has moved beyond the copy's end has read all of the copy.
+            position = min(witness.cursor.position, limit, key=lambda each: each.offset)
+            held = ours.load(name)
+            if position.offset < first.offset or (held is not None and held.cursor.position == position):
+                continue
+            if held is None:
+                ours.init(name, position)
+            else:
+                ours.save(name, position, held)
+            moved += 1
+        return moved
+
+    def _cursors(self, where: LogAt, log_id: LogId) -> CursorStore:
+        return CursorStore(where.store, where.log, runtime=self._runtime, log_id=log_id)
