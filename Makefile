@@ -1,5 +1,5 @@
 # What a newcomer needs: make demo, make test. The rest is listed by make help.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -13,7 +13,7 @@ help: ## Show this list
 setup: $(STAMP) ## Install everything into .venv (about 1.3 GB, a minute or two)
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, 3.12 or 3.13, or name one with make PYTHON=/path/to/python3.13"; exit 1; }
 	@echo "Installing into $(VENV): about 1.3 GB (Spark and Dagster), once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
