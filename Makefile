@@ -1,11 +1,11 @@
 # What a newcomer needs: make demo, make test. The rest is listed by make help.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-startup history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -13,7 +13,7 @@ help: ## Show this list
 setup: $(STAMP) ## Install everything into .venv (about 1.3 GB, a minute or two)
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is missing: install it, or name one with make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, 3.12 or 3.13, or name one with make PYTHON=/path/to/python3.13"; exit 1; }
 	@echo "Installing into $(VENV): about 1.3 GB (Spark and Dagster), once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
@@ -104,6 +104,9 @@ bench-collection: setup ## A log of 200,000 fragments is collected while it grow
 
 bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
 	PYTHONPATH=. $(BIN)/python benchmarks/reading.py
+
+bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
+	PYTHONPATH=. $(BIN)/python benchmarks/startup.py
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py

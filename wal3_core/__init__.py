@@ -1,129 +1,235 @@
-"""wal3: a linearizable write-ahead log built on object storage alone."""
+"""wal3: a linearizable write-ahead log built on object storage alone.
 
-from wal3_core.errors import (
-    AppendError,
-    AppendReplacedError,
-    ClosedError,
-    CollectionRefusedError,
-    ConditionNotMetError,
-    ContentionError,
-    CorruptError,
-    CursorConflictError,
-    GarbageCollectedError,
-    HaltedError,
-    InvalidRequestError,
-    LogError,
-    LogExistsError,
-    LogNotFoundError,
-    LogReplacedError,
-    NotDurableError,
-    OutdatedPlanError,
-    OverloadedError,
-    SealedError,
-    StoreDeniedError,
-    UnavailableError,
-    UnknownDurabilityError,
-    UnsuitableStoreError,
-)
-from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.collect.collection import CollectionReport, collect
-from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.deleter import Deleter
-from wal3_core.log.maintain.copier import CopyReport, LogAt, copy
-from wal3_core.log.maintain.copy_update import CopyUpdateReport, update_copy
-from wal3_core.log.maintain.destroyer import DestroyPlan, destroy, plan_destroy
-from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
-from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
-from wal3_core.log.read.pinned import open_pinned, pinned_records
-from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub import ScrubReport, scrub
-from wal3_core.log.read.succession import follow_across, records_across
-from wal3_core.log.write.bootstrap import BootstrapReport, Origin, bootstrap
-from wal3_core.log.write.halt import ResumeReport
-from wal3_core.log.write.stats import WriterStats
-from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.manifest_parts import Seal
-from wal3_core.model.pin import Pin
-from wal3_core.model.policy import Policy
-from wal3_core.model.position import AtTime, LogPosition
-from wal3_core.model.record import Message, Record
-from wal3_core.model.setsum import Setsum
-from wal3_core.options import CollectorOptions, Limits, ReaderOptions, SnapshotCompactorOptions, WriterOptions
-from wal3_core.storage.documents.cursor_store import CursorStore, Witness
-from wal3_core.storage.documents.pin_store import PinStore
-from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_core.storage.open_store import open_store
+A name is imported when it is first used, so that ``import wal3_core`` costs nothing.
+"""
 
-__all__ = [
-    "AppendError",
-    "AppendReplacedError",
-    "AtTime",
-    "BootstrapReport",
-    "ClosedError",
-    "CollectionRefusedError",
-    "CollectionReport",
-    "Collector",
-    "CollectorOptions",
-    "ConditionNotMetError",
-    "ContentionError",
-    "CopyReport",
-    "CopyUpdateReport",
-    "CorruptError",
-    "CursorConflictError",
-    "CursorStore",
-    "Deleter",
-    "DestroyPlan",
-    "GarbageCollectedError",
-    "HaltedError",
-    "InvalidRequestError",
-    "Limits",
-    "LogAt",
-    "LogError",
-    "LogExistsError",
-    "LogNotFoundError",
-    "LogPosition",
-    "LogReader",
-    "LogReplacedError",
-    "LogWriter",
-    "Message",
-    "NotDurableError",
-    "Origin",
-    "OutdatedPlanError",
-    "OverloadedError",
-    "Pin",
-    "PinStore",
-    "Policy",
-    "PolicyStore",
-    "ReaderOptions",
-    "Record",
-    "ResumeReport",
-    "ScrubReport",
-    "Seal",
-    "SealedError",
-    "Setsum",
-    "SnapshotCompactor",
-    "SnapshotCompactorOptions",
-    "StoreDeniedError",
-    "UnavailableError",
-    "UnknownDurabilityError",
-    "UnsuitableStoreError",
-    "Witness",
-    "WriterOptions",
-    "WriterStats",
-    "bootstrap",
-    "collect",
-    "copy",
-    "destroy",
-    "follow_across",
-    "initialize_successor",
-    "list_logs",
-    "migrate",
-    "open_pinned",
-    "open_store",
-    "pinned_records",
-    "plan_destroy",
-    "records_across",
-    "scrub",
-    "seal",
-    "update_copy",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# For type checkers; ``_HOMES`` below says the same at run time.
+if TYPE_CHECKING:
+    from wal3_core.errors import AppendError as AppendError
+    from wal3_core.errors import AppendReplacedError as AppendReplacedError
+    from wal3_core.errors import ClosedError as ClosedError
+    from wal3_core.errors import CollectionRefusedError as CollectionRefusedError
+    from wal3_core.errors import ConditionNotMetError as ConditionNotMetError
+    from wal3_core.errors import ContentionError as ContentionError
+    from wal3_core.errors import CorruptError as CorruptError
+    from wal3_core.errors import CursorConflictError as CursorConflictError
+    from wal3_core.errors import GarbageCollectedError as GarbageCollectedError
+    from wal3_core.errors import HaltedError as HaltedError
+    from wal3_core.errors import InvalidRequestError as InvalidRequestError
+    from wal3_core.errors import LogError as LogError
+    from wal3_core.errors import LogExistsError as LogExistsError
+    from wal3_core.errors import LogNotFoundError as LogNotFoundError
+    from wal3_core.errors import LogReplacedError as LogReplacedError
+    from wal3_core.errors import NotDurableError as NotDurableError
+    from wal3_core.errors import OutdatedPlanError as OutdatedPlanError
+    from wal3_core.errors import OverloadedError as OverloadedError
+    from wal3_core.errors import SealedError as SealedError
+    from wal3_core.errors import StoreDeniedError as StoreDeniedError
+    from wal3_core.errors import UnavailableError as UnavailableError
+    from wal3_core.errors import UnknownDurabilityError as UnknownDurabilityError
+    from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
+    from wal3_core.fleet.discovery import list_logs as list_logs
+    from wal3_core.log.collect.collection import CollectionReport as CollectionReport
+    from wal3_core.log.collect.collection import collect as collect
+    from wal3_core.log.collect.collector import Collector as Collector
+    from wal3_core.log.collect.deleter import Deleter as Deleter
+    from wal3_core.log.collect.deleter import DeletionPart as DeletionPart
+    from wal3_core.log.collect.deleter import DeletionReport as DeletionReport
+    from wal3_core.log.collect.deleter import DueDocument as DueDocument
+    from wal3_core.log.collect.planner import Plan as Plan
+    from wal3_core.log.collect.pruner import Marked as Marked
+    from wal3_core.log.collect.pruner import Overtaken as Overtaken
+    from wal3_core.log.collect.references import References as References
+    from wal3_core.log.maintain.copier import CopyReport as CopyReport
+    from wal3_core.log.maintain.copier import LogAt as LogAt
+    from wal3_core.log.maintain.copier import copy as copy
+    from wal3_core.log.maintain.copy_update import CopyUpdateReport as CopyUpdateReport
+    from wal3_core.log.maintain.copy_update import update_copy as update_copy
+    from wal3_core.log.maintain.destroyer import DestroyPart as DestroyPart
+    from wal3_core.log.maintain.destroyer import DestroyPlan as DestroyPlan
+    from wal3_core.log.maintain.destroyer import destroy as destroy
+    from wal3_core.log.maintain.destroyer import plan_destroy as plan_destroy
+    from wal3_core.log.maintain.sealer import initialize_successor as initialize_successor
+    from wal3_core.log.maintain.sealer import migrate as migrate
+    from wal3_core.log.maintain.sealer import seal as seal
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport as SnapshotCompactionReport
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor as SnapshotCompactor
+    from wal3_core.log.maintain.snapshot_compactor import SnapshotPlan as SnapshotPlan
+    from wal3_core.log.read.following import Following as Following
+    from wal3_core.log.read.following import Waiting as Waiting
+    from wal3_core.log.read.pinned import open_pinned as open_pinned
+    from wal3_core.log.read.pinned import pinned_records as pinned_records
+    from wal3_core.log.read.reader import LogReader as LogReader
+    from wal3_core.log.read.scrub import ScrubReport as ScrubReport
+    from wal3_core.log.read.scrub import scrub as scrub
+    from wal3_core.log.read.scrub_report import Problem as Problem
+    from wal3_core.log.read.succession import follow_across as follow_across
+    from wal3_core.log.read.succession import records_across as records_across
+    from wal3_core.log.read.walk import Walk as Walk
+    from wal3_core.log.write.bootstrap import BootstrapReport as BootstrapReport
+    from wal3_core.log.write.bootstrap import Origin as Origin
+    from wal3_core.log.write.bootstrap import bootstrap as bootstrap
+    from wal3_core.log.write.halt import ResumeReport as ResumeReport
+    from wal3_core.log.write.stats import WriterStats as WriterStats
+    from wal3_core.log.write.writer import LogWriter as LogWriter
+    from wal3_core.model.cursor import Cursor as Cursor
+    from wal3_core.model.fragment import FragmentPointer as FragmentPointer
+    from wal3_core.model.garbage import Garbage as Garbage
+    from wal3_core.model.manifest import Manifest as Manifest
+    from wal3_core.model.manifest_parts import Seal as Seal
+    from wal3_core.model.parquet.decoding import Fragment as Fragment
+    from wal3_core.model.pin import Pin as Pin
+    from wal3_core.model.policy import Policy as Policy
+    from wal3_core.model.position import AtTime as AtTime
+    from wal3_core.model.position import LogPosition as LogPosition
+    from wal3_core.model.record import Message as Message
+    from wal3_core.model.record import Record as Record
+    from wal3_core.model.setsum import Setsum as Setsum
+    from wal3_core.model.shape import Shape as Shape
+    from wal3_core.model.snapshot import Snapshot as Snapshot
+    from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
+    from wal3_core.options import CollectorOptions as CollectorOptions
+    from wal3_core.options import Limits as Limits
+    from wal3_core.options import ReaderOptions as ReaderOptions
+    from wal3_core.options import RetryOptions as RetryOptions
+    from wal3_core.options import SnapshotCompactorOptions as SnapshotCompactorOptions
+    from wal3_core.options import SnapshotOptions as SnapshotOptions
+    from wal3_core.options import WriterOptions as WriterOptions
+    from wal3_core.runtime.port import Runtime as Runtime
+    from wal3_core.storage.documents.cursor_store import CursorStore as CursorStore
+    from wal3_core.storage.documents.cursor_store import Witness as Witness
+    from wal3_core.storage.documents.pin_store import PinStore as PinStore
+    from wal3_core.storage.documents.policy_store import PolicyStore as PolicyStore
+    from wal3_core.storage.object_store import ObjectMeta as ObjectMeta
+    from wal3_core.storage.object_store import ObjectStore as ObjectStore
+    from wal3_core.storage.open_store import open_store as open_store
+
+# Each public name, and the module it comes from.
+_HOMES = {
+    "AppendError": "wal3_core.errors",
+    "AppendReplacedError": "wal3_core.errors",
+    "AtTime": "wal3_core.model.position",
+    "BootstrapReport": "wal3_core.log.write.bootstrap",
+    "ClosedError": "wal3_core.errors",
+    "CollectionRefusedError": "wal3_core.errors",
+    "CollectionReport": "wal3_core.log.collect.collection",
+    "Collector": "wal3_core.log.collect.collector",
+    "CollectorOptions": "wal3_core.options",
+    "ConditionNotMetError": "wal3_core.errors",
+    "ContentionError": "wal3_core.errors",
+    "CopyReport": "wal3_core.log.maintain.copier",
+    "CopyUpdateReport": "wal3_core.log.maintain.copy_update",
+    "CorruptError": "wal3_core.errors",
+    "Cursor": "wal3_core.model.cursor",
+    "CursorConflictError": "wal3_core.errors",
+    "CursorStore": "wal3_core.storage.documents.cursor_store",
+    "Deleter": "wal3_core.log.collect.deleter",
+    "DeletionPart": "wal3_core.log.collect.deleter",
+    "DeletionReport": "wal3_core.log.collect.deleter",
+    "DestroyPart": "wal3_core.log.maintain.destroyer",
+    "DestroyPlan": "wal3_core.log.maintain.destroyer",
+    "DueDocument": "wal3_core.log.collect.deleter",
+    "Following": "wal3_core.log.read.following",
+    "Fragment": "wal3_core.model.parquet.decoding",
+    "FragmentPointer": "wal3_core.model.fragment",
+    "Garbage": "wal3_core.model.garbage",
+    "GarbageCollectedError": "wal3_core.errors",
+    "HaltedError": "wal3_core.errors",
+    "InvalidRequestError": "wal3_core.errors",
+    "Limits": "wal3_core.options",
+    "LogAt": "wal3_core.log.maintain.copier",
+    "LogError": "wal3_core.errors",
+    "LogExistsError": "wal3_core.errors",
+    "LogNotFoundError": "wal3_core.errors",
+    "LogPosition": "wal3_core.model.position",
+    "LogReader": "wal3_core.log.read.reader",
+    "LogReplacedError": "wal3_core.errors",
+    "LogWriter": "wal3_core.log.write.writer",
+    "Manifest": "wal3_core.model.manifest",
+    "Marked": "wal3_core.log.collect.pruner",
+    "Message": "wal3_core.model.record",
+    "NotDurableError": "wal3_core.errors",
+    "ObjectMeta": "wal3_core.storage.object_store",
+    "ObjectStore": "wal3_core.storage.object_store",
+    "Origin": "wal3_core.log.write.bootstrap",
+    "OutdatedPlanError": "wal3_core.errors",
+    "OverloadedError": "wal3_core.errors",
+    "Overtaken": "wal3_core.log.collect.pruner",
+    "Pin": "wal3_core.model.pin",
+    "PinStore": "wal3_core.storage.documents.pin_store",
+    "Plan": "wal3_core.log.collect.planner",
+    "Policy": "wal3_core.model.policy",
+    "PolicyStore": "wal3_core.storage.documents.policy_store",
+    "Problem": "wal3_core.log.read.scrub_report",
+    "ReaderOptions": "wal3_core.options",
+    "Record": "wal3_core.model.record",
+    "References": "wal3_core.log.collect.references",
+    "ResumeReport": "wal3_core.log.write.halt",
+    "RetryOptions": "wal3_core.options",
+    "Runtime": "wal3_core.runtime.port",
+    "ScrubReport": "wal3_core.log.read.scrub",
+    "Seal": "wal3_core.model.manifest_parts",
+    "SealedError": "wal3_core.errors",
+    "Setsum": "wal3_core.model.setsum",
+    "Shape": "wal3_core.model.shape",
+    "Snapshot": "wal3_core.model.snapshot",
+    "SnapshotCompactionReport": "wal3_core.log.maintain.snapshot_compactor",
+    "SnapshotCompactor": "wal3_core.log.maintain.snapshot_compactor",
+    "SnapshotCompactorOptions": "wal3_core.options",
+    "SnapshotOptions": "wal3_core.options",
+    "SnapshotPlan": "wal3_core.log.maintain.snapshot_compactor",
+    "SnapshotPointer": "wal3_core.model.snapshot",
+    "StoreDeniedError": "wal3_core.errors",
+    "UnavailableError": "wal3_core.errors",
+    "UnknownDurabilityError": "wal3_core.errors",
+    "UnsuitableStoreError": "wal3_core.errors",
+    "Waiting": "wal3_core.log.read.following",
+    "Walk": "wal3_core.log.read.walk",
+    "Witness": "wal3_core.storage.documents.cursor_store",
+    "WriterOptions": "wal3_core.options",
+    "WriterStats": "wal3_core.log.write.stats",
+    "bootstrap": "wal3_core.log.write.bootstrap",
+    "collect": "wal3_core.log.collect.collection",
+    "copy": "wal3_core.log.maintain.copier",
+    "destroy": "wal3_core.log.maintain.destroyer",
+    "follow_across": "wal3_core.log.read.succession",
+    "initialize_successor": "wal3_core.log.maintain.sealer",
+    "list_logs": "wal3_core.fleet.discovery",
+    "migrate": "wal3_core.log.maintain.sealer",
+    "open_pinned": "wal3_core.log.read.pinned",
+    "open_store": "wal3_core.storage.open_store",
+    "pinned_records": "wal3_core.log.read.pinned",
+    "plan_destroy": "wal3_core.log.maintain.destroyer",
+    "records_across": "wal3_core.log.read.succession",
+    "scrub": "wal3_core.log.read.scrub",
+    "seal": "wal3_core.log.maintain.sealer",
+    "update_copy": "wal3_core.log.maintain.copy_update",
+}
+
+__version__: str
+__all__ = tuple(_HOMES)
+
+
+# A type checker that saw it would accept any name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            # Imported here, since it takes longer than the rest of this module.
+            from importlib.metadata import version  # noqa: PLC0415
+
+            return version("wal3")
+        home = _HOMES.get(name)
+        if home is None:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        # The next use finds it without this function.
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "__version__"})

@@ -11,9 +11,8 @@ import inspect
 import math
 import numbers
 import operator
+import sys
 from typing import TYPE_CHECKING, ParamSpec, SupportsIndex, TypeVar
-
-import numpy as np
 
 from wal3_core.errors import InvalidRequestError
 
@@ -117,7 +116,11 @@ def seconds(value: object, name: str) -> float:
 
 def flag(value: object, name: str) -> bool:
     """Take a bool."""
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool):
+        return value
+    # A value of numpy's class exists only if numpy was imported.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.bool_):
         return bool(value)
     raise wrong(name, "true or false", value)
 

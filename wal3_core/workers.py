@@ -15,6 +15,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     Task = Callable[[], None]
 
@@ -159,12 +161,35 @@ class TaskQueue:
             store.busy[name] = log
 
 
-class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final to the type checker alone
-    """A lock that knows its owner: a signal handler, or a ``__del__``, may run while its own thread holds it."""
+class OwnedLock:
+    """A lock that knows its owner: a signal handler, or a ``__del__``, may run while its own thread holds it.
+
+    ``with`` finds the two methods of a ``threading.RLock`` in it, so it is entered and left in one step each, and no
+    interrupt comes between.
+    """
+
+    __slots__ = ("__enter__", "__exit__", "_condition")
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self.__enter__, self.__exit__ = lock.__enter__, lock.__exit__  # type: ignore[method-assign]  # slots at run time
+        self._condition = threading.Condition(lock)
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> bool: ...
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        ) -> None: ...
 
     def owned(self) -> bool:
         """Whether this thread holds it."""
-        return self._is_owned()  # type: ignore[attr-defined, no-any-return]
+        try:
+            # No thread waits for it: this only raises unless the thread holds the lock.
+            self._condition.notify()
+        except RuntimeError:
+            return False
+        return True
 
 
 def attempt(task: Task) -> None:

@@ -17,7 +17,7 @@ from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.deleter import Deleter, Part
+from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, SNAPSHOT_FOLDER, fragment_path
@@ -162,10 +162,10 @@ def test_tasks_that_die_half_way_and_run_again_or_twice_delete_the_same(
     # Children before their snapshot, as a task that dies half way leaves them.
     for each in random.Random(5).sample(sorted(one for one in doomed if one.startswith(FRAGMENT_FOLDER)), 9):
         life_store(local_store, "a").delete(each)
-    deleter.delete_part(path, Part(dropped=garbage.dropped[:2]))
+    deleter.delete_part(path, DeletionPart(dropped=garbage.dropped[:2]))
 
     (deletion,) = delete_objects(spark, local_url, [("a", path)], AT_ONCE)
-    late = deleter.delete_part(path, Part.whole(garbage))
+    late = deleter.delete_part(path, DeletionPart.whole(garbage))
 
     assert deletion.deleted.finished
     assert late.problems == ()

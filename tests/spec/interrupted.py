@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wal3_core import LogPosition
     from wal3_core.storage.object_store import Buffer, PutOutcome
 
-CHECKED = {"RESUME", "PRECALL", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+CHECKED = {"RESUME", "PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 PLACES_MAX = 5000
 ANSWER_S_MAX = 30
 
@@ -46,7 +46,8 @@ class Interrupter:
         self._before: dict[FrameType, tuple[str, int]] = {}
 
     def trace(self, frame: FrameType, event: str, _: object) -> Callable[..., object]:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # Python 3.13 traces a frame's instructions only if it has a trace function by then.
+        frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self.trace, True, False
         if event == "call" and frame.f_back in self._before and frame.f_code.co_name != "__init__":
             # Returning from a Python function does not check for signals; a class is called through C.
             del self._before[frame.f_back]
@@ -55,8 +56,9 @@ class Interrupter:
             before, at = self._before.get(frame, ("", 0))
             self._before[frame] = name, frame.f_lasti
             checked = before in CHECKED or before.startswith("POP_JUMP_BACKWARD")
-            # Either of the two instructions of a call may be the one that calls.
-            if checked and name != "CALL" and handler(frame.f_code, at) == handler(frame.f_code, frame.f_lasti):
+            # Either of the two instructions of a call in 3.11 may be the one that calls.
+            checked = checked and (before, name) != ("PRECALL", "CALL")
+            if checked and handler(frame.f_code, at) == handler(frame.f_code, frame.f_lasti):
                 self.left -= 1
                 if self.left == 0:
                     self.come()
@@ -68,6 +70,8 @@ class Interrupter:
 
     def interrupts(self, action: Callable[[], object]) -> bool:
         """Whether the action was interrupted; False when it has fewer places."""
+        # Python 3.12 traces instructions only if a frame asked for it before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self.trace)
         try:
             action()

@@ -40,7 +40,7 @@ from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import InvalidRequestError, PinStore, UnavailableError, pinned_records, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.collector import Collector
-from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
+from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import mark_path
 from wal3_core.model.snapshot import SnapshotPointer
@@ -392,7 +392,7 @@ def test_document_stays_until_all_its_parts_are_done(store: ObjectStore) -> None
     deleter = Deleter(store, LOG, options=NOW)
     garbage = deleter.due(path)
     assert isinstance(garbage, Garbage)
-    whole = Part.whole(garbage)
+    whole = DeletionPart.whole(garbage)
     PinStore(store, LOG).create("late", reason="of what is left, which is none of this")
 
     first = deleter.delete_part(path, replace(whole, dropped=whole.dropped[:1], replaced=()))

@@ -14,8 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from wal3_core.cli.quick_table import QuickTable
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def console() -> Console:
     return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[str] = ()) -> QuickTable:
     """Lay out rows under headings; the columns in ``numbers`` are right-aligned."""
     right = set(numbers)
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = QuickTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:

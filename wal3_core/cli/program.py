@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib import import_module
 
 import click
 
-from wal3_core.cli.commands.append import append
-from wal3_core.cli.commands.cat import cat
-from wal3_core.cli.commands.copy import copy
-from wal3_core.cli.commands.cursor import cursor
-from wal3_core.cli.commands.destroy import destroy
-from wal3_core.cli.commands.doctor import doctor
-from wal3_core.cli.commands.gc import gc
-from wal3_core.cli.commands.ingest_git import ingest_git
-from wal3_core.cli.commands.init import init
-from wal3_core.cli.commands.inspect import inspect
-from wal3_core.cli.commands.ls import ls
-from wal3_core.cli.commands.migrate import migrate
-from wal3_core.cli.commands.pin import pin
-from wal3_core.cli.commands.policy import policy
-from wal3_core.cli.commands.scrub import scrub
-from wal3_core.cli.commands.seal import seal
-from wal3_core.cli.commands.snapshot import snapshot
-from wal3_core.cli.commands.store_id import store_id
-from wal3_core.cli.commands.tail import tail
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
-from wal3_core.cli.output import drop_output
 from wal3_core.cli.session import Session
 from wal3_core.errors import LogError
 
+# The commands in the order of first use, each with the first sentences of its help.
+_COMMANDS = {
+    "init": "Create the empty log LOG.",
+    "append": "Append the records on standard input to LOG.",
+    "cat": "Print the records of LOG, one JSON object per line.",
+    "tail": "Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.",
+    "ls": "List the logs of the store, or PREFIX and the logs below it.",
+    "inspect": "Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.",
+    "cursor": "Show and move a log's cursors.",
+    "pin": "Create, show and delete a log's pins.",
+    "policy": "Show or change the policy by which LOG is collected.",
+    "snapshot": "Show the shape of a log's tree of snapshots, and repack it.",
+    "scrub": "Read whole logs back and check every object: manifest, snapshots, fragments, cursors.",
+    "gc": "Collect garbage: prune records below every cursor, delete what was pruned an interval ago.",
+    "seal": "Close LOG for good: it can still be read, but not appended to.",
+    "migrate": "Seal LOG and begin the log SUCCESSOR where it ends.",
+    "copy": "Copy LOG as it is now to the new log TARGET; offsets and times stay the same.",
+    "destroy": "Delete LOG and everything that belongs to it, for good.",
+    "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
+    "doctor": "Test whether a store can hold logs, and how fast it is.",
+    "store-id": "Print which store this is.",
+}
+
 
 class Program(click.Group):
-    """A group that reports library errors as one line on stderr."""
+    """A group that reports library errors as one line on stderr, and imports a command when it is called."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; expected errors print no traceback."""
@@ -44,6 +47,8 @@ class Program(click.Group):
             raise
         except OSError as error:
             # For example, stdout's disk is full; the interpreter would flush once more at exit.
+            from wal3_core.cli.output import drop_output  # noqa: PLC0415 - rich takes long to import
+
             drop_output()
             raise Failure(str(error)) from error
         # A shell starts background programs with SIGINT ignored, and Python keeps it ignored: Ctrl-C is for the
@@ -57,8 +62,28 @@ class Program(click.Group):
         del ctx
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called, and import it."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else command(name), rest
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+
+def command(name: str) -> click.Command:
+    """Import a command: the module is named for it, and defines it under that name."""
+    name = name.replace("-", "_")
+    found = getattr(import_module(f"wal3_core.cli.commands.{name}"), name)
+    assert isinstance(found, click.Command)
+    return found
+
+
+@click.group(
+    cls=Program,
+    # For the list of commands and for completion, which show no more of a command.
+    commands={name: click.Command(name, help=text) for name, text in _COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--store", metavar="URL", envvar="WAL3_STORE", help="The store that holds the logs; WAL3_STORE by default."
 )
@@ -69,7 +94,7 @@ class Program(click.Group):
     metavar="SECONDS",
     help="How long to retry while the store does not answer; 120 unless the store's URL sets it.",
 )
-@click.version_option(version("wal3"), prog_name="wal3")
+@click.version_option(package_name="wal3", prog_name="wal3")
 @click.pass_context
 def cli(context: click.Context, store: str | None, timeout_s: float | None) -> None:
     """Write-ahead logs on object storage.
@@ -94,30 +119,6 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None) -> N
     Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
     """  # noqa: D301 - \b keeps click from wrapping what follows
     context.obj = Session(store, timeout_s)
-
-
-for _command in (
-    init,
-    append,
-    cat,
-    tail,
-    ls,
-    inspect,
-    cursor,
-    pin,
-    policy,
-    snapshot,
-    scrub,
-    gc,
-    seal,
-    migrate,
-    copy,
-    destroy,
-    ingest_git,
-    doctor,
-    store_id,
-):
-    cli.add_command(_command)
 
 
 def main() -> None:

@@ -13,8 +13,6 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from wal3_core.arguments import checked, instance_of, record_bytes, several, wrong
 from wal3_core.errors import CorruptError
 
@@ -56,6 +54,9 @@ class Setsum:
     @checked(digests=instance_of(bytes))
     def of_digests(cls, digests: bytes) -> Setsum:
         """Checksum a set given by its items' SHA3-256 digests, joined; at most 2**32 of them."""
+        # Imported here: documents have setsums, too, and their readers do without numpy.
+        import numpy as np  # noqa: PLC0415
+
         words = np.frombuffer(digests, dtype="<u4").reshape(-1, COLUMNS)
         # The sum of words equals the sum of reduced words modulo the prime, and fits in 64 bits.
         return cls.of_column_sums(words.sum(axis=0, dtype=np.uint64).tolist())

@@ -17,7 +17,7 @@ import pyarrow as pa
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.fleet.survey import survey_log
-from wal3_core.log.collect.deleter import Deleter, DeletionReport, Part
+from wal3_core.log.collect.deleter import Deleter, DeletionPart, DeletionReport
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
@@ -145,22 +145,22 @@ def part_texts(document: str, garbage: Garbage) -> Iterator[tuple[Pointer | None
         yield None, to_text({**named, "orphan": path})
 
 
-def _part_from_text(text: str) -> tuple[tuple[str, LogId], Part]:
+def _part_from_text(text: str) -> tuple[tuple[str, LogId], DeletionPart]:
     fields = from_text(text, "part")
     document = fields.string("document"), check_log_id(fields.string("log_id"), "part")
     if fields.has("pointer"):
-        return document, Part(dropped=(_pointer(fields.object("pointer")),))
+        return document, DeletionPart(dropped=(_pointer(fields.object("pointer")),))
     if fields.has("replaced"):
-        return document, Part(replaced=(fields.string("replaced"),))
-    return document, Part(orphans=(fields.string("orphan"),))
+        return document, DeletionPart(replaced=(fields.string("replaced"),))
+    return document, DeletionPart(orphans=(fields.string("orphan"),))
 
 
 def _pointer(fields: Fields) -> Pointer:
     return SnapshotPointer.from_json(fields) if fields.has("depth") else FragmentPointer.from_json(fields)
 
 
-def _merged(parts: Sequence[Part]) -> Part:
-    return Part(
+def _merged(parts: Sequence[DeletionPart]) -> DeletionPart:
+    return DeletionPart(
         dropped=tuple(pointer for part in parts for pointer in part.dropped),
         replaced=tuple(path for part in parts for path in part.replaced),
         orphans=tuple(path for part in parts for path in part.orphans),

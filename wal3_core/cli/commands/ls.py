@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import click
@@ -11,21 +9,12 @@ import click
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import console, count, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.errors import LogError, LogNotFoundError
-from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.read.reader import LogReader
-from wal3_core.options import ReaderOptions
-from wal3_core.runtime import shared_runtime
-from wal3_core.storage.documents.manifest_store import lost_manifest
-from wal3_core.storage.object_store import log_store, share_of
+from wal3_core.errors import LogError
+from wal3_core.fleet.manifests import load_manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.object_store import ObjectStore
 
-_MANIFESTS_AHEAD = 16
 _COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
 
 
@@ -48,7 +37,7 @@ def ls(session: Session, prefix: str, as_json: bool) -> None:
     found: list[tuple[str, Manifest]] = []
     unreadable: list[str] = []
     with progress("ls", None) as advance:
-        for log, manifest in _manifests(session.store(), prefix):
+        for log, manifest in load_manifests(session.store(), prefix):
             if isinstance(manifest, LogError):
                 unreadable.append(f"{log}: {manifest}")
             else:
@@ -62,43 +51,6 @@ def ls(session: Session, prefix: str, as_json: bool) -> None:
         console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:6]))
     if unreadable:
         raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
-
-
-def _manifests(store: ObjectStore, prefix: str) -> Iterator[tuple[str, Manifest | LogError]]:
-    """Load the logs' manifests several at a time, in order; yield the error of one that cannot be read."""
-    waiting: deque[tuple[str, Future[Manifest]]] = deque()
-    for log in list_logs(store, prefix):
-        waiting.append((log, _load_later(store, log)))
-        if len(waiting) > _MANIFESTS_AHEAD:
-            yield from _outcome(store, *waiting.popleft())
-    for log, future in waiting:
-        yield from _outcome(store, log, future)
-
-
-def _load_later(store: ObjectStore, log: str) -> Future[Manifest]:
-    future: Future[Manifest] = Future()
-
-    def load() -> None:
-        try:
-            reader = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime())
-            future.set_result(reader.manifest())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
-            future.set_exception(error)
-
-    shared_runtime().spawn(load, share=share_of(store))
-    return future
-
-
-def _outcome(store: ObjectStore, log: str, future: Future[Manifest]) -> Iterator[tuple[str, Manifest | LogError]]:
-    try:
-        yield log, future.result()
-    except LogNotFoundError:
-        lost = lost_manifest(log_store(store, log), shared_runtime())
-        # Otherwise it was destroyed after it was listed.
-        if lost is not None:
-            yield log, lost
-    except LogError as error:
-        yield log, error
 
 
 def _row(log: str, manifest: Manifest) -> dict[str, object]:

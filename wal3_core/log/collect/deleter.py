@@ -64,7 +64,7 @@ class DueDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DeletionPart:
     """Some of what a garbage document names: pointers, deleted with all below them, snapshots, and orphans."""
 
     dropped: tuple[Pointer, ...] = ()
@@ -72,7 +72,7 @@ class Part:
     orphans: tuple[str, ...] = ()
 
     @classmethod
-    def whole(cls, garbage: Garbage) -> Part:
+    def whole(cls, garbage: Garbage) -> DeletionPart:
         """Return all of it."""
         replaced = tuple(pointer.path for pointer in garbage.replaced)
         return cls(dropped=garbage.dropped, replaced=replaced, orphans=garbage.orphans)
@@ -180,7 +180,7 @@ class Deleter:
                 done.append(each)
                 continue
             references = self.references() if references is None else references
-            part = self._delete_part(each.path, Part.whole(each.garbage), _Pass(references, progress))
+            part = self._delete_part(each.path, DeletionPart.whole(each.garbage), _Pass(references, progress))
             done.append(self.finish(each.path, [part]))
         return done
 
@@ -207,7 +207,7 @@ class Deleter:
     @checked(garbage=instance_of(Garbage))
     def dropped_objects(self, garbage: Garbage) -> Iterator[str]:
         """Name what a garbage document leads to, except its orphans, held or not."""
-        part = Part.whole(garbage)
+        part = DeletionPart.whole(garbage)
         return chain(every_path(part.dropped, self._stores.snapshots.load), part.replaced)
 
     @checked(path=given_garbage_path, now_us=optional(integer))
@@ -235,12 +235,14 @@ class Deleter:
         wait_s = self.wait_s(path, now_us=now_us)
         return DeletionReport(path=path, wait_s=wait_s) if wait_s > 0 else seen.document
 
-    @checked(path=given_garbage_path, part=instance_of(Part), progress=function)
-    def delete_part(self, path: str, part: Part, *, progress: Callable[[int], None] = lambda _: None) -> DeletionReport:
+    @checked(path=given_garbage_path, part=instance_of(DeletionPart), progress=function)
+    def delete_part(
+        self, path: str, part: DeletionPart, *, progress: Callable[[int], None] = lambda _: None
+    ) -> DeletionReport:
         """Delete a part of what a garbage document that is due names; the document stays."""
         return self._delete_part(path, part, _Pass(self.references(), progress))
 
-    def _delete_part(self, path: str, part: Part, going: _Pass) -> DeletionReport:
+    def _delete_part(self, path: str, part: DeletionPart, going: _Pass) -> DeletionReport:
         self._delete_pointers(part.dropped, going)
         self._delete_paths(part.replaced, going)
         held = going.num_held

@@ -43,7 +43,7 @@ _ROUNDS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DestroyPart:
     """How many objects of a kind there are, and their bytes."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class DestroyPlan:
 
     log: str
     log_id: LogId
-    parts: tuple[Part, ...]
+    parts: tuple[DestroyPart, ...]
     pins: tuple[str, ...]
 
     @property
@@ -122,7 +122,9 @@ def plan_destroy(store: ObjectStore, log: str, *, runtime: Runtime | None = None
     if not objects:
         message = f"log {root.url}: expected a log to destroy, found nothing"
         raise LogNotFoundError(message)
-    parts = (Part(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind])
+    parts = (
+        DestroyPart(kind=kind, num_objects=objects[kind], num_bytes=num_bytes[kind]) for kind in Kind if objects[kind]
+    )
     return DestroyPlan(log=log, log_id=NO_LOG if entry is None else entry.log_id, parts=tuple(parts), pins=tuple(pins))
 
 

@@ -168,8 +168,6 @@ class LogWriter:
         columns = check_records(records, self._options)
         expect_next = check_expected(expect_next)
         future: Outcome[LogPosition] = Outcome()
-        # Marked as running, so that it cannot be cancelled: the records may already be on their way.
-        future.set_running_or_notify_cancel()
         self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
         return future
 

@@ -328,4 +328,13 @@ def _etag_of_file(path: Path) -> Etag | None:
 
 
 def _holds_object(folder: os.DirEntry[str]) -> bool:
-    return any(files for _, _, files in os.walk(folder))
+    """Return whether there is a file in or below a folder; links to folders are not followed."""
+    folders = []
+    # A folder that is gone, or may not be read, shows no object.
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            if not entry.is_dir():
+                return True
+            if not entry.is_symlink():
+                folders.append(entry)
+    return any(map(_holds_object, folders))

@@ -1,0 +1,67 @@
+"""A user's type checker sees the types of every public name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+import wal3_core
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "tests" / "typing"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python into which the library is installed as from a wheel: its modules and the files it declares."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    shutil.copytree(
+        Path(str(wal3_core.__file__)).parent, site / "wal3_core", ignore=lambda _, names: _not_shipped(names)
+    )
+    # The packages that it depends on.
+    (site / "others.pth").write_text(str(Path(pytest.__file__).parents[1]))
+    return folder / "bin" / "python"
+
+
+def _not_shipped(names: list[str]) -> list[str]:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["wal3_core"]
+    return [name for name in names if "." in name and not name.endswith(".py") and name not in declared]
+
+
+def wrong_lines(file: Path) -> list[int]:
+    return [number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# wrong")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["consumer.py", "mistakes.py"])
+def test_mypy_finds_the_mistakes_of_a_project_and_no_others(name: str, python: Path, tmp_path: Path) -> None:
+    file = shutil.copy(PROJECT / name, tmp_path)
+    command = [sys.executable, "-m", "mypy", "--strict", "--output=json", f"--python-executable={python}"]
+    command += ["--config-file=", f"--cache-dir={tmp_path / 'cache'}", str(file)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+
+    found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    errors = [each for each in found if each["severity"] == "error"]
+    assert sorted({each["line"] for each in errors}) == wrong_lines(PROJECT / name), ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["consumer.py", "mistakes.py"])
+def test_pyright_finds_the_mistakes_of_a_project_and_no_others(name: str, python: Path, tmp_path: Path) -> None:
+    file = shutil.copy(PROJECT / name, tmp_path)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={python}", str(file)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+
+    found = json.loads(ended.stdout)["generalDiagnostics"]
+    lines = {each["range"]["start"]["line"] + 1 for each in found if each["severity"] == "error"}
+    assert sorted(lines) == wrong_lines(PROJECT / name), ended.stdout + ended.stderr

@@ -1,0 +1,82 @@
+"""The futures of appends work wherever the standard library takes a future."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, as_completed, wait
+
+import pytest
+
+from wal3_core.runtime import Outcome
+
+DONE_S_MAX = 60
+
+
+def test_functions_over_several_futures_take_it() -> None:
+    slow, quick, plain = Outcome[int](), Outcome[int](), Future[int]()
+    threading.Timer(0.01, quick.set_result, [1]).start()
+
+    done, not_done = wait([slow, quick, plain], DONE_S_MAX, return_when=FIRST_COMPLETED)
+    slow.set_exception(KeyError("missing"))
+    plain.set_result(3)
+
+    assert (done, not_done) == ({quick}, {slow, plain})
+    assert set(as_completed([slow, quick, plain], DONE_S_MAX)) == {slow, quick, plain}
+
+
+def test_coroutine_awaits_it() -> None:
+    async def first() -> int:
+        outcome = Outcome[int]()
+        threading.Timer(0.01, outcome.set_result, [1]).start()
+        return await asyncio.wait_for(asyncio.wrap_future(outcome), DONE_S_MAX)
+
+    assert asyncio.run(first()) == 1
+
+
+def test_coroutine_that_is_cancelled_leaves_it_to_be_set() -> None:
+    outcome = Outcome[int]()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(outcome), 0.01)
+
+    asyncio.run(give_up())
+    outcome.set_result(1)
+
+    assert (outcome.result(), outcome.exception(), outcome.done(), outcome.running()) == (1, None, True, False)
+    assert not outcome.cancel()
+    assert not outcome.cancelled()
+
+
+def test_it_is_set_once() -> None:
+    outcome = Outcome[int]()
+    outcome.set_result(1)
+
+    with pytest.raises(InvalidStateError):
+        outcome.set_exception(KeyError("missing"))
+
+    assert outcome.result() == 1
+
+
+def test_each_callback_is_called_once_whenever_it_is_added(caplog: pytest.LogCaptureFixture) -> None:
+    outcome, called = Outcome[int](), list[str]()
+
+    def fail(_: Future[int]) -> None:
+        called.append("failing")
+        raise KeyError("missing")
+
+    outcome.add_done_callback(fail)
+    outcome.add_done_callback(lambda _: called.append("before"))
+    outcome.set_result(1)
+    outcome.add_done_callback(lambda future: called.append(f"after {future.result()}"))
+
+    assert called == ["failing", "before", "after 1"]
+    assert "exception calling callback" in caplog.text
+
+
+def test_wait_ends_with_its_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        Outcome[int]().result(0.01)
+    with pytest.raises(TimeoutError):
+        Outcome[int]().exception(0)

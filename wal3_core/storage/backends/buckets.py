@@ -1,0 +1,131 @@
+"""Opening a bucket, or a folder of one: S3, Google Cloud Storage and Azure, by the URL's options and a session.
+
+Imported when such a store is opened: it needs obstore, and for S3 boto3.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
+from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.store_urls import REMOTE_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from boto3.session import Session
+    from obstore.store import ClientConfig, S3Config
+
+_TIMEOUT_S_MAX = 24 * 60 * 60
+_REQUEST_S_MIN = 0.001
+
+
+def open_remote(parts: SplitResult, options: Mapping[str, str], session: Session | None) -> RemoteStore:
+    """Open a bucket by its split URL and the URL's options; errors as ``open_store``."""
+    try:
+        return _remote_store(parts, options, session)
+    except Exception as error:
+        if not _is_of_settings(error):
+            raise
+        message = f"store {parts.geturl()}: {type(error).__name__}: {error}"
+        raise UnavailableError(message) from error
+
+
+def _is_of_settings(error: Exception) -> bool:
+    """Whether obstore or boto3 refused the URL's options, or what the environment sets."""
+    # Other stores than S3 are opened without it.
+    botocore = sys.modules.get("botocore.exceptions")
+    if isinstance(error, BaseError | ValueError):
+        return True
+    return botocore is not None and isinstance(error, botocore.BotoCoreError)
+
+
+def _remote_store(parts: SplitResult, options: Mapping[str, str], session: Session | None) -> RemoteStore:
+    if options.get("etags", "unquoted") != "unquoted":
+        message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
+        raise InvalidRequestError(message)
+    try:
+        folder = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError as error:
+        message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
+        raise InvalidRequestError(message) from error
+    client_options = _timeouts(options)
+    bucket = parts.netloc
+    match parts.scheme:
+        case "s3":
+            clients = _s3_clients(bucket, options, session, client_options)
+        case "gs":
+            clients = Clients(
+                conditional=GCSStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
+                reading=GCSStore(bucket, client_options=client_options, retry_config=RETRY_READS),
+            )
+        case _:
+            clients = Clients(
+                conditional=AzureStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
+                reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
+            )
+    # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
+    return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
+
+
+def _timeouts(options: Mapping[str, str]) -> ClientConfig:
+    """Check the timeouts in a store's URL; return a client's timeouts for one request."""
+    for name in sorted(REMOTE_OPTIONS & options.keys()):
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
+            message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
+            raise InvalidRequestError(message)
+    if "request_timeout_s" not in options:
+        return TIMEOUTS
+    seconds = timedelta(seconds=max(float(options["request_timeout_s"]), _REQUEST_S_MIN))
+    return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5))}
+
+
+def _s3_clients(bucket: str, options: Mapping[str, str], session: Session | None, timeouts: ClientConfig) -> Clients:
+    # Other stores than S3 do without it.
+    import boto3  # noqa: PLC0415
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+
+    session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
+    region = options.get("region") or session.region_name or "us-east-1"
+    endpoint = options.get("endpoint") or custom_endpoint(session, region)
+    config: S3Config = {"region": region}
+    client_options: ClientConfig = {**timeouts}
+    if endpoint is not None:
+        if not endpoint.startswith(("http://", "https://")):
+            message = f"store endpoint: expected http://… or https://…, found {endpoint!r}"
+            raise InvalidRequestError(message)
+        config["endpoint"] = endpoint
+        client_options["allow_http"] = endpoint.startswith("http://")
+    if session.get_credentials() is None:
+        message = (
+            f"store s3://{bucket}: expected AWS credentials, found none: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
+            f" AWS_SECRET_ACCESS_KEY"
+        )
+        raise StoreDeniedError(message)
+    credentials = Boto3CredentialProvider(session)
+
+    def client(*, conditional: bool) -> S3Store:
+        return S3Store(
+            bucket,
+            config=config,
+            client_options=client_options,
+            retry_config=NEVER_RETRY if conditional else RETRY_READS,
+            credential_provider=credentials,
+        )
+
+    return Clients(conditional=client(conditional=True), reading=client(conditional=False))
+
+
+def custom_endpoint(session: Session, region: str) -> str | None:
+    """Return the endpoint that the environment or profile sets, None for Amazon's own."""
+    endpoint = str(session.client("s3", region_name=region).meta.endpoint_url)
+    host = urlsplit(endpoint).hostname or ""
+    return None if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) else endpoint
