@@ -33,6 +33,9 @@ from wal3_core.log.maintain.copier import CopyReport, LogAt, copy
 from wal3_core.log.maintain.destroyer import DestroyPlan, destroy, plan_destroy
 from wal3_core.log.maintain.sealer import initialize_successor, migrate, seal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
+from wal3_core.log.read.consumed import ConsumedRecord, Lag
+from wal3_core.log.read.consumer import Consumer
+from wal3_core.log.read.files import StoredFile
 from wal3_core.log.read.pinned import open_pinned, pinned_records
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import ScrubReport, scrub
@@ -47,7 +50,14 @@ from wal3_core.model.policy import Policy
 from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Message, Record
 from wal3_core.model.setsum import Setsum
-from wal3_core.options import CollectorOptions, Limits, ReaderOptions, SnapshotCompactorOptions, WriterOptions
+from wal3_core.options import (
+    CollectorOptions,
+    ConsumerOptions,
+    Limits,
+    ReaderOptions,
+    SnapshotCompactorOptions,
+    WriterOptions,
+)
 from wal3_core.storage.documents.cursor_store import CursorStore, Witness
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -64,6 +74,9 @@ __all__ = [
     "Collector",
     "CollectorOptions",
     "ConditionNotMetError",
+    "ConsumedRecord",
+    "Consumer",
+    "ConsumerOptions",
     "ContentionError",
     "CopyReport",
     "CorruptError",
@@ -74,6 +87,7 @@ __all__ = [
     "GarbageCollectedError",
     "HaltedError",
     "InvalidRequestError",
+    "Lag",
     "Limits",
     "LogAt",
     "LogError",
@@ -102,6 +116,7 @@ __all__ = [
     "SnapshotCompactor",
     "SnapshotCompactorOptions",
     "StoreDeniedError",
+    "StoredFile",
     "UnavailableError",
     "UnknownDurabilityError",
     "UnsuitableStoreError",

@@ -118,9 +118,9 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "a follower without a record begins again with every poll",
-        "wal3_core.log.read.following:Following.records",
-        "            self.start = begun(manifest, self.start)\n",
-        "            begun(manifest, self.start)\n",
+        "wal3_core.log.read.following:Following.look",
+        "        self.start = begun(manifest, self.start)\n",
+        "        begun(manifest, self.start)\n",
     ),
     Mutation(
         "a policy is changed without a look at the announcement",

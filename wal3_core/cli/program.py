@@ -12,6 +12,7 @@ from wal3_core.cli.commands.copy import copy
 from wal3_core.cli.commands.cursor import cursor
 from wal3_core.cli.commands.destroy import destroy
 from wal3_core.cli.commands.doctor import doctor
+from wal3_core.cli.commands.files import files
 from wal3_core.cli.commands.gc import gc
 from wal3_core.cli.commands.ingest_git import ingest_git
 from wal3_core.cli.commands.init import init
@@ -101,6 +102,7 @@ for _command in (
     append,
     cat,
     tail,
+    files,
     ls,
     inspect,
     cursor,
