@@ -205,6 +205,28 @@ def test_records_lost_between_a_log_and_its_successor_are_an_error_at_every_star
     assert (cursor_of(memory_store, "a"), cursor_of(memory_store, "b")) == (2, None)
 
 
+def test_records_collected_while_the_cursor_is_created_are_an_error_at_every_start(memory_store: MemoryStore) -> None:
+    """The cursor that came too late must not stay behind them: the next start would pass over them."""
+    fill(memory_store, "a", b"1")
+    migrate(memory_store, "a", "b", reason="full")
+    fill(memory_store, "b", b"2", b"3")
+    store = FaultyStore(memory_store)
+
+    def prune(kind: str, path: str) -> None:
+        if kind == "create" and path.startswith("b/") and "cursor/" in path:
+            store.before = lambda _kind, _path: None
+            collect_to(memory_store, "b", 3)
+
+    store.before = prune
+    for _ in range(2):
+        with (
+            pytest.raises(GarbageCollectedError),
+            Consumer(store, "a", "c", options=ONCE) as consumer,
+        ):
+            offsets(consumer)
+    assert (cursor_of(memory_store, "a"), cursor_of(memory_store, "b")) == (2, None)
+
+
 def test_log_that_does_not_continue_the_sealed_one_is_refused(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     migrate(memory_store, "a", "b", reason="full")
