@@ -152,6 +152,7 @@ def test_by_hand_only_a_commit_saves_and_never_moves_back(memory_store: MemorySt
         assert cursor_of(memory_store) == 4
         consumer.commit(first)
         consumer.commit(second)
+        assert consumer.lag()["a"].records == 1
 
     assert cursor_of(memory_store) == 4
     assert consumed(memory_store, options=BY_HAND) == [4]

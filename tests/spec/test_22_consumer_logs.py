@@ -163,9 +163,10 @@ def test_consumer_goes_on_in_successors_and_resumes_there(store: ObjectStore) ->
 def test_successor_is_consumed_once_also_where_both_logs_are_named(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
     migrate(memory_store, "a", "b", reason="full")
-    fill(memory_store, "b", b"2")
+    fill(memory_store, "b", b"2", b"3", b"4", b"5")
+    by_turns = replace(ONCE, batch_records_max=1)
 
-    assert sorted(consumed(memory_store, ["a", "b"])) == [1, 2]
+    assert sorted(consumed(memory_store, ["a", "b"], by_turns)) == [1, 2, 3, 4, 5]
     assert consumed(memory_store, ["a", "b"]) == []
 
 

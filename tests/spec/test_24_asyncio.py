@@ -154,15 +154,15 @@ def test_cancelled_follower_ends_at_once_and_leaves_no_thread(memory_store: Memo
     fill(memory_store, "a", b"1")
     reader = LogReader.open(memory_store, "a", options=RARE)
 
-    async def follow(given: asyncio.Event) -> None:
-        async for _ in reader.follow_async():
-            given.set()
+    async def follow(given: asyncio.Queue[int]) -> None:
+        async for record in reader.follow_async():
+            given.put_nowait(record.offset)
 
     async def cancel_all() -> None:
-        given = [asyncio.Event() for _ in range(8)]
-        tasks = [asyncio.create_task(follow(each)) for each in given]
-        for each in given:
-            await each.wait()
+        given: asyncio.Queue[int] = asyncio.Queue()
+        tasks = [asyncio.create_task(follow(given)) for _ in range(8)]
+        for _ in tasks:
+            await asyncio.wait_for(given.get(), DEADLINE_S)
         await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
@@ -175,14 +175,14 @@ def test_cancelled_follower_ends_at_once_and_leaves_no_thread(memory_store: Memo
 
 def test_follower_in_a_task_group_ends_when_another_task_fails(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", b"1")
-    reader, given = LogReader.open(memory_store, "a", options=RARE), asyncio.Event()
+    reader, given = LogReader.open(memory_store, "a", options=RARE), asyncio.Queue[int]()
 
     async def follow() -> None:
-        async for _ in reader.follow_async():
-            given.set()
+        async for record in reader.follow_async():
+            given.put_nowait(record.offset)
 
     async def fail() -> None:
-        await given.wait()
+        await asyncio.wait_for(given.get(), DEADLINE_S)
         message = "another task"
         raise RuntimeError(message)
 
