@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 20.0
 QUICK = ReaderOptions(poll_s_min=0.005, poll_s_max=0.01, retry=RetryOptions(attempts_max=3, pause_s_min=0.001))
-# Polls so rarely that whatever a test waits for must be a wake-up.
-RARE = ReaderOptions(poll_s_min=3600, poll_s_max=3600)
+# Polls so rarely that whatever a test waits for within its deadline must be a wake-up.
+RARE = ReaderOptions(poll_s_min=40, poll_s_max=40)
 
 
 def followers() -> list[str]:
