@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactionReport as SnapshotCompactionReport
     from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor as SnapshotCompactor
     from wal3_core.log.maintain.snapshot_compactor import SnapshotPlan as SnapshotPlan
+    from wal3_core.log.read.consumed import ConsumedRecord as ConsumedRecord
+    from wal3_core.log.read.consumed import Lag as Lag
+    from wal3_core.log.read.consumer import Consumer as Consumer
+    from wal3_core.log.read.files import StoredFile as StoredFile
     from wal3_core.log.read.following import Following as Following
     from wal3_core.log.read.following import Waiting as Waiting
     from wal3_core.log.read.pinned import open_pinned as open_pinned
@@ -92,6 +96,7 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Snapshot as Snapshot
     from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
     from wal3_core.options import CollectorOptions as CollectorOptions
+    from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
     from wal3_core.options import ReaderOptions as ReaderOptions
     from wal3_core.options import RetryOptions as RetryOptions
@@ -119,6 +124,9 @@ _HOMES = {
     "Collector": "wal3_core.log.collect.collector",
     "CollectorOptions": "wal3_core.options",
     "ConditionNotMetError": "wal3_core.errors",
+    "ConsumedRecord": "wal3_core.log.read.consumed",
+    "Consumer": "wal3_core.log.read.consumer",
+    "ConsumerOptions": "wal3_core.options",
     "ContentionError": "wal3_core.errors",
     "CopyReport": "wal3_core.log.maintain.copier",
     "CopyUpdateReport": "wal3_core.log.maintain.copy_update",
@@ -139,6 +147,7 @@ _HOMES = {
     "GarbageCollectedError": "wal3_core.errors",
     "HaltedError": "wal3_core.errors",
     "InvalidRequestError": "wal3_core.errors",
+    "Lag": "wal3_core.log.read.consumed",
     "Limits": "wal3_core.options",
     "LogAt": "wal3_core.log.maintain.copier",
     "LogError": "wal3_core.errors",
@@ -183,6 +192,7 @@ _HOMES = {
     "SnapshotPlan": "wal3_core.log.maintain.snapshot_compactor",
     "SnapshotPointer": "wal3_core.model.snapshot",
     "StoreDeniedError": "wal3_core.errors",
+    "StoredFile": "wal3_core.log.read.files",
     "UnavailableError": "wal3_core.errors",
     "UnknownDurabilityError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",

@@ -239,6 +239,37 @@ class ReaderOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """How a consumer saves its cursors and waits.
+
+    With ``auto_commit`` it saves them when ``commit_records_max`` records were processed, or ``commit_s_max`` seconds
+    have passed, since the last time, and at its end; without it, ``commit`` alone does. It takes at most
+    ``batch_records_max`` records from one log before it looks at the next one. It ends after ``idle_s`` seconds
+    without a record; None means never. ``reader`` says how often it polls, and how long it waits for a store that
+    does not answer.
+    """
+
+    auto_commit: bool = True
+    commit_records_max: int = 1000
+    commit_s_max: float = 5.0
+    batch_records_max: int = 1000
+    idle_s: float | None = None
+    reader: ReaderOptions = field(default_factory=ReaderOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check_ranges(
+            self,
+            {
+                "commit_records_max": (1, _COUNT_MAX),
+                "commit_s_max": (0, _SECONDS_MAX),
+                "batch_records_max": (1, _COUNT_MAX),
+                "idle_s": (0, _SECONDS_MAX),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Where a read ends; None means no limit.
 

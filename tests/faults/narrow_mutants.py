@@ -121,6 +121,10 @@ NARROW_MUTANTS = (
         "wal3_core.log.read.following:Following.records",
         "            self.start = begun(manifest, self.start)\n",
         "            begun(manifest, self.start)\n",
+        "a follower without a record begins again with every poll",
+        "wal3_core.log.read.following:Following.look",
+        "        self.start = begun(manifest, self.start)\n",
+        "        begun(manifest, self.start)\n",
     ),
     Mutation(
         "a policy is changed without checking the announcement",

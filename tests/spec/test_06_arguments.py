@@ -20,6 +20,7 @@ from tests.stores import CountingStore
 from wal3_core import (
     AtTime,
     Collector,
+    Consumer,
     CursorStore,
     Deleter,
     InvalidRequestError,
@@ -32,6 +33,7 @@ from wal3_core import (
     PinStore,
     Policy,
     PolicyStore,
+    Record,
     Setsum,
     SnapshotCompactor,
     Witness,
@@ -51,6 +53,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import (
     CollectorOptions,
+    ConsumerOptions,
     ReaderOptions,
     RetryOptions,
     SnapshotCompactorOptions,
@@ -70,9 +73,11 @@ LOG = "a"
 MADE_INSIDE = {
     "BootstrapReport",
     "CollectionReport",
+    "ConsumedRecord",
     "CopyReport",
     "CopyUpdateReport",
     "DestroyPlan",
+    "Lag",
     "LogReader",
     "LogWriter",
     "Pin",
@@ -80,6 +85,7 @@ MADE_INSIDE = {
     "ResumeReport",
     "ScrubReport",
     "Seal",
+    "StoredFile",
     "WriterStats",
 }
 # A Setsum is constructed at every step; from outside data it is made by its class methods alone.
@@ -115,6 +121,10 @@ def kinds() -> dict[str, Kind]:
         "bytes": Kind(b"", ("text", 4711, None)),
         "bytes | None": Kind(b"", ("text", 4711, 1.5)),
         "ReadStart": Kind(1, ("1", 1.5, True, b"1", object())),
+        "ConsumerStart": Kind("end", ("middle", 1.5, True, b"1", None, object())),
+        "LogPosition | Record": Kind(LogPosition(1, 0), (*nothing, None, LogPosition, (1, 0))),
+        "str | Sequence[str]": Kind(LOG, (4711, b"a", None, object(), (), [4711], [LOG, LOG], [LOG, None])),
+        "ConsumedRecord": Kind(None, (*nothing, None, Record(1, 0, None, b"x"))),
         "Runtime": Kind(shared_runtime(), nothing),
         "SnapshotPointer": Kind(None, (*nothing, None)),
         "boto3.session.Session": Kind(None, nothing),
@@ -128,7 +138,7 @@ def kinds() -> dict[str, Kind]:
     for value in (
         *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
-        *(SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
+        *(ConsumerOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
         LogReader.open(store, LOG).manifest(),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
@@ -158,6 +168,7 @@ class Entry:
         if self.method is None:
             return found  # type: ignore[no-any-return]
         made: dict[str, Callable[[], object]] = {
+            "Consumer": lambda: Consumer(store, LOG, "c"),
             "LogWriter": lambda: LogWriter.open(store, LOG),
             "LogReader": lambda: LogReader.open(store, LOG),
             "Limits": Limits,

@@ -15,7 +15,9 @@ from wal3_core import (
     CursorStore,
     GarbageCollectedError,
     InvalidRequestError,
+    Limits,
     LogPosition,
+    LogReader,
     LogWriter,
     UnavailableError,
 )
@@ -66,6 +68,19 @@ def test_cursor_is_created_moved_and_loaded(store: ObjectStore, log: list[LogPos
     assert loaded == back
     assert back.cursor.position == log[1]
     assert (witness.cursor.generation, moved.cursor.generation, back.cursor.generation) == (1, 2, 3)
+
+
+def test_cursor_saved_with_a_record_continues_after_it(store: ObjectStore, log: list[LogPosition]) -> None:
+    cursors, reader = CursorStore(store, "a"), LogReader.open(store, "a")
+    witness = cursors.init("reader", log[0])
+    [*_, third] = reader.records(None, Limits(records=3))
+
+    moved = cursors.save("reader", third, witness)
+
+    assert moved.cursor.position == LogPosition(log[3].offset, third.timestamp_us)
+    assert [record.offset for record in reader.records(moved.cursor.position)] == [4, 5]
+    with pytest.raises(InvalidRequestError, match="from 1 to 6, found 7"):
+        cursors.save("reader", replace(third, offset=6), moved)
 
 
 def test_missing_cursor_loads_as_none(store: ObjectStore, log: list[LogPosition]) -> None:  # noqa: ARG001 - the log

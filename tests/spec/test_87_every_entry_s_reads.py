@@ -13,6 +13,8 @@ from tests.stores import BoundedStore, FaultyStore
 from wal3_core import (
     Collector,
     CollectorOptions,
+    Consumer,
+    ConsumerOptions,
     CursorStore,
     Deleter,
     LogAt,
@@ -90,6 +92,11 @@ def read(store: ObjectStore) -> object:
     return [reader.fetch(pointer) for pointer in reader.scan()], list(reader.follow(idle_s=0))
 
 
+def consume(store: ObjectStore) -> object:
+    with Consumer(store, ["a", "sealed"], "c", options=ConsumerOptions(idle_s=0)) as consumer:
+        return list(consumer), consumer.lag()
+
+
 def move_cursors(store: ObjectStore) -> object:
     cursors = CursorStore(store, "a")
     found = cursors.load("c")
@@ -136,6 +143,7 @@ def update(store: ObjectStore) -> object:
 
 ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "Collector": prune,
+    "Consumer": consume,
     "CursorStore": move_cursors,
     "Deleter": delete,
     "LogReader": read,

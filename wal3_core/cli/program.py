@@ -16,6 +16,7 @@ _COMMANDS = {
     "append": "Append the records on standard input to LOG.",
     "cat": "Print the records of LOG, one JSON object per line.",
     "tail": "Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.",
+    "files": "List the stored files that hold LOG's records now, for programs that read them in place.",
     "ls": "List the logs of the store, or PREFIX and the logs below it.",
     "inspect": "Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.",
     "cursor": "Show and move a log's cursors.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import optional, record_bytes
 from wal3_core.errors import InvalidRequestError
+from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import Setsum
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Record:
     timestamp_us: int
     key: bytes | None
     body: bytes | None
+
+
+def position_after(record: Record) -> LogPosition:
+    """Return the position at which a reader continues that has processed the record."""
+    return LogPosition(record.offset + 1, record.timestamp_us)
 
 
 def check_message(message: Message, *, record_bytes_max: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from wal3_core.errors import LogError
 from wal3_core.log.read.scan import begun
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class Waiting:
         """Restart the pauses and the idle time: there was news just now."""
         self._quiet_since_s, self._pause_s = self._runtime.monotonic_s(), self._options.poll_s_min
 
-    def wait(self, topic: str, version: int) -> int | None:
-        """Wait a pause, or until the topic moves beyond ``version``; returns its version, None when time is up."""
+    def pause_s(self) -> float | None:
+        """Return how long to wait before the next look, longer each time; None when time is up."""
         pause_s = self._pause_s
         if self._idle_s is not None:
             left_s = self._quiet_since_s + self._idle_s - self._runtime.monotonic_s()
@@ -38,7 +39,12 @@ class Waiting:
                 return None
             pause_s = min(pause_s, left_s)
         self._pause_s = min(self._pause_s * 2, self._options.poll_s_max)
-        return self._runtime.await_topic(topic, version, pause_s)
+        return pause_s
+
+    def wait(self, topic: str, version: int) -> int | None:
+        """Wait a pause, or until the topic moves beyond ``version``; returns its version, None when time is up."""
+        pause_s = self.pause_s()
+        return None if pause_s is None else self._runtime.await_topic(topic, version, pause_s)
 
 
 class Source(Protocol):
@@ -75,19 +81,59 @@ class Following:
         self._waiting = waiting
         self.start = start
         self.sealed: Manifest | None = None
+        self._looking: Iterator[Record] | None = None
 
     def records(self) -> Iterator[Record]:
-        """Go through the records; each manifest is read to its end before its seal counts."""
+        """Go through the records, and wait for more at the log's end."""
         version: int | None = self._runtime.await_topic(self._topic, -1, 0.0)
         while version is not None:
-            manifest = self._source.manifest()
-            # Even before there is any record: one appended and collected between two looks must not be skipped.
-            self.start = begun(manifest, self.start)
-            for record in self._source.records(self.start, manifest=manifest):
-                self.start = record.offset + 1
-                yield record
-                self._waiting.begin_again()
-            if manifest.seal is not None:
-                self.sealed = manifest
+            yield from self.look()
+            if self.sealed is not None:
                 return
             version = self._waiting.wait(self._topic, version)
+
+    def look(self) -> Iterator[Record]:
+        """Go through the records that the log holds now, to its end; a manifest is read to its end before its seal.
+
+        The next look continues after the last record that this one has given.
+        """
+        manifest = self._source.manifest()
+        # Even before there is any record: one appended and collected between two looks must not be skipped.
+        self.start = begun(manifest, self.start)
+        for record in self._source.records(self.start, manifest=manifest):
+            self.start = record.offset + 1
+            yield record
+            self._waiting.begin_again()
+        if manifest.seal is not None:
+            self.sealed = manifest
+
+    def take(self, count: int) -> list[Record]:
+        """Return the next records that the log holds now, at most ``count``; none at its end.
+
+        Records that were read before an error are returned first; the next call looks again, and raises it.
+        """
+        taken: list[Record] = []
+        looking, self._looking = self._looking or self.look(), None
+        try:
+            for record in looking:
+                taken.append(record)
+                if len(taken) == count:
+                    self._looking = looking
+                    break
+        except LogError:
+            if not taken:
+                raise
+        return taken
+
+    def step(self, count: int) -> list[Record] | None:
+        """Take records, or wait a pause for more: an empty list then; None once the pass is over."""
+        version = self._runtime.await_topic(self._topic, -1, 0.0)
+        taken = self.take(count)
+        if taken:
+            return taken
+        over = self.sealed is not None or self._waiting.wait(self._topic, version) is None
+        return None if over else []
+
+    def wake(self) -> None:
+        """End the pause of a thread that waits in ``step``."""
+        self._runtime.publish(self._topic)

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.log.read.files import stored_file
 from wal3_core.log.read.following import Following, Waiting
+from wal3_core.log.read.following_async import in_thread
 from wal3_core.log.read.scan import begun, check_start, first_rows, trim, within
+from wal3_core.log.read.tables import Tables
 from wal3_core.log.read.walk import Loader, Walk
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -28,10 +31,11 @@ from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     import pyarrow as pa
 
+    from wal3_core.log.read.files import StoredFile
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
     from wal3_core.model.position import ReadStart
@@ -47,7 +51,7 @@ class FragmentMissingError(MissingError):
     """The fragment's object is gone: collected, replaced, or lost; a fresh manifest shows which."""
 
 
-class LogReader:
+class LogReader(Tables):
     """Reads one log; never blocks a writer. Safe to share between threads; owns no thread.
 
     Everything read is checked against the manifest's positions, counts and setsums unless
@@ -129,6 +133,18 @@ class LogReader:
         """
         manifest = manifest or self.manifest()
         yield from (pointer for pointer, _ in self._reloading(manifest, start, limits, iter, _itself))
+
+    @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
+    def files(
+        self, start: ReadStart = None, limits: Limits = UNLIMITED, *, manifest: Manifest | None = None
+    ) -> Iterator[StoredFile]:
+        """Go through the stored files that hold a range, in order; without a range, exactly the log's records.
+
+        The first and last file of a range may hold records outside it. A collection may delete the files later:
+        open the reader by ``open_pinned`` where they must stay.
+        """
+        for pointer in self.pointers(start, limits, manifest=manifest):
+            yield stored_file(self._store.url, pointer)
 
     def _gave_up(self) -> UnavailableError:
         return UnavailableError(
@@ -213,6 +229,11 @@ class LogReader:
         in this process ends the pause at once.
         """
         yield from self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)).records()
+
+    @checked(start=read_start, idle_s=optional(seconds))
+    def follow_async(self, start: ReadStart = None, *, idle_s: float | None = None) -> AsyncGenerator[Record, None]:
+        """Follow from asyncio: as ``follow``, read in a thread that ends when the generator is closed or cancelled."""
+        return in_thread(self.following(start, Waiting(self._runtime, self._options, idle_s=idle_s)))
 
     @checked(start=read_start, waiting=optional(instance_of(Waiting)))
     def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:

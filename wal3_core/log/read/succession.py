@@ -67,7 +67,7 @@ def records_across(
     before: _Before | None = None
     for _ in range(_HOPS_MAX):
         reader = _open(store, log, before, options=options, runtime=runtime)
-        manifest = _checked(reader.manifest(), log, before)
+        manifest = continuing(reader.manifest(), log, before)
         yield from reading.records(reader, manifest)
         successor = None if manifest.seal is None else manifest.seal.successor
         if successor is None or reading.ends_in(manifest):
@@ -107,7 +107,7 @@ def follow_across(
         reader = _awaited(store, log, before, waiting=waiting, options=options, runtime=runtime)
         if reader is None:
             return
-        manifest = _checked(reader.manifest(), log, before)
+        manifest = continuing(reader.manifest(), log, before)
         reading.begin(manifest)
         if manifest.seal is None or not reading.lies_beyond(manifest):
             following = reader.following(reading.start, waiting)
@@ -124,7 +124,8 @@ def follow_across(
     raise _endless(log)
 
 
-def _checked(found: Manifest, log: str, before: _Before | None) -> Manifest:
+def continuing(found: Manifest, log: str, before: _Before | None) -> Manifest:
+    """Return a log's manifest; CorruptError unless it goes on from the log before it, if there is one."""
     if before is not None and not goes_on_from(before[1], found):
         message = (
             f"log {log}: expected it to go on from log {before[0]} at {before[1].next.position},"

@@ -22,6 +22,7 @@ from wal3_core.errors import (
 from wal3_core.model.cursor import BYTES_MAX, Cursor
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
+from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
@@ -104,13 +105,15 @@ class CursorStore:
             return None
         return Witness(seen.document, seen.etag)
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition), witness=instance_of(Witness))
-    def save(self, name: str, position: LogPosition, witness: Witness) -> Witness:
+    @checked(name=check_cursor_name, position=instance_of(LogPosition, Record), witness=instance_of(Witness))
+    def save(self, name: str, position: LogPosition | Record, witness: Witness) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
+        A record as the position means that it is processed: the cursor moves to the offset after it.
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
         """
+        position = position_after(position) if isinstance(position, Record) else position
         self._check_position(name, position)
         if witness.cursor.log_id != self._manifests.log_id():
             message = (

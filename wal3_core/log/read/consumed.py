@@ -1,0 +1,219 @@
+"""What a consumer keeps of each log: its cursor there, and the records it gives next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import check_start
+from wal3_core.log.read.succession import continuing
+from wal3_core.model.position import AtTime, LogPosition
+from wal3_core.model.record import Record, position_after
+from wal3_core.options import Limits
+from wal3_core.runtime import US_PER_S
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.object_store import log_store
+
+if TYPE_CHECKING:
+    from wal3_core.log.read.following import Following, Waiting
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.options import ConsumerOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.storage.object_store import ObjectStore
+
+# Where a consumer starts that has no cursor yet.
+ConsumerStart = Literal["beginning", "end"] | int | LogPosition | AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedRecord(Record):
+    """A record, and the name of the log that holds it."""
+
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far a consumer is behind the end of a log.
+
+    ``records`` counts the offsets that are not processed yet. ``seconds`` is the age of the last processed record
+    when the log's newest one was appended, by the log's own clock; 0 when all are processed.
+    """
+
+    records: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """With what a consumer opens a log."""
+
+    store: ObjectStore
+    name: str
+    start: ConsumerStart
+    options: ConsumerOptions
+    runtime: Runtime
+
+    def place(self, log: str, before: Place | None = None) -> Place:
+        """Open a log, and the consumer's cursor in it, which is created when there is none.
+
+        In a successor, a new cursor begins where the log before it ends.
+        """
+        reader = LogReader.open(self.store, log, options=self.options.reader, runtime=self.runtime)
+        manifest = reader.manifest()
+        start = self.start
+        if before is not None:
+            sealed = before.reader.manifest()
+            continuing(manifest, log, (before.log, sealed))
+            start = sealed.next.position
+        retry = self.options.reader.retry
+        cursors = CursorStore(self.store, log, runtime=self.runtime, retry=retry, log_id=manifest.log_id)
+        witness = cursors.load(self.name) or self._created(
+            cursors, log, start, _first_position(reader, manifest, start)
+        )
+        topic = log_store(self.store, log).url
+        return Place(log=log, topic=topic, name=self.name, reader=reader, cursors=cursors, witness=witness)
+
+    def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:
+        try:
+            return cursors.init(self.name, position)
+        except CursorConflictError:
+            # Another consumer of this name has created it since.
+            witness = cursors.load(self.name)
+            if witness is None:
+                raise
+            return witness
+        except GarbageCollectedError as error:
+            if start == "beginning" and (witness := cursors.load(self.name)) is not None:
+                # It is at the first record that is kept.
+                return witness
+            # Left where it is, it would make the next start skip what this one reports.
+            cursors.delete(self.name)
+            message = (
+                f"log {log}, consumer {self.name}: expected to begin at offset {position.offset}, found that a"
+                f" collection takes it: set the cursor to where to begin"
+            )
+            raise GarbageCollectedError(message) from error
+
+
+def _first_position(reader: LogReader, manifest: Manifest, start: ConsumerStart) -> LogPosition:
+    if start == "beginning":
+        return manifest.first_kept.position
+    if start == "end":
+        return manifest.next.position
+    if isinstance(start, LogPosition):
+        check_start(manifest, start)
+        return start
+    for record in reader.records(start, Limits(records=1), manifest=manifest):
+        offset = record.offset if isinstance(start, AtTime) else start
+        return LogPosition(offset, record.timestamp_us)
+    return manifest.next.position
+
+
+class Place:
+    """A consumer's place in one log: what was given, what is processed, and the cursor, which says what is saved."""
+
+    def __init__(
+        self, *, log: str, topic: str, name: str, reader: LogReader, cursors: CursorStore, witness: Witness
+    ) -> None:
+        self.log = log
+        self.topic = topic
+        self.reader = reader
+        self._name = name
+        self._cursors = cursors
+        self._witness = witness
+        self.processed = witness.cursor.position
+        # The offset after the last record that the caller was given.
+        self.given = self.processed.offset
+
+    def finish(self, record: Record) -> None:
+        """Count a record, and all before it, as processed."""
+        if record.offset >= self.processed.offset:
+            self.processed = position_after(record)
+
+    def save(self) -> None:
+        """Save how far the log is processed; CursorConflictError when another process has moved the cursor."""
+        if self.processed.offset <= self._witness.cursor.position.offset:
+            return
+        try:
+            self._witness = self._cursors.save(self._name, self.processed, self._witness)
+        except CursorConflictError as error:
+            raise CursorConflictError(self._conflict()) from error
+
+    def _conflict(self) -> str:
+        found = self._cursors.load(self._name)
+        what = f"log {self.log}, consumer {self._name}: expected its cursor where it was saved last, found it"
+        again = f"the records up to offset {self.processed.offset} are processed but that is not saved"
+        if found is None:
+            return f"{what} deleted: {again}; start again to begin as on a first run"
+        return (
+            f"{what} at {found.cursor.position.offset}, moved by {found.cursor.writer}: {again}; run one consumer of"
+            f" a name at a time, or give each its own name; then start again, to continue at the cursor"
+        )
+
+    def lag(self) -> Lag:
+        """Measure how much of the log is not processed: one small request."""
+        end = self.reader.manifest().next.position
+        records = max(0, end.offset - self.processed.offset)
+        behind_us = max(0, end.timestamp_us - self.processed.timestamp_us) if records else 0
+        return Lag(records=records, seconds=behind_us / US_PER_S)
+
+
+class Stream:
+    """The records of one log and its successors, in order, a list at a time.
+
+    ``ready`` are the records of the list, ``at`` the index of the next one to give. An interrupt in ``fill`` leaves
+    ``torn`` set: the next call reads again from the last record that was given.
+    """
+
+    def __init__(self, opening: Opening, place: Place, waiting: Waiting) -> None:
+        self._opening = opening
+        self._waiting = waiting
+        self.ended = False
+        self._begin(place)
+
+    def _begin(self, place: Place) -> None:
+        self._following: Following = place.reader.following(place.given, self._waiting)
+        self.ready: list[ConsumedRecord] = []
+        self.at = 0
+        self.torn = False
+        self.place = place
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a record to give."""
+        return self.at < len(self.ready) and not self.torn
+
+    def fill(self, places: dict[str, Place]) -> bool:
+        """Have records ready if the log, or its successor, holds more now; ``places`` gets each log that is opened."""
+        if self.torn:
+            self._begin(self.place)
+        while not self.waiting and not self.ended:
+            self.torn = True
+            taken, log = self._following.take(self._opening.options.batch_records_max), self.place.log
+            self.ready = [ConsumedRecord(each.offset, each.timestamp_us, each.key, each.body, log) for each in taken]
+            self.at = 0
+            self.torn = False
+            if not taken and not self._goes_on(places):
+                return False
+        return not self.ended
+
+    def _goes_on(self, places: dict[str, Place]) -> bool:
+        """Open the successor of a log that is sealed and was given to its end, if it exists by now."""
+        sealed = self._following.sealed
+        if sealed is None or sealed.seal is None:
+            return False
+        successor = sealed.seal.successor
+        if successor is None or successor in places:
+            self.ended = True
+            return False
+        try:
+            place = self._opening.place(successor, self.place)
+        except LogNotFoundError:
+            return False
+        places[successor] = place
+        self._begin(place)
+        return True
