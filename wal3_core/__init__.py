@@ -48,6 +48,7 @@ from wal3_core.model.position import AtTime, LogPosition
 from wal3_core.model.record import Message, Record
 from wal3_core.model.setsum import Setsum
 from wal3_core.options import CollectorOptions, Limits, ReaderOptions, SnapshotCompactorOptions, WriterOptions
+from wal3_core.runtime import enable_metrics
 from wal3_core.storage.documents.cursor_store import CursorStore, Witness
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -112,6 +113,7 @@ __all__ = [
     "collect",
     "copy",
     "destroy",
+    "enable_metrics",
     "follow_across",
     "initialize_successor",
     "list_logs",
