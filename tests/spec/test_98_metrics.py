@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,12 +182,14 @@ def test_bytes_that_wait_are_held_until_they_have_their_outcome(memory_store: Ob
         faulty.fail("create", "/log/", "unavailable", times=1_000_000)
         future = writer.submit(b"x" * 1000)
         until = time.monotonic() + WAIT_S_MAX
-        while metered.sums("wal3.append.held") != {"": writer.stats().bytes_held}:
-            assert time.monotonic() < until
-        assert writer.stats().bytes_held > 1000
+        while metered.sums("wal3.append.held") != {"": writer.stats().bytes_held} and time.monotonic() < until:
+            time.sleep(0.01)
+        held, waiting = metered.sums("wal3.append.held"), writer.stats().bytes_held
         faulty.heal()
         future.result(WAIT_S_MAX)
 
+        assert held == {"": waiting}
+        assert waiting > 1000
         assert metered.sums("wal3.append.held") == {"": 0}
 
 
@@ -212,7 +215,10 @@ def test_writer_s_statistics_name_the_end_of_the_log_and_count_what_maintenance_
     assert (after.places_lost, before.rebases) == (1, 0)
 
 
-def test_commit_made_again_after_maintenance_is_a_rebase(memory_store: ObjectStore, metered: Metered) -> None:
+@pytest.mark.parametrize("orphans_max", [0, 1000], ids=["manifest changed", "fence moved during the upload"])
+def test_commit_made_again_after_maintenance_is_a_rebase(
+    memory_store: ObjectStore, metered: Metered, orphans_max: int
+) -> None:
     faulty = FaultyStore(memory_store)
     LogWriter.initialize(memory_store, "a")
     with LogWriter.open(faulty, "a", runtime=metered.runtime) as writer:
@@ -222,7 +228,7 @@ def test_commit_made_again_after_maintenance_is_a_rebase(memory_store: ObjectSto
             if kind == "replace" and path.endswith("MANIFEST.json"):
                 faulty.before = lambda _kind, _path: None
                 CursorStore(memory_store, "a").init("reader", position)
-                collect(memory_store, "a", options=NOW)
+                collect(memory_store, "a", options=replace(NOW, orphans_max=orphans_max))
 
         position = writer.append(b"y")
         faulty.before = maintain
