@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from wal3_core.options import SnapshotCompactorOptions as SnapshotCompactorOptions
     from wal3_core.options import SnapshotOptions as SnapshotOptions
     from wal3_core.options import WriterOptions as WriterOptions
+    from wal3_core.runtime import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
     from wal3_core.storage.documents.cursor_store import CursorStore as CursorStore
     from wal3_core.storage.documents.cursor_store import Witness as Witness
@@ -205,6 +206,7 @@ _HOMES = {
     "collect": "wal3_core.log.collect.collection",
     "copy": "wal3_core.log.maintain.copier",
     "destroy": "wal3_core.log.maintain.destroyer",
+    "enable_metrics": "wal3_core.runtime",
     "follow_across": "wal3_core.log.read.succession",
     "initialize_successor": "wal3_core.log.maintain.sealer",
     "list_logs": "wal3_core.fleet.discovery",

@@ -31,6 +31,8 @@ _BYTES_MAX = 2**63 - 1
 # How far a log's time may lie ahead of the store's clock: more than correct clocks and slow uploads differ, and more
 # than the second to which stores give times; but little compared with any retention.
 CLOCK_AHEAD_S_MAX = 60.0
+# A commit that takes longer is reported as slow; on object stores one takes a tenth of a second.
+SLOW_COMMIT_S = 5.0
 # How often maintenance retries a change of the manifest that lost to another CAS. A writer that is never idle gives
 # way every ten seconds, so this is longer than several of its turns.
 REBASES_MAX = 4096

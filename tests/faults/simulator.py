@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from wal3_core.runtime import SILENT, Observer
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class SimProcess:
     frozen_until_s: float = 0.0
     stopped_s: float = 0.0
     topics: dict[str, int] = field(default_factory=dict)
+    observer: Observer = SILENT
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import click
 
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
 from wal3_core.cli.session import Session
+from wal3_core.cli.verbosity import show_log_lines
 from wal3_core.errors import LogError
 
 # The commands in the order of first use, each with the first sentences of its help.
@@ -95,9 +96,10 @@ def command(name: str) -> click.Command:
     metavar="SECONDS",
     help="How long to retry while the store does not answer; 120 unless the store's URL sets it.",
 )
+@click.option("-v", "--verbose", "verbosity", count=True, help="Show log lines on stderr; -vv shows every retry.")
 @click.version_option(package_name="wal3", prog_name="wal3")
 @click.pass_context
-def cli(context: click.Context, store: str | None, timeout_s: float | None) -> None:
+def cli(context: click.Context, store: str | None, timeout_s: float | None, verbosity: int) -> None:
     """Write-ahead logs on object storage.
 
     A store holds logs, a log holds records, and a record has an offset, a time, a body and an optional
@@ -119,6 +121,7 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None) -> N
 
     Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
     """  # noqa: D301 - \b keeps click from wrapping what follows
+    show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)
 
 

@@ -34,7 +34,7 @@ def store_identity(
     """
     runtime, retry = runtime or shared_runtime(), retry or RetryOptions()
     store = patient(store, runtime, retry)
-    found = reread_if_damaged(lambda: _read(store))
+    found = reread_if_damaged(lambda: _read(store), store)
     return _create(store, runtime, retry) if found is None and create else found
 
 
@@ -61,7 +61,7 @@ def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
     for tries in attempts(for_store(retry, store), runtime):  # noqa: B007 - in the message
         if isinstance(store.create(STORE_IDENTITY, data), Done):
             return store_id
-        found = reread_if_damaged(lambda: _read(store))
+        found = reread_if_damaged(lambda: _read(store), store)
         if found is not None:
             return found
     message = f"{store.url}/{STORE_IDENTITY}: could not be written in {tries} tries"

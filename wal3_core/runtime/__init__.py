@@ -1,4 +1,4 @@
-"""Everything that is not a function of its inputs: clocks, randomness, waiting, and the shared workers.
+"""Everything that is not a function of its inputs: clocks, randomness, waiting, the shared workers; logs and metrics.
 
 A simulator passes its own Runtime and so runs the library unmodified, from a seed, in virtual
 time. Nothing else in the library touches ``time``, ``random``, ``uuid``, ``os.urandom`` or ``threading``,
@@ -11,20 +11,29 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 """
 
 from wal3_core.runtime.ahead import later, map_ahead
+from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
+from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import Outcome, callbacks_held
 from wal3_core.runtime.port import US_PER_S, Lock, Runtime, Timer, a_runtime, reentered
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
+    "SILENT",
     "US_PER_S",
     "WORKERS_MAX",
+    "AppendEnd",
+    "CommitEnd",
+    "Conflict",
     "Lock",
+    "Observer",
     "Outcome",
+    "RequestEnd",
     "Runtime",
     "ThreadRuntime",
     "Timer",
     "a_runtime",
     "callbacks_held",
+    "enable_metrics",
     "later",
     "map_ahead",
     "reentered",

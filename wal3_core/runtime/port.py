@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
+    from wal3_core.runtime.observer import Observer
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ class Timer(Protocol):
 
 class Runtime(Protocol):
     """Clocks, randomness, locks, workers and timers."""
+
+    @property
+    def observer(self) -> Observer:
+        """What gets the figures of the logs that use this runtime; it may change at any time."""
+        ...
 
     def now_us(self) -> int:
         """Return the wall clock, microseconds since the Unix epoch; it may jump."""

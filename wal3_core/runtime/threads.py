@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from wal3_core.errors import ClosedError
+from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
 from wal3_core.runtime.port import Lock, Timer, reentered
 from wal3_core.runtime.timers import TimerThread
@@ -49,6 +50,7 @@ class ThreadRuntime:
     """The Runtime of a real process."""
 
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
+        self.observer: Observer = SILENT
         self._process = os.getpid()
         self._inline = threading.local()
         self._workers = Workers(workers_max, self._run_here)

@@ -13,6 +13,7 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.observed import ObservedStore
 from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
@@ -47,12 +48,17 @@ def open_store(
     InvalidRequestError for a malformed URL, or if the packages for its kind of store are not installed,
     UnavailableError when there are no credentials.
     """
+    runtime = runtime or shared_runtime()
+    return ObservedStore(_unobserved(url, session, runtime), runtime)
+
+
+def _unobserved(url: str, session: boto3.session.Session | None, runtime: Runtime) -> ObjectStore:
     parts = split_store_url(url)
     options = options_of_url(url)
     if parts.scheme == "memory" and not parts.netloc:
-        return _memory_store(parts.path, runtime or shared_runtime())
+        return _memory_store(parts.path, runtime)
     if parts.scheme == "file":
-        return _local_store(url, parts, options, runtime or shared_runtime())
+        return _local_store(url, parts, options, runtime)
     if parts.scheme in {"s3", "gs", "az"} and parts.netloc:
         return _remote_store(parts, options, session)
     message = (

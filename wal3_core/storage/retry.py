@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, MissingError, StoreDeniedError, UnavailableError
 from wal3_core.options import TIMEOUT_S, RetryOptions
+from wal3_core.runtime.loggers import STORE
 from wal3_core.storage.store_urls import named_in
 
 if TYPE_CHECKING:
@@ -69,13 +70,22 @@ def until_answered(load: Callable[[], T], options: RetryOptions, runtime: Runtim
     raise failure
 
 
-def reread_if_damaged(load: Callable[[], T]) -> T:
-    """Call ``load``, once more if it finds damage: bytes damaged in transit are not damaged at rest."""
+def reread_if_damaged(load: Callable[[], T], place: Addressed) -> T:
+    """Call ``load``, once more if it finds damage: bytes damaged in transit are not damaged at rest.
+
+    Damage is logged with the URL of ``place``.
+    """
     try:
         return load()
     except MissingError:
         raise
-    except CorruptError:
-        # Loaded again after this block: inside it, the error would keep the damaged bytes in memory meanwhile.
-        pass
-    return load()
+    except CorruptError as error:
+        STORE.warning("%s: damaged as read, to be read once more: %s", place.url, error)
+    # Loaded again after that block: inside it, the error would keep the damaged bytes in memory meanwhile.
+    try:
+        return load()
+    except MissingError:
+        raise
+    except CorruptError as error:
+        STORE.error("%s: damaged: %s", place.url, error)
+        raise

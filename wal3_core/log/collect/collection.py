@@ -13,6 +13,7 @@ from wal3_core.log.collect.pruner import Marked, Overtaken
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _prune(collector: Collector, limit_offset: int | None, rounds_max: int) -> t
             case Marked(path):
                 return plan, path
             case Overtaken(cause):
+                COLLECT.info("log %s: not pruned, to be planned again: %s", collector.log, cause)
                 collector.resume_all()
     message = f"log {collector.log}: not pruned in {rounds_max} tries: {cause}"
     raise UnavailableError(message)

@@ -6,6 +6,7 @@ manifest or a pin refers to. Keeps INV-15 and INV-16. Source: docs/protocol.md, 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from wal3_core.model.paths import (
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import US_PER_S, Runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.object_store import ObjectStore, share_of
 from wal3_core.storage.opening import opening, options_of
 
@@ -261,6 +263,10 @@ class Deleter:
         )
         if deleted.finished:
             self._documents.forget(path)
+        text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"
+        held, unread = deleted.num_held, len(deleted.problems)
+        level = logging.WARNING if unread else logging.INFO
+        COLLECT.log(level, text, self._stores.url, deleted.num_deleted, path, held, unread)
         return deleted
 
     def documents(self) -> Iterator[ObjectMeta]:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, assert_never
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, UnavailableError
 from wal3_core.log.collect.references import References
 from wal3_core.model.garbage import Garbage
+from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import Seen
+from wal3_core.storage.documents.manifest_store import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.manifest_parts import Announcement, Boundary
     from wal3_core.options import CollectorOptions
-    from wal3_core.storage.documents.manifest_store import Installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,9 @@ class Pruner:
         parts = {part.pointer_to(part.to_bytes()).path: part for part in cut.written}
         garbage = replace(seen.document, dropped=cut.dropped, replaced=cut.replaced)
         if parts.keys() <= uploaded and garbage == seen.document:
-            self._manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
+            pruned = self._manifests.install(base.manifest.apply_garbage(announcement, cut.pointers), base)
+            if isinstance(pruned, Installed):
+                self._report(base.manifest, pruned.manifest, announcement)
             return
         # In their order, deepest first: none refers to one that is not uploaded yet.
         for path in [path for path in parts if path not in uploaded]:
@@ -177,6 +180,13 @@ class Pruner:
         if garbage != seen.document:
             # The document names what is pruned from the tree as it is now.
             self._documents.save(announcement.garbage, replace(garbage, generation=garbage.generation + 1), seen)
+
+    def _report(self, before: Manifest, after: Manifest, announcement: Announcement) -> None:
+        records, num_bytes = before.num_records - after.num_records, before.num_bytes - after.num_bytes
+        self._stores.runtime.observer.collected(self._stores.log, records, num_bytes)
+        text = "log %s: pruned %d records, %d bytes of fragments: begins at offset %d; %s names what will be deleted"
+        begins = after.first.position.offset
+        COLLECT.info(text, self._stores.url, records, num_bytes, begins, announcement.garbage)
 
     # ------------------------------------------------------------------ mark
 
@@ -205,6 +215,7 @@ class Pruner:
         # An object linked before the fence moved is no orphan. If pruned later, it stays an interval for readers.
         references = References([self._manifests.load().manifest.pointers], self._stores.snapshots.load)
         left = tuple(orphan for orphan in seen.document.orphans if not references.hold(orphan))
+        COLLECT.info("log %s: %d orphans will be deleted; %s names them", self._stores.url, len(left), path)
         return self._mark(path, Seen(replace(seen.document, orphans=left), seen.etag))
 
     def _change(self, base: Installed, change: Callable[[Manifest], Manifest | None]) -> None:

@@ -34,6 +34,7 @@ from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX, ReaderOptions, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -137,7 +138,9 @@ def copy(
     runtime = runtime or shared_runtime()
     check_log_name(source.log)
     check_log_name(target.log)
-    return _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
+    report = _Copying(source, target, runtime, progress).run(from_offset, with_cursors=with_cursors)
+    MAINTAIN.info("log %s: copied to %s: %d records", source.log, target.log, report.num_records)
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ class _Copying:
         if claim.resumed and claim.objects.head(pointer.path) is not None:
             # Written by an earlier try: read back instead of sent again.
             try:
-                reread_if_damaged(lambda: self._checked(claim.objects, pointer))
+                reread_if_damaged(lambda: self._checked(claim.objects, pointer), claim.objects)
             except CorruptError as error:
                 message = (
                     f"log {self._into.url}: expected what an earlier try copied there, found it damaged: destroy the"
@@ -310,7 +313,7 @@ class _Copying:
                 )
                 raise CorruptError(message) from error
             return
-        claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer)))
+        claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from))
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
         return read_checked(store, pointer, self._source.reading)[0]

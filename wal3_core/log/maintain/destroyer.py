@@ -23,6 +23,7 @@ from wal3_core.model.paths import NO_LOG, PIN_FOLDER, LogId, check_log_name, lif
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.documents.named_store import is_tombstone
@@ -162,7 +163,9 @@ def destroy(
     def report(done: int) -> None:
         progress(done, max(done, plan.num_objects))
 
-    return _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
+    num_objects = _Destroying(log_store(store, log), plan.log_id, runtime, report).run(also_pinned=also_pinned)
+    MAINTAIN.info("log %s/%s: destroyed, %d objects deleted", store.url, log, num_objects)
+    return num_objects
 
 
 class _Destroying:

@@ -22,6 +22,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.vacancy import Vacancy, VacancyKind
 from wal3_core.options import CLOCK_AHEAD_S_MAX, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.document_store import stamp
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
@@ -165,6 +166,7 @@ class _Sealing:
             if found is not None:
                 return self._checked(found, wanted)
             if isinstance(self._manifests.install(base.manifest.apply_seal(wanted), base), Installed):
+                MAINTAIN.info("log %s: sealed: %s", self._manifests.url, wanted.reason)
                 return wanted
             before, base = base, self._manifests.load()
             # The same version: no writer was faster, the store is busy.

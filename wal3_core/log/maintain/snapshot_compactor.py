@@ -18,6 +18,7 @@ from wal3_core.model.repack import Repack, Repacked, Repacker, build_repack
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotCompactorOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -191,6 +192,8 @@ class SnapshotCompactor:
         while vain < self._options.plans_max:
             step = self._step(base)
             if step is None:
+                text = "log %s: %d pointers packed in %d steps"
+                MAINTAIN.info(text, self._manifests.url, done.num_pointers, done.num_steps)
                 return replace(done, after=self._shape(base.manifest))
             base = step.base
             if isinstance(step, _Overtaken):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import LogError
-from wal3_core.log.read.scan import begun
+from wal3_core.log.read.scan import begun, floor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +73,13 @@ class Following:
         waiting: Waiting,
         *,
         topic: str,
+        log: str,
         start: ReadStart,
     ) -> None:
         self._source = source
         self._runtime = runtime
         self._topic = topic
+        self._log = log
         self._waiting = waiting
         self.start = start
         self.sealed: Manifest | None = None
@@ -100,6 +102,8 @@ class Following:
         manifest = self._source.manifest()
         # Even before there is any record: one appended and collected between two looks must not be skipped.
         self.start = begun(manifest, self.start)
+        lag = manifest.next.position.offset - (floor_of(self.start) or 0)
+        self._runtime.observer.followed(self._log, max(0, lag))
         for record in self._source.records(self.start, manifest=manifest):
             self.start = record.offset + 1
             yield record

@@ -24,6 +24,7 @@ from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import READER
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, share_of
@@ -155,7 +156,7 @@ class LogReader(Tables):
     @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
         """Read one fragment's records: one GET. CorruptError when they are not what the pointer says."""
-        return reread_if_damaged(lambda: self._fetch(pointer))
+        return reread_if_damaged(lambda: self._fetch(pointer), self._store)
 
     def _fetch(self, pointer: FragmentPointer) -> Fragment:
         what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
@@ -239,7 +240,8 @@ class LogReader(Tables):
     def following(self, start: ReadStart = None, waiting: Waiting | None = None) -> Following:
         """Return what ``follow`` goes through, for callers that want to know why it ended."""
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
-        return Following(self, self._runtime, waiting, topic=self._manifests.url, start=start)
+        log = share_of(self._store).log.rstrip("/")
+        return Following(self, self._runtime, waiting, topic=self._manifests.url, log=log, start=start)
 
     @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
     def walk(
@@ -288,6 +290,7 @@ class LogReader(Tables):
             except MissingError as error:
                 # Lost, if a manifest newer than the one that led here names it, too.
                 if error.path == missing:
+                    READER.error("log %s: lost: %s", self._manifests.url, error)
                     raise
                 missing, manifest = error.path, self.manifest()
                 reloads += 1

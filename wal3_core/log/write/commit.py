@@ -20,6 +20,7 @@ from wal3_core.storage.retry import attempts, within
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wal3_core.log.write.stats import Meter
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.manifest_parts import Epoch
@@ -103,8 +104,8 @@ Final = Committed | Displaced | SealedOut | Undetermined
 class Committer:
     """Commits fragments of one log, one commit at a time.
 
-    ``amend`` adds finished snapshots to a manifest about to be installed. ``retried`` is called
-    for each CAS that is sent again.
+    ``amend`` adds finished snapshots to a manifest about to be installed. ``meter`` counts each CAS that is sent
+    again.
     """
 
     def __init__(
@@ -114,23 +115,25 @@ class Committer:
         options: WriterOptions,
         *,
         amend: Callable[[Manifest], Manifest],
-        retried: Callable[[], None],
+        meter: Meter,
     ) -> None:
         self._manifests = manifests
         self._runtime = runtime
         self._options = options
         self._amend = amend
-        self._retried = retried
+        self._meter = meter
 
     def commit(
         self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
     ) -> CommitResult:
         """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``."""
         ambiguous = False
-        for _ in range(self._options.rebases_max):
+        for rebases in range(self._options.rebases_max):
             verdict = judge(base.manifest, term, fragments)
             if verdict is not None:
                 return _final(verdict, base, ambiguous=ambiguous)
+            if rebases:
+                self._meter.rebased()
             result = self._commit_onto(base, term, fragments, until_s)
             if not isinstance(result, _Moved):
                 return result
@@ -149,7 +152,7 @@ class Committer:
         failure: BaseException | None = None
         for attempt in attempts(within(self._options.retry, until_s - self._runtime.monotonic_s()), self._runtime):
             if attempt > 1:
-                self._retried()
+                self._meter.retried()
             outcome, current = self._try(base, term, fragments)
             if isinstance(outcome, Installed):
                 return Committed(outcome)

@@ -66,10 +66,12 @@ class Halt:
         self._records += flight.num_records
         self._next_offset = flight.start.offset + flight.num_records
 
-    def stop(self, failure: AppendError, undetermined: UndeterminedCommit | None = None) -> None:
-        """Halt an ordered writer at its first failure."""
+    def stop(self, failure: AppendError, undetermined: UndeterminedCommit | None = None) -> bool:
+        """Halt an ordered writer at its first failure; return whether this was it."""
         if self.ordered and self.failure is None:
             self.failure, self.undetermined = failure, undetermined
+            return True
+        return False
 
     def refusal(self) -> HaltedError | None:
         """Return why nothing is appended; None when the writer is not halted."""

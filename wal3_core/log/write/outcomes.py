@@ -1,11 +1,12 @@
-"""The outcomes of appends: kept until the pipeline's lock is released, then delivered to their callers."""
+"""The outcomes of appends: kept until the pipeline's lock is released, then reported and delivered to their callers."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from wal3_core.model.position import LogPosition
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from wal3_core.errors import LogError
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.report import Report
 
 Result = TypeVar("Result")
 
@@ -42,49 +44,57 @@ class Outcomes:
     Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Report) -> None:
+        self.report = report
         # In bytes since the writer was opened: of appends with an outcome.
         self.bytes_released = 0
         self.appends = 0
         self.appends_failed = 0
         self.num_records = 0
         self.num_bytes = 0
-        self._pending: list[Delivery[Any]] = []
+        self._pending: list[Callable[[], None]] = []
         self._told: list[list[Future[LogPosition]]] = []
 
     def admit(self, entry: Entry) -> None:
         """Let a caller continue that waits for room."""
         if entry.admitted is not None:
-            self._pending.append(Delivery(entry.admitted, None))
+            self._pending.append(Delivery(entry.admitted, None).deliver)
 
     def acknowledge(self, flight: InFlightFragment) -> None:
         """Give the appends of a committed fragment their positions."""
         self.appends += len(flight.entries)
+        self.note(partial(self.report.durable, flight.entries))
         offset = flight.start.offset
         for entry in flight.entries:
             position = LogPosition(offset, flight.start.timestamp_us)
             offset += len(entry.columns.bodies)
             self.num_records += len(entry.columns.bodies)
             self.num_bytes += entry.columns.num_bytes
-            self._pending.append(Delivery(entry.future, position))
+            self._pending.append(Delivery(entry.future, position).deliver)
         self._release(flight.entries)
 
     def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
         """Fail appends."""
         self.appends_failed += len(entries)
+        if entries:
+            self.note(partial(self.report.failed, entries, error))
         for entry in entries:
             # Each caller gets its own exception: raising one adds to its traceback.
             own = copy.copy(error)
             own.__cause__ = cause
-            self._pending.append(Delivery(entry.future, None, own))
+            self._pending.append(Delivery(entry.future, None, own).deliver)
         self._release(entries)
 
     def withdraw(self, entry: Entry, error: LogError) -> None:
         """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
-        self._pending.append(Delivery(entry.future, None, error))
+        self._pending.append(Delivery(entry.future, None, error).deliver)
 
-    def take(self) -> list[Delivery[Any]]:
-        """Take the outcomes to deliver."""
+    def note(self, report: Callable[[], None]) -> None:
+        """Have something reported once the lock is released, before the outcomes that follow."""
+        self._pending.append(report)
+
+    def take(self) -> list[Callable[[], None]]:
+        """Take the calls that report and deliver outcomes."""
         taken, self._pending = self._pending, []
         return taken
 

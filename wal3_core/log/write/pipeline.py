@@ -108,6 +108,7 @@ class Pipeline:
             oldest = [waiting.oldest.accepted_s for waiting in (self._loop.queue, self._loop.admission) if waiting]
             oldest += [self._loop.in_flight[0].oldest_s] if self._loop.in_flight else []
             in_flight = sum(len(flight.entries) for flight in self._loop.in_flight)
+            commit_s_p50, commit_s_max = self._loop.meter.commit_s_p50_and_max()
             return WriterStats(
                 bytes_held=self._loop.admission.bytes_held,
                 appends_waiting=in_flight + len(self._loop.queue) + len(self._loop.admission),
@@ -120,8 +121,13 @@ class Pipeline:
                 num_commits=self._loop.meter.commits,
                 commits_per_s=self._loop.meter.commits_per_s(),
                 commit_s=self._loop.meter.commit_s,
+                commit_s_p50=commit_s_p50,
+                commit_s_max=commit_s_max,
+                last_commit_age_s=self._loop.meter.last_commit_age_s(),
+                next_offset=self._loop.resolver.next_offset,
                 requests_retried=self._loop.meter.requests_retried,
                 places_lost=self._loop.meter.places_lost,
+                rebases=self._loop.meter.rebases,
                 halted=self._loop.resolver.halt.failure is not None,
             )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.write.batch import BatchQueue, Entry
     from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.report import Report
     from wal3_core.log.write.stats import Meter
     from wal3_core.log.write.tail import Tail
     from wal3_core.model.manifest_parts import Seal
@@ -49,6 +51,7 @@ class Underway:
     flights: deque[InFlightFragment]
     tail: Tail
     meter: Meter
+    report: Report
 
 
 class AppendResolver:
@@ -70,7 +73,7 @@ class AppendResolver:
         self._tail, self._meter = underway.tail, underway.meter
         given_s = options.delivery_timeout_s
         self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes(underway.report)
         self.halt = Halt(url, ordered=ordered)
         # Until then no batch is cut: it is other writers' turn.
         self.not_before_s = 0.0
@@ -82,6 +85,11 @@ class AppendResolver:
     def refusal(self) -> NotDurableError | None:
         """Return why the writer accepts nothing; None when it does."""
         return self._sealed(self._tail.seal) if self._tail.seal is not None else self.halt.refusal()
+
+    @property
+    def next_offset(self) -> int | None:
+        """Where the log ends, as far as the writer knows."""
+        return self._tail.next_offset
 
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
@@ -216,7 +224,7 @@ class AppendResolver:
                 self._fail([entry], ContentionError(text), None)
             else:
                 kept.append(entry)
-        self._meter.places_lost += displaced.contended
+        self._meter.displaced(contended=displaced.contended)
         self._queue.put_back(kept)
         # If the clock is the cause, no manifest was loaded since: this one may be older than the commit.
         seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
@@ -233,9 +241,9 @@ class AppendResolver:
         undetermined: UndeterminedCommit | None = None,
     ) -> None:
         """Fail appends; an ordered writer halts, and what is queued behind them is refused in the next step."""
+        if entries and self.halt.stop(copy.copy(error), undetermined):
+            self.outcomes.note(partial(self.outcomes.report.halted, error))
         self.outcomes.give_up(entries, error, cause)
-        if entries:
-            self.halt.stop(copy.copy(error), undetermined)
 
     def _take_flights(self) -> list[Entry]:
         entries = [entry for flight in self._flights for entry in flight.entries]

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wal3_core.runtime import Conflict
+
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
 
@@ -21,10 +23,18 @@ class WriterStats:
     """A writer at one moment; counts start when it was opened.
 
     ``bytes_held`` is roughly the memory that appends without an outcome take, ``appends_waiting`` how
-    many they are, ``oldest_age_s`` how long the oldest has waited (0 when there is none). ``commit_s`` is
-    the moving average of a commit's duration, ``commits_per_s`` the rate over the last ten seconds.
-    ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place
-    to another writer. ``halted`` is true for an ordered writer that waits to be resumed.
+    many they are, ``oldest_age_s`` how long the oldest has waited (0 when there is none). ``appends``,
+    ``num_records``, ``num_bytes`` (of keys and bodies) and ``num_fragments`` count what is durable,
+    ``appends_failed`` every append with an error.
+
+    ``commit_s`` is the moving average of a commit's duration, ``commit_s_p50`` and ``commit_s_max`` the median and
+    the maximum of the last 256 commits (0 before the first), whatever their result; ``commits_per_s`` is the rate
+    over the last ten seconds, ``last_commit_age_s`` how long ago the last commit succeeded (None before the first).
+
+    ``requests_retried`` counts tries after the first, ``places_lost`` the commits that lost their place to another
+    writer, ``rebases`` the commits made again because of maintenance. ``next_offset`` is where the log ends in the
+    newest manifest that the writer has seen: other writers may have appended since. ``halted`` is true for an ordered
+    writer that waits to be resumed.
     """
 
     bytes_held: int
@@ -38,33 +48,65 @@ class WriterStats:
     num_commits: int
     commits_per_s: float
     commit_s: float
+    commit_s_p50: float
+    commit_s_max: float
+    last_commit_age_s: float | None
     requests_retried: int
     places_lost: int
+    rebases: int
+    next_offset: int | None
     halted: bool
 
 
 class Meter:
-    """Counts. Guarded by its owner's lock, except ``retried``, which has its own."""
+    """Counts. Guarded by its owner's lock, except ``retried``, which has its own, and ``rebased``."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, log: str) -> None:
         self._runtime = runtime
+        self._log = log
         self._lock = runtime.lock()
         self._opened_s = runtime.monotonic_s()
         self._committed_s: deque[float] = deque(maxlen=_RATE_COMMITS_MAX)
+        self._took_s: deque[float] = deque(maxlen=_RATE_COMMITS_MAX)
         self.commits = 0
         self.commit_s = 0.0
         self.fragments = 0
         self.places_lost = 0
+        self.rebases = 0
         self.requests_retried = 0
 
     def retried(self) -> None:
         """Count a request that is sent again; from any thread."""
         with self._lock:
             self.requests_retried += 1
+        self._runtime.observer.retried(self._log)
+
+    def rebased(self) -> None:
+        """Count a commit that is made again because of maintenance; only from the one commit under way."""
+        self.rebases += 1
+        self._runtime.observer.conflicted(self._log, Conflict.REBASE)
+
+    def displaced(self, *, contended: bool) -> None:
+        """Count a commit whose records get new places: because of another writer, or else of maintenance."""
+        if contended:
+            self.places_lost += 1
+            self._runtime.observer.conflicted(self._log, Conflict.RESEAL)
+        else:
+            self.rebased()
 
     def commit_took(self, seconds: float) -> None:
         """Record how long a commit took, whatever its result."""
         self.commit_s += _COMMIT_WEIGHT * (seconds - self.commit_s) if self.commit_s else seconds
+        self._took_s.append(seconds)
+
+    def commit_s_p50_and_max(self) -> tuple[float, float]:
+        """Return the median and the maximum of the last commits' durations; 0 when there was none."""
+        took_s = sorted(self._took_s)
+        return (took_s[len(took_s) // 2], took_s[-1]) if took_s else (0.0, 0.0)
+
+    def last_commit_age_s(self) -> float | None:
+        """Return how long ago the last commit was; None when there was none."""
+        return self._runtime.monotonic_s() - self._committed_s[-1] if self._committed_s else None
 
     def committed(self, fragments: int) -> None:
         """Count a commit and its fragments."""

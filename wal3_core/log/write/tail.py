@@ -26,6 +26,8 @@ class Tail:
         self._clock = clock
         # None when its state is unknown: it has to be loaded.
         self.base: Installed | None = None
+        # Where the log ended in the newest manifest seen so far; None before there was one.
+        self.next_offset: int | None = None
         # ``base`` was the newest manifest at some time at or after this.
         self.seen_s = -math.inf
         self._incarnation: WriterTerm | None = None
@@ -47,7 +49,7 @@ class Tail:
 
     def go_on(self, base: Installed, seen_s: float) -> None:
         """Adopt the manifest of this writer's own commit; places that were given out stay."""
-        self.base, self.seen_s = base, seen_s
+        self.base, self.seen_s, self.next_offset = base, seen_s, base.manifest.next.position.offset
 
     def confirm(self, base: Installed, seen_s: float) -> None:
         """Adopt a manifest while nothing is in flight: the next place is where it ends."""
@@ -61,6 +63,7 @@ class Tail:
         manifest = base.manifest
         entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
+        self.next_offset = manifest.next.position.offset
         self._incarnation = WriterTerm(entry, manifest.fence)
 
     def place(self, entries: list[Entry]) -> InFlightFragment:

@@ -28,7 +28,7 @@ from collections import deque
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wal3_core.log.write.admission import Admission
 from wal3_core.log.write.batch import BatchQueue
@@ -36,6 +36,7 @@ from wal3_core.log.write.breath import Breath
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.outcomes import call_each
+from wal3_core.log.write.report import Report
 from wal3_core.log.write.resolver import AppendResolver, Underway
 from wal3_core.log.write.snapshotter import Snapshotter
 from wal3_core.log.write.stats import Meter
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wal3_core.log.write.in_flight import InFlightFragment
-    from wal3_core.log.write.outcomes import Delivery
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -84,11 +84,10 @@ class WriteLoop:
         self._manifests = manifests
         self.snapshots = SnapshotStore(manifests, runtime, loaded_max=options.snapshots.loaded_max)
         self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.drive_on)
-        self.meter = Meter(runtime)
+        log = self._share.log.rstrip("/")
+        self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
         self._breath = Breath(runtime)
-        self._committer = Committer(
-            self._manifests, runtime, options, amend=self._snapshotter.amend, retried=self.meter.retried
-        )
+        self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
@@ -102,15 +101,15 @@ class WriteLoop:
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
         self._tail = Tail(base, runtime, self._clock)
-        underway = Underway(self.queue, self.in_flight, self._tail, self.meter)
+        underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report)
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes
         self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
 
     # ------------------------------------------------------------------ steps, under the lock
 
-    def _steps(self) -> tuple[list[Callable[[], None]], list[Delivery[Any]]]:
-        """Take every step the state allows; return the tasks that follow, and the outcomes to deliver."""
+    def _steps(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        """Take every step the state allows; return the tasks that follow, and the calls that deliver outcomes."""
         tasks: list[Callable[[], None]] = []
         if not self._committing and self.in_flight and self.in_flight[0].error is not None:
             self.resolver.drop_failed_head()
@@ -129,15 +128,16 @@ class WriteLoop:
         if uploaded and not self._committing and not self._snapshotter.awaited:
             self._committing = True
             tasks.append(self._commit)
+        self._report.held(self.admission.bytes_held)
         return tasks, self.outcomes.take()
 
-    def _go_on(self, tasks: Iterable[Callable[[], None]], deliveries: Iterable[Delivery[Any]]) -> None:
+    def _go_on(self, tasks: Iterable[Callable[[], None]], deliveries: Iterable[Callable[[], None]]) -> None:
         for task in tasks:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
         callbacks: list[Callable[[], None]] = []
         try:
             with callbacks_held(callbacks):
-                call_each([delivery.deliver for delivery in deliveries])
+                call_each(deliveries)
         finally:
             if callbacks:
                 # Callers' code: it may wait for any outcome, and for this log's workers.
@@ -278,6 +278,7 @@ class WriteLoop:
             self.meter.commit_took(took_s)
             self.resolver.resolve(result, ready, began_s)
             tasks, outcomes = self._steps()
+        self._report.committed(result, ready, took_s)
         if isinstance(result, Committed):
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)

@@ -80,7 +80,7 @@ class DocumentStore(Generic[D]):
 
     def load(self, path: str) -> Seen[D] | None:
         """Load a document; None when there is none, CorruptError when it is damaged or belongs to another log."""
-        return reread_if_damaged(lambda: self._load(path))
+        return reread_if_damaged(lambda: self._load(path), self._store)
 
     def _load(self, path: str) -> Seen[D] | None:
         found = self._store.get(path, length_max=self._bytes_max)

@@ -112,7 +112,7 @@ class ManifestStore:
         """
         # Before taking the lock, which a thread of the parent may have held when this process was forked.
         self._runtime.check_process()
-        return reread_if_damaged(lambda: self._load(known))
+        return reread_if_damaged(lambda: self._load(known), self._store)
 
     def _load(self, known: Installed | None) -> Installed:
         found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag, length_max=BYTES_MAX)

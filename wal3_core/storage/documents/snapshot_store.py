@@ -40,7 +40,7 @@ class SnapshotStore:
             if known is not None:
                 self._loaded.move_to_end(pointer.path)
                 return known
-        snapshot = reread_if_damaged(lambda: self._read(pointer))
+        snapshot = reread_if_damaged(lambda: self._read(pointer), self._store)
         self._keep(pointer.path, snapshot)
         return snapshot
 

@@ -1,0 +1,81 @@
+"""The port through which the library reports figures; by default nothing listens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class AppendEnd(StrEnum):
+    """What became of an append."""
+
+    DURABLE = "durable"
+    NOT_DURABLE = "not_durable"
+    UNKNOWN = "unknown"
+
+
+class CommitEnd(StrEnum):
+    """What became of a commit."""
+
+    COMMITTED = "committed"
+    DISPLACED = "displaced"
+    SEALED = "sealed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Conflict(StrEnum):
+    """What a commit lost to: another writer, whose records took its place, or maintenance."""
+
+    RESEAL = "reseal"
+    REBASE = "rebase"
+
+
+class RequestEnd(StrEnum):
+    """What became of a request: the store did it, refused it, denied it, found damage; or did not answer."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    DENIED = "denied"
+    DAMAGED = "damaged"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN = "unknown"
+
+
+class Observer:
+    """Gets the library's figures and drops them; a subclass records them.
+
+    Its methods are called from any thread, some with a writer's lock held: they must be quick, must not raise,
+    and must not call the library. ``log`` is a log's name.
+    """
+
+    def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
+        """Get the end of a request to a store, which is named by its URL without options."""
+
+    def appended(self, log: str, end: AppendEnd, *, num_records: int, num_bytes: int, waits_s: Iterable[float]) -> None:
+        """Get the outcome of appends, and how long each has waited for it."""
+
+    def committed(self, log: str, end: CommitEnd, seconds: float) -> None:
+        """Get the end of a commit."""
+
+    def retried(self, log: str) -> None:
+        """Get a request that a writer sends again."""
+
+    def conflicted(self, log: str, conflict: Conflict) -> None:
+        """Get a commit that has to be made again."""
+
+    def held(self, log: str, change_bytes: int) -> None:
+        """Get how many bytes more, or fewer, a writer holds for appends without an outcome."""
+
+    def followed(self, log: str, lag_records: int) -> None:
+        """Get how many records a follower has yet to read, as often as it looks for more."""
+
+    def collected(self, log: str, num_records: int, num_bytes: int) -> None:
+        """Get what a collection has pruned; the objects are deleted later."""
+
+
+# Drops everything.
+SILENT = Observer()
