@@ -44,7 +44,7 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
     parts = split_store_url(url)
     if timeout_s is not None and parts.scheme in _REMOTE:
         options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
-        url = parts._replace(query=urlencode(options)).geturl()
+        url = parts._replace(query=urlencode(options, safe=":/")).geturl()
     return open_store(url)
 
 

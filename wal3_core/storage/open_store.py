@@ -17,11 +17,12 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from wal3_core.arguments import checked, instance_of, optional, text
-from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, StoreDeniedError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.backends.remote_errors import refused_settings
 from wal3_core.storage.store_urls import REMOTE_OPTIONS, options_of_url, split_store_url
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def open_store(
     how long requests are retried while the server does not answer (120 s), ``?request_timeout_s=…`` how long
     one request may take (20 s). ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock
     of the directory (20 by default). ``memory:name`` is the same store for the whole process. Raises
-    InvalidRequestError for a malformed URL, UnavailableError when there are no credentials.
+    InvalidRequestError for a malformed URL, StoreDeniedError when there are no credentials.
     """
     parts = split_store_url(url)
     options = options_of_url(url)
@@ -62,8 +63,8 @@ def open_store(
         try:
             return _remote_store(parts, options, session)
         except (BaseError, BotoCoreError, ValueError) as error:
-            message = f"store {url}: {type(error).__name__}: {error}"
-            raise UnavailableError(message) from error
+            message = f"store {url}: {refused_settings(error)}: correct the URL, the profile or the environment"
+            raise StoreDeniedError(message) from error
     message = (
         f"store URL: expected file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
         f" or memory:name, found {url!r}"
