@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import NoReturn
 
 import click
 
 from wal3_core.cli.commands.append import append
 from wal3_core.cli.commands.cat import cat
+from wal3_core.cli.commands.completion import completion
 from wal3_core.cli.commands.copy import copy
 from wal3_core.cli.commands.cursor import cursor
 from wal3_core.cli.commands.destroy import destroy
@@ -26,8 +28,11 @@ from wal3_core.cli.commands.snapshot import snapshot
 from wal3_core.cli.commands.store_id import store_id
 from wal3_core.cli.commands.tail import tail
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
+from wal3_core.cli.interrupts import as_exception
 from wal3_core.cli.output import drop_output
 from wal3_core.cli.session import Session
+from wal3_core.cli.targets import of_target
+from wal3_core.cli.times import Duration
 from wal3_core.errors import LogError
 
 
@@ -37,25 +42,34 @@ class Program(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; expected errors print no traceback."""
         try:
-            return super().invoke(ctx)
+            with as_exception():
+                return super().invoke(ctx)
         except LogError as error:
-            raise failure(error) from error
+            raise failure(of_target(error, ctx.obj)) from error
         except BrokenPipeError:
             raise
         except OSError as error:
             # For example, stdout's disk is full; the interpreter would flush once more at exit.
             drop_output()
             raise Failure(str(error)) from error
-        # A shell starts background programs with SIGINT ignored, and Python keeps it ignored: Ctrl-C is for the
-        # foreground program; a background one is ended by SIGTERM.
+        except click.Abort as error:
+            # At a question: Ctrl-D, or Ctrl-C.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            interrupted(ctx)
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+            interrupted(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands in the order of first use, not alphabetically."""
         del ctx
         return list(self.commands)
+
+
+def interrupted(context: click.Context) -> NoReturn:
+    """End the command as Ctrl-C does."""
+    click.echo("Interrupted.", err=True)
+    context.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,9 +79,9 @@ class Program(click.Group):
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, 86_400),
-    metavar="SECONDS",
-    help="How long to retry while the store does not answer; 120 unless the store's URL sets it.",
+    type=Duration(0, 86_400),
+    metavar="DURATION",
+    help="How long to retry while the store does not answer: 90, 5m; 120 s unless the store's URL sets it.",
 )
 @click.version_option(version("wal3"), prog_name="wal3")
 @click.pass_context
@@ -116,10 +130,6 @@ for _command in (
     ingest_git,
     doctor,
     store_id,
+    completion,
 ):
     cli.add_command(_command)
-
-
-def main() -> None:
-    """Run the command on this process's arguments."""
-    cli()

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 import click
 
-from wal3_core.cli.failures import InvalidFailure
-from wal3_core.cli.output import count, plain, print_json, progress, size, time
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import counted, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
-from wal3_core.errors import LogExistsError
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.argument("target")
 @click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
@@ -49,7 +42,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
     """  # noqa: D301 - \b keeps click from wrapping what follows
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
-    with _target_named(), progress(f"copy {log}", None) as advance:
+    with progress(f"copy {log}", None) as advance:
         copied = copy_log(
             LogAt(store, log),
             LogAt(other, target),
@@ -67,22 +60,10 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
         print_json({"source": log, **copied.to_json()})
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
-    cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
+    cursors = f", {counted(copied.num_cursors, 'cursor')}" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
-        f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {count(copied.num_records)} records"
-        f" ({offsets}), {size(copied.num_bytes)}, {count(copied.num_fragments)} fragments{cursors};"
+        f"copied {log} as of {time(copied.pinned_us)}{resumed} to {target}: {counted(copied.num_records, 'record')}"
+        f" ({offsets}), {size(copied.num_bytes)}, {counted(copied.num_fragments, 'fragment')}{cursors};"
         f" setsum {copied.setsum} verified"
     )
-
-
-@contextmanager
-def _target_named() -> Iterator[None]:
-    """Say what to do when TARGET is an existing log; not when another call is copying to it."""
-    try:
-        yield
-    except LogExistsError as error:
-        if "expected no log there" not in str(error):
-            raise
-        message = f"{error}: copy to another name, or destroy the existing log first"
-        raise InvalidFailure(message) from error
