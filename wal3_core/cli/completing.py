@@ -66,7 +66,8 @@ def _completed(context: click.Context, begun: str, names: Names) -> list[str]:
         options = context.find_root().params
         url = options.get("store")
         if isinstance(url, str):
-            log = context.params.get("log")
+            # Where an option waits for its value, click has not yet told the arguments apart.
+            log = context.params.get("log") or next(iter(context.args), None)
             found = names(open_named(_hurried(url)), log if isinstance(log, str) else "", begun)
             return [name for name in islice(found, _NAMES_MAX) if name.startswith(begun)]
     return []
