@@ -66,7 +66,7 @@ def _completed(context: click.Context, begun: str, names: Names) -> list[str]:
         options = context.find_root().params
         url = options.get("store")
         if isinstance(url, str):
-            # Where an option waits for its value, click has not yet told the arguments apart.
+            # Where an option waits for its value, click has not parsed the arguments yet.
             log = context.params.get("log") or next(iter(context.args), None)
             found = names(open_named(_hurried(url)), log if isinstance(log, str) else "", begun)
             return [name for name in islice(found, _NAMES_MAX) if name.startswith(begun)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Of the columns that may be folded: the first, and those of free text.
-_FOLDED_WIDTH_MIN = 24
+_FOLDED_WIDTH_MIN = 16
 # Between two columns, and beside the outer ones.
 _GAP, _EDGES = 3, 2
 

@@ -56,7 +56,7 @@ def ingest_git(session: Session, repo: Path, log: str, folder: str, as_json: boo
             }
         )
         return
-    present = f"; {counted(report.num_present, 'record')} were there already" if report.num_present else ""
+    present = f"; already there: {counted(report.num_present, 'record')}" if report.num_present else ""
     click.echo(
         f"{counted(report.num_records, 'record')}, {size(report.num_bytes)}, of {counted(report.num_commits, 'commit')}"
         f" up to {report.head[:12]} appended to {log}{present}"
