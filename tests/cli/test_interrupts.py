@@ -129,3 +129,15 @@ def test_interrupt_at_several_moments_of_a_command_is_one_line(local_url: str) -
             _, complaint = running.communicate(timeout=DEADLINE_S)
 
         assert (running.returncode, complaint) in ((130, REPORT), (0, b""))
+
+
+@pytest.mark.slow
+def test_silent_store_completes_nothing_and_prints_nothing() -> None:
+    with silent_server() as (address, asked):
+        url = f"s3://b?endpoint=http://{address}&request_timeout_s=600"
+        line = {"_WAL3_COMPLETE": "bash_complete", "COMP_WORDS": "wal3 cat o", "COMP_CWORD": "2", "WAL3_STORE": url}
+        with started(**line) as process:
+            assert asked.wait(DEADLINE_S)
+            out, complaint = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, out.strip(), complaint) == (0, b"", b"")

@@ -1,8 +1,14 @@
 """The command ``wal3``."""
 
+import os
+import sys
+
 from wal3_core.cli.interrupts import guarded
 
 __all__ = ["main"]
+
+# Set by the script of `wal3 completion`.
+_COMPLETES = "_WAL3_COMPLETE"
 
 
 def main() -> None:
@@ -10,4 +16,10 @@ def main() -> None:
     with guarded():
         from wal3_core.cli.program import cli  # noqa: PLC0415 - within the guard: it takes most of the start
 
-        cli()
+        try:
+            cli()
+        finally:
+            if _COMPLETES in os.environ:
+                # The end of the interpreter would wait for a request that was given up.
+                sys.stdout.flush()
+                os._exit(0)

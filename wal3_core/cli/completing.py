@@ -8,13 +8,16 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlencode
 
 import click
 
 from wal3_core.cli.session import open_named
 from wal3_core.model.paths import is_name_part
+from wal3_core.runtime import later, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.store_urls import options_of_url, split_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -68,8 +71,9 @@ def _completed(context: click.Context, begun: str, names: Names) -> list[str]:
         if isinstance(url, str):
             # Where an option waits for its value, click has not parsed the arguments yet.
             log = context.params.get("log") or next(iter(context.args), None)
-            found = names(open_named(_hurried(url)), log if isinstance(log, str) else "", begun)
-            return [name for name in islice(found, _NAMES_MAX) if name.startswith(begun)]
+            store, log = open_named(_hurried(url)), log if isinstance(log, str) else ""
+            asked = later(shared_runtime(), lambda: list(islice(names(store, log, begun), _NAMES_MAX)))
+            return [name for name in shared_runtime().wait(asked, _TIMEOUT_S) if name.startswith(begun)]
     return []
 
 
@@ -77,7 +81,8 @@ def _hurried(url: str) -> str:
     """Return the URL of the same store, whose requests are given up soon."""
     if not url.startswith(("s3:", "gs:", "az:")):
         return url
-    return f"{url}{'&' if '?' in url else '?'}timeout_s=0&request_timeout_s={_TIMEOUT_S:g}"
+    options = {**options_of_url(url), "timeout_s": "0", "request_timeout_s": f"{_TIMEOUT_S:g}"}
+    return split_store_url(url)._replace(query=urlencode(options, safe=":/")).geturl()
 
 
 def _logs(store: ObjectStore, _: str, begun: str) -> Iterable[str]:
