@@ -79,7 +79,11 @@ class HaltedError(NotDurableError):
 
 
 class SealedError(NotDurableError):
-    """The log is sealed and takes no more records."""
+    """The log is sealed and takes no more records; ``successor`` names the log that continues it, if one does."""
+
+    def __init__(self, message: str, *, successor: str = "") -> None:
+        super().__init__(message)
+        self.successor = successor
 
 
 class LogReplacedError(LogError):
@@ -103,7 +107,14 @@ class GarbageCollectedError(LogError):
 
 
 class CollectionRefusedError(LogError):
-    """Garbage is not collected: it would not be safe, or would delete more than is allowed; nothing was changed."""
+    """Garbage is not collected: it would not be safe, or would delete more than is allowed; nothing was changed.
+
+    ``unclaimed`` says that the log has no cursor, nor a policy that does without: no fault, but nothing to collect.
+    """
+
+    def __init__(self, message: str, *, unclaimed: bool = False) -> None:
+        super().__init__(message)
+        self.unclaimed = unclaimed
 
 
 class OutdatedPlanError(CollectionRefusedError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from tests.stores import FaultyStore
-from wal3_core.cli.commands.cat import Time
+from wal3_core.cli.times import Time
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.record import Message
 from wal3_core.storage.open_store import open_store
@@ -223,7 +223,7 @@ def test_time_is_exact_to_the_microsecond_and_utc_by_default() -> None:
     ("arguments", "complaint"),
     [
         (("--from-offset", "1", "--from-time", "1"), "give only one of them"),
-        (("--from-time", "yesterday"), "expected ISO 8601 or microseconds"),
+        (("--from-time", "yesterday"), "expected ISO 8601 like 2026-11-01"),
         (("--from-offset", "9"), "expected an offset from 1 to 4, found 9"),
     ],
 )

@@ -174,7 +174,7 @@ def test_dry_run_names_orphans_as_such(wal3: Command) -> None:
     assert plan["orphans"] == [orphan]
     assert orphan not in plan["objects"]  # type: ignore[operator]
     assert f"  {orphan} (nothing refers to it)\n" in shown
-    assert "1 orphans" in shown
+    assert "1 orphan," in shown
     assert (root / orphan).exists()
 
 
@@ -381,11 +381,11 @@ def test_failing_log_does_not_stop_the_others_from_being_collected(wal3: Command
     result = wal3("gc", "--all", "--interval-s", "0", "--json")
 
     assert result.exit_code == 1
-    assert [json.loads(line)["log"] for line in result.stdout.splitlines()] == ["a", "d"]
-    errors = result.stderr.splitlines()
-    assert [line.split(":")[0] for line in errors] == ["b", "c"]
-    assert "MANIFEST.json" in errors[0]
-    assert "expected a cursor" in errors[1]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["log"], line.get("skipped")) for line in lines] == [("a", None), ("c", "no cursor"), ("d", None)]
+    [error] = result.stderr.splitlines()
+    assert error.startswith("b: ")
+    assert "MANIFEST.json" in error
     assert [len(files(wal3, log)) for log in ("a", "b", "c", "d")] == [2, 4, 4, 2]
 
 
@@ -398,19 +398,36 @@ def test_all_logs_that_can_be_collected_are_a_success(wal3: Command) -> None:
     assert [line["log"] for line in lines] == ["a", "b/c"]
 
 
-def test_dry_run_of_all_logs_continues_after_a_refused_log(wal3: Command) -> None:
+def test_dry_run_of_all_logs_skips_one_without_a_cursor(wal3: Command) -> None:
     appended(wal3, "a")
     collectable(wal3, "b")
 
-    result = wal3("gc", "--all", "--dry-run", "--json")
+    lines = wal3.json("gc", "--all", "--dry-run", "--json")
 
-    assert result.exit_code == 1
-    assert [json.loads(line)["log"] for line in result.stdout.splitlines()] == ["b"]
-    assert result.stderr.startswith("a: ")
+    assert lines[0] == {"log": "a", "skipped": "no cursor"}
+    assert [line["log"] for line in lines] == ["a", "b"]
+    assert wal3.ok("gc", "--all", "--dry-run").startswith(b"a: skipped: no cursor\nb: would prune 2 records")
+
+
+def test_log_without_a_cursor_is_skipped_among_all_and_refused_by_name(wal3: Command) -> None:
+    appended(wal3, "a")
+    collectable(wal3, "b")
+
+    everything, named = wal3.ok("gc", "--all").decode(), wal3("gc", "a", "b")
+
+    row = next(line for line in everything.splitlines() if line.split()[:1] == ["a"])
+    assert "skipped: no cursor" in row
+    assert named.exit_code == 1
+    assert "a: " in named.stderr
+    assert "expected a cursor" in named.stderr
 
 
 def test_store_without_logs_has_nothing_to_collect(wal3: Command) -> None:
-    assert wal3.ok("gc", "--all") == b""
+    collectable(wal3)
+    wal3.ok("destroy", "a", "--yes")
+
+    assert wal3.ok("gc", "--all") == b"no logs: `wal3 init LOG` creates one\n"
+    assert wal3.ok("gc", "--all", "--json") == b""
 
 
 # ---------------------------------------------------------------------- the program

@@ -116,7 +116,7 @@ def test_copy_over_a_log_is_refused_with_advice(wal3: Command) -> None:
 
     refused = wal3("copy", "a", "b")
 
-    assert refused.stderr.endswith(": copy to another name, or destroy the existing log first\n")
+    assert refused.stderr.endswith(": choose another name, or destroy that log first\n")
 
 
 def test_copy_of_a_damaged_log_fails_and_creates_no_log(wal3: Command, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 def test_store_without_identity_is_reported_and_not_given_one(wal3: Command) -> None:
+    wal3.ok("init", "a")
+
     result = wal3("store-id")
 
     assert (result.exit_code, result.stdout) == (1, "")

@@ -101,9 +101,21 @@ def test_ls_counts_fragments_in_snapshots_without_reading_them(wal3: Command) ->
     assert wal3.json("ls", "--json")[0]["fragments"] == fragments
 
 
-def test_ls_of_an_empty_store_is_an_empty_table(wal3: Command) -> None:
-    assert len(cells(wal3.ok("ls"))) == 1
+def test_ls_of_a_store_without_logs_says_so(wal3: Command) -> None:
+    wal3.ok("init", "a")
+    wal3.ok("destroy", "a", "--yes")
+
+    assert wal3.ok("ls") == b"no logs: `wal3 init LOG` creates one\n"
     assert wal3.ok("ls", "--json") == b""
+
+
+def test_ls_is_in_the_order_of_names(wal3: Command) -> None:
+    for log in ("orders", "orders-2027", "history", "orders/eu"):
+        wal3.ok("init", log)
+
+    rows = [row["log"] for row in wal3.json("ls", "--json")]
+
+    assert rows == ["history", "orders", "orders-2027", "orders/eu"]
 
 
 def test_ls_names_an_unreadable_log_and_lists_the_others(wal3: Command) -> None:
@@ -154,7 +166,7 @@ def test_inspect_shows_tree_epochs_and_cursors(wal3: Command) -> None:
     assert "in the manifest" in printed
     assert "snapshots, fragments 1 to" in printed
     assert all(
-        f"fragment {number}: offsets {number} to {number}, 1 records" in printed for number in range(1, held + 1)
+        f"fragment {number}: offsets {number} to {number}, 1 record," in printed for number in range(1, held + 1)
     )
     assert printed.count("more: --full shows them") == 0
     cursor = next(row for row in cells(printed.encode()) if row[0] == "reader")

@@ -62,7 +62,7 @@ def test_refusing_bucket_is_reported_at_once_and_the_writer_continues_when_it_is
     attempts = read_journals(journals)
     assert before == after == ["acked"] * 3
     assert during == [outcome] * 3
-    named = "PermissionDenied" if fault is Fault.DENY else "InsufficientStorage"
+    named = "AccessDenied" if fault is Fault.DENY else "InsufficientStorage"
     assert all(named in attempts[f"during/{index}"].why for index in range(3))
     # A denied request is not retried; the other is, as long as the append has time.
     assert refusals == 3 if fault is Fault.DENY else 3 < refusals < 100
@@ -92,9 +92,9 @@ def test_bucket_without_access_denies_opening_and_reading_by_name(proxied_url: s
         writer.append(b"kept")
     proxy.fail(Fault.DENY, "GET", times=ALWAYS)
 
-    with pytest.raises(StoreDeniedError, match="PermissionDenied"):
+    with pytest.raises(StoreDeniedError, match="AccessDenied"):
         LogWriter.open(store, LOG)
-    with pytest.raises(StoreDeniedError, match="PermissionDenied"):
+    with pytest.raises(StoreDeniedError, match="AccessDenied"):
         LogReader.open(store, LOG)
 
     assert proxy.fired[Fault.DENY] == 2

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wal3_core.errors import InvalidRequestError
+from wal3_core.errors import ConditionNotMetError, InvalidRequestError
+from wal3_core.log.collect.collection import collect
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.options import WriterOptions
+from wal3_core.model.position import LogPosition
+from wal3_core.model.record import Message
+from wal3_core.options import CollectorOptions, WriterOptions
+from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.views.git_history import ingest, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from wal3_core.model.record import Message, Record
+    from wal3_core.model.record import Record
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -157,6 +161,87 @@ def test_ingested_log_folds_to_the_tree_of_head(store: ObjectStore, repository: 
     assert report.head == repository.git("rev-parse", "HEAD").decode().strip()
     assert reported[-1] == (5, 5)
     assert reported == sorted(reported)
+
+
+def test_second_ingest_appends_what_is_new_and_nothing_else(store: ObjectStore, repository: Repository) -> None:
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        first = ingest(repository.path, writer, reader=LogReader.open(store, LOG))
+        again = ingest(repository.path, writer, reader=LogReader.open(store, LOG))
+        repository.write("new.txt", b"new")
+        repository.commit()
+        last = ingest(repository.path, writer, reader=LogReader.open(store, LOG))
+
+    assert (first.num_present, again.num_present, last.num_present) == (0, first.num_records, first.num_records)
+    assert (again.num_records, last.num_records) == (0, 1)
+    assert ingested(store) == list(replay(repository.path))
+
+
+def ingested(store: ObjectStore) -> list[Message]:
+    return [Message(record.body, record.key) for record in LogReader.open(store, LOG).records()]
+
+
+@pytest.mark.slow
+def test_interrupted_ingest_continues_at_every_record(memory_store: MemoryStore, repository: Repository) -> None:
+    history = list(replay(repository.path))
+    for number in range(len(history) + 1):
+        log = f"{LOG}/{number}"
+        with LogWriter.open_or_initialize(memory_store, log) as writer:
+            for message in history[:number]:
+                writer.append_many([message])
+            ingest(repository.path, writer, reader=LogReader.open(memory_store, log))
+
+        records = list(LogReader.open(memory_store, log).records())
+        assert [Message(record.body, record.key) for record in records] == history
+
+
+@pytest.mark.parametrize("others", [[Message(b"x", b"other")], [Message(b"other content", b"kept.txt")]])
+def test_log_with_other_records_is_refused_and_left_alone(
+    memory_store: MemoryStore, repository: Repository, others: list[Message]
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append_many(others)
+
+        with pytest.raises(InvalidRequestError, match="found another record at offset 1 .*: its history was rewritten"):
+            ingest(repository.path, writer, reader=LogReader.open(memory_store, LOG))
+
+    assert ingested(memory_store) == others
+
+
+def test_log_with_more_records_than_the_history_is_refused(memory_store: MemoryStore, repository: Repository) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append_many([*replay(repository.path), Message(b"x", b"more")])
+
+        with pytest.raises(InvalidRequestError, match="found another record"):
+            ingest(repository.path, writer, reader=LogReader.open(memory_store, LOG))
+
+
+def test_second_ingest_skips_what_was_collected(memory_store: MemoryStore, repository: Repository) -> None:
+    history = list(replay(repository.path))
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        for message in history[:4]:
+            writer.append_many([message])
+        CursorStore(memory_store, LOG).init("reader", LogPosition(4, 0))
+        collect(memory_store, LOG, options=CollectorOptions(interval_s=0, fraction_max=1))
+        report = ingest(repository.path, writer, reader=LogReader.open(memory_store, LOG))
+
+    assert report.num_present == 4
+    assert ingested(memory_store) == history[3:]
+
+
+def test_records_of_another_writer_meanwhile_are_not_interleaved(
+    memory_store: MemoryStore, repository: Repository
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        reader = LogReader.open(memory_store, LOG)
+
+        def intrude(_: int, __: int) -> None:
+            if not list(LogReader.open(memory_store, LOG).records()):
+                writer.append(b"intruder")
+
+        with pytest.raises(ConditionNotMetError, match="after the first 0 records of the history"):
+            ingest(repository.path, writer, reader=reader, progress=intrude)
+
+    assert [message.body for message in ingested(memory_store)] == [b"intruder"]
 
 
 def test_one_folder_replays_alone_under_whole_paths(repository: Repository) -> None:

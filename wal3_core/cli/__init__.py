@@ -1,14 +1,33 @@
 """The command ``wal3``."""
 
+import os
 import sys
+
+from wal3_core.cli.interrupts import guarded
+
+__all__ = ["main"]
+
+# Set by the script of `wal3 completion`.
+_COMPLETES = "_WAL3_COMPLETE"
 
 
 def main() -> None:
-    """Run the command on this process's arguments; it needs the packages of the extra ``cli``."""
-    try:
-        from wal3_core.cli.program import main as run  # noqa: PLC0415 - it needs click
-    except ModuleNotFoundError as error:
-        if error.name not in {"click", "rich"}:
-            raise
-        sys.exit(f"wal3: expected the package {error.name}, found that it is not installed: pip install 'wal3[cli]'")
-    run()
+    """Run the command on this process's arguments; it needs the packages of the extra ``cli``.
+
+    Ctrl-C ends it in one line, while it is loaded, too.
+    """
+    with guarded():
+        try:
+            from wal3_core.cli.program import cli  # noqa: PLC0415 - within the guard: it takes most of the start
+        except ModuleNotFoundError as error:
+            if error.name not in {"click", "rich"}:
+                raise
+            message = f"expected the package {error.name}, found that it is not installed: pip install 'wal3[cli]'"
+            sys.exit(f"wal3: {message}")
+        try:
+            cli()
+        finally:
+            if _COMPLETES in os.environ:
+                # The end of the interpreter would wait for a request that was given up.
+                sys.stdout.flush()
+                os._exit(0)

@@ -21,8 +21,10 @@ def confirm(what: str, question: str) -> None:
     require_terminal(what, "for a yes")
     try:
         wanted = click.confirm(question)
-    except click.Abort:
-        # Ctrl-D, or Ctrl-C.
+    except click.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        # Ctrl-D.
         wanted = False
     if not wanted:
         message = f"{what}: not deleted"

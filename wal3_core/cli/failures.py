@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, UnknownDurabilityError
+from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, SealedError, UnknownDurabilityError
 
 _NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs"
 # What the library's messages advise, and the commands that do it.
@@ -70,9 +70,18 @@ def explain(error: LogError) -> str:
         case UnknownDurabilityError():
             return f"unknown whether the records are in the log: {error}; read the log before appending them again"
         case NotDurableError():
-            return f"the records are not in the log: {error}; they can be appended again"
+            return f"the records are not in the log: {error}; {again(error)}"
         case _:
             return with_commands(str(error))
+
+
+def again(error: LogError) -> str:
+    """Say what to do with records that are not in the log."""
+    if not isinstance(error, SealedError):
+        return "they can be appended again"
+    if error.successor:
+        return f"append them to {error.successor}: `wal3 append {error.successor}`"
+    return "the seal names no successor: append them to another log"
 
 
 def with_commands(message: str) -> str:

@@ -6,20 +6,23 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from wal3_core.cli.quick_table import QuickTable
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from rich.progress import Task
 
 # Without a terminal, tables are as wide as they need to be.
 _PIPE_WIDTH = 10_000
@@ -57,13 +60,21 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a count of things: ``1 record``, ``1,234 records``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def size(num_bytes: int) -> str:
     """Format a size in bytes for people."""
     return decimal(num_bytes)
 
 
 def time(timestamp_us: int) -> str:
-    """Format a time in UTC, to the microsecond; a time outside the calendar as its number."""
+    """Format a time in UTC, to the microsecond; a time outside the calendar as its number, and none as ``-``."""
+    if timestamp_us == 0:
+        # A log's first position has no time until something is collected.
+        return "-"
     try:
         moment = datetime.fromtimestamp(timestamp_us // US_PER_S, UTC).replace(microsecond=timestamp_us % US_PER_S)
     except (ValueError, OverflowError, OSError):
@@ -71,17 +82,36 @@ def time(timestamp_us: int) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def second(timestamp_us: int) -> str:
+    """Format a time in UTC, to the second; otherwise as ``time``."""
+    shown = time(timestamp_us)
+    return f"{shown.partition('.')[0]}Z" if shown.endswith("Z") else shown
+
+
+class _Pace(ProgressColumn):
+    """How many are done, how many a second, and how long the rest will take."""
+
+    def render(self, task: Task) -> Text:
+        """Return a line such as ``1,200/5,000  400/s  0:00:09 left``."""
+        done = count(int(task.completed))
+        total = "" if task.total is None else f"/{count(int(task.total))}"
+        speed = f"  {count(round(task.speed))}/s" if task.speed else ""
+        left = f"  {timedelta(seconds=int(task.time_remaining))} left" if task.time_remaining else ""
+        return Text(f"{done}{total}{speed}{left}", style="progress.download")
+
+
 @contextmanager
 def progress(label: str, total: int | None, *, beside: bool = False) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar on stderr if it is a terminal; yield a function that takes the amount done and the total, if known.
 
+    Beside the bar stand the count, the rate and, with a total, how long the rest will take.
     ``beside`` says that stdout is written to meanwhile; then there is no bar when both are terminals.
     """
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=16),
+        _Pace(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
 from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
+from wal3_core.cli.interrupts import as_exception
 from wal3_core.cli.session import Session
+from wal3_core.cli.targets import of_target
+from wal3_core.cli.times import Duration
 from wal3_core.cli.verbosity import show_log_lines
 from wal3_core.errors import LogError
 
@@ -33,6 +37,7 @@ _COMMANDS = {
     "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
     "doctor": "Test whether a store can hold logs, and how fast it is.",
     "store-id": "Print which store this is.",
+    "completion": "Print the script by which SHELL completes commands, options and names.",
 }
 
 
@@ -42,9 +47,10 @@ class Program(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; expected errors print no traceback."""
         try:
-            return super().invoke(ctx)
+            with as_exception():
+                return super().invoke(ctx)
         except LogError as error:
-            raise failure(error) from error
+            raise failure(of_target(error, ctx.obj)) from error
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -53,11 +59,13 @@ class Program(click.Group):
 
             drop_output()
             raise Failure(str(error)) from error
-        # A shell starts background programs with SIGINT ignored, and Python keeps it ignored: Ctrl-C is for the
-        # foreground program; a background one is ended by SIGTERM.
+        except click.Abort as error:
+            # At a question: Ctrl-D, or Ctrl-C.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            interrupted(ctx)
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+            interrupted(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands in the order of first use, not alphabetically."""
@@ -70,6 +78,12 @@ class Program(click.Group):
         """Find the command that is called, and import it."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found if name is None else command(name), rest
+
+
+def interrupted(context: click.Context) -> NoReturn:
+    """End the command as Ctrl-C does."""
+    click.echo("Interrupted.", err=True)
+    context.exit(EXIT_INTERRUPTED)
 
 
 def command(name: str) -> click.Command:
@@ -92,9 +106,9 @@ def command(name: str) -> click.Command:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, 86_400),
-    metavar="SECONDS",
-    help="How long to retry while the store does not answer; 120 unless the store's URL sets it.",
+    type=Duration(0, 86_400),
+    metavar="DURATION",
+    help="How long to retry while the store does not answer: 90, 5m; 120 s unless the store's URL sets it.",
 )
 @click.option("-v", "--verbose", "verbosity", count=True, help="Show log lines on stderr; -vv shows every retry.")
 @click.version_option(package_name="wal3", prog_name="wal3")
@@ -123,8 +137,3 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
     """  # noqa: D301 - \b keeps click from wrapping what follows
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)
-
-
-def main() -> None:
-    """Run the command on this process's arguments."""
-    cli()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import unquote_to_bytes, urlencode
 
 import click
 
+from wal3_core.cli.targets import check_directory
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.store_urls import options_of_url, split_store_url
 
@@ -40,13 +42,18 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
     ``timeout_s`` is added to the URL of a remote store; a directory takes no timeout.
     """
     if url.startswith(("/", ".")):
-        return open_store(Path(url).resolve().as_uri())
+        url = Path(url).resolve().as_uri()
     parts = split_store_url(url)
+    if parts.scheme == "file":
+        check_directory(Path(os.fsdecode(unquote_to_bytes(parts.path))))
     if timeout_s is not None and parts.scheme in _REMOTE:
         options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
-        url = parts._replace(query=urlencode(options)).geturl()
+        url = parts._replace(query=urlencode(options, safe=":/")).geturl()
     return open_store(url)
 
 
 pass_session = click.make_pass_decorator(Session)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
+lines_option = click.option(
+    "--json", is_flag=True, expose_value=False, help="Print one JSON object per line, as without this option."
+)

@@ -49,7 +49,7 @@ def _load_each(
     for log in logs:
         what = f"{folder.rstrip('/')}/{log}{mark}{options}/{MANIFEST}"
         try:
-            manifest = reread_if_damaged(partial(_load, reads, f"{log}/{MANIFEST}", what))
+            manifest = reread_if_damaged(partial(_load, reads, f"{log}/{MANIFEST}", what), store)
             if manifest is not None:
                 found.append((log, manifest))
             # Otherwise it was destroyed after it was listed, or its manifest was lost.

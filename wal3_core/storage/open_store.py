@@ -46,7 +46,7 @@ def open_store(
     one request may take (20 s). ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock
     of the directory (20 by default). ``memory:name`` is the same store for the whole process. Raises
     InvalidRequestError for a malformed URL, or if the packages for its kind of store are not installed,
-    UnavailableError when there are no credentials.
+    StoreDeniedError when there are no credentials.
     """
     runtime = runtime or shared_runtime()
     return ObservedStore(_unobserved(url, session, runtime), runtime)

@@ -8,6 +8,7 @@ an addition. A symbolic link's body is its target, as git stores it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import tempfile
@@ -19,14 +20,17 @@ from typing import IO, TYPE_CHECKING
 
 from wal3_core.errors import AppendError, InvalidRequestError
 from wal3_core.model.record import Message
+from wal3_core.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
+    from wal3_core.log.read.reader import LogReader
     from wal3_core.log.write.writer import LogWriter
     from wal3_core.model.position import LogPosition
+    from wal3_core.model.record import Record
 
 _READ_BYTES = 2**20
 # This many requests of 65 bytes fit into a pipe of 64 KiB: writing them never waits for a reader.
@@ -35,6 +39,7 @@ _BATCH_RECORDS_MAX = 1000
 _BATCH_BYTES_MAX = 4 * 2**20
 _BATCHES_AHEAD = 16
 _SUBMODULE = b"160000"
+_SHA1_HEX_DIGITS = 40
 _ABSENT = b"000000"
 # A commit's first entry follows a newline; its id starts with neither.
 _ENTRY_STARTS = (b":", b"\n:")
@@ -65,6 +70,7 @@ _LOG = (
 class IngestReport:
     """What was appended: ``num_bytes`` of keys and bodies; ``head`` is the newest commit.
 
+    ``num_present`` counts the records of the history that the log had been given before.
     ``submodules`` are the paths that were skipped at some point of the history because a submodule stood there.
     """
 
@@ -72,6 +78,7 @@ class IngestReport:
     num_commits: int
     num_records: int
     num_bytes: int
+    num_present: int
     submodules: tuple[bytes, ...]
 
 
@@ -100,21 +107,34 @@ def replay(repo: Path, *, folder: str = "") -> Iterator[Message]:
     Files are read as they are needed, one at a time; submodules are left out. InvalidRequestError,
     at once, when ``repo`` is no repository, or one without commits.
     """
-    return (message for _, message in _replayed(_history(repo, folder)))
+    history = _history(repo, folder)
+    return (message for _, message in _replayed(history, _changes(history)))
 
 
 def ingest(
-    repo: Path, writer: LogWriter, *, folder: str = "", progress: Callable[[int, int], None] | None = None
+    repo: Path,
+    writer: LogWriter,
+    *,
+    folder: str = "",
+    reader: LogReader | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> IngestReport:
     """Append the history to a log, and wait until it is durable.
+
+    With a ``reader`` of the same log, its record at offset N is compared with the Nth of the history, and only those
+    that follow its last one are appended, each at its own offset: ingesting twice, or again after an interruption,
+    doubles nothing and leaves nothing out. InvalidRequestError when the log holds anything else, for instance because
+    the history was rewritten; ConditionNotMetError when something else is appended meanwhile.
 
     ``progress`` is called with the commits done and their total. Raises what ``replay`` and
     ``LogWriter.append`` raise; an AppendError says how many records came before it.
     """
     history = _history(repo, folder)
     num_commits = int(_ask(repo, "rev-list", "--count", "--first-parent", history.head, *history.pathspec))
-    appender = _Appender(writer)
-    for change, message in _replayed(history):
+    changes = _changes(history)
+    next_offset = None if reader is None else _skip_present(history, changes, reader)
+    appender = _Appender(writer, next_offset)
+    for change, message in _replayed(history, changes):
         appender.add(message)
         if progress is not None:
             progress(change.commit, num_commits)
@@ -126,15 +146,55 @@ def ingest(
         num_commits=num_commits,
         num_records=appender.num_records,
         num_bytes=appender.num_bytes,
+        num_present=0 if next_offset is None else next_offset - 1,
         submodules=tuple(sorted(history.submodules)),
     )
 
 
-class _Appender:
-    """Appends messages in batches, several in flight at a time."""
+def _skip_present(history: _History, changes: Iterator[_Change], reader: LogReader) -> int:
+    """Advance past the changes whose records the log holds, comparing them; return the log's next offset."""
+    next_offset = reader.manifest().next.position.offset
+    number = 0
+    for record in reader.records(None, Limits(offset=next_offset)):
+        change = None
+        # Records that were collected, or compacted away, are skipped.
+        for number, change in enumerate(islice(changes, record.offset - number), start=number + 1):  # noqa: B007, B020
+            pass
+        if change is None or number != record.offset or not _is_record_of(change, record):
+            raise _differs(history, record)
+    left = next_offset - 1 - number
+    if sum(1 for _ in islice(changes, left)) < left:
+        message = f"repository {history.repo}: expected {next_offset - 1} changes, as the log has records, found fewer"
+        raise InvalidRequestError(message)
+    return next_offset
 
-    def __init__(self, writer: LogWriter) -> None:
+
+def _is_record_of(change: _Change, record: Record) -> bool:
+    if record.key != change.path or (record.body is None) != (change.blob is None):
+        return False
+    if record.body is None or change.blob is None:
+        return True
+    kind = hashlib.sha1 if len(change.blob) == _SHA1_HEX_DIGITS else hashlib.sha256
+    found = kind(b"blob %d\0" % len(record.body), usedforsecurity=False)
+    found.update(record.body)
+    return found.hexdigest().encode() == change.blob
+
+
+def _differs(history: _History, record: Record) -> InvalidRequestError:
+    key = "no key" if record.key is None else repr(os.fsdecode(record.key))
+    return InvalidRequestError(
+        f"repository {history.repo}: expected the log to hold the beginning of its history, found another record at"
+        f" offset {record.offset} ({key}): its history was rewritten, or the log is of something else: ingest it into a"
+        f" new log"
+    )
+
+
+class _Appender:
+    """Appends messages in batches, several in flight at a time; from ``next_offset`` on and nowhere else, if given."""
+
+    def __init__(self, writer: LogWriter, next_offset: int | None) -> None:
         self.num_records = 0
+        self._next_offset = next_offset
         self.num_bytes = 0
         self._writer = writer
         self._batch: list[Message] = []
@@ -157,11 +217,13 @@ class _Appender:
 
     def _send(self) -> None:
         try:
-            future = self._writer.submit_many(self._batch)
+            future = self._writer.submit_many(self._batch, expect_next=self._next_offset)
         except InvalidRequestError as error:
             largest = max(self._batch, key=lambda message: len(message.body or b""))
             message = f"{error}; the largest file among them is {os.fsdecode(largest.key or b'')!r}"
             raise InvalidRequestError(message) from error
+        if self._next_offset is not None:
+            self._next_offset += len(self._batch)
         self._sent.append((len(self._batch), self._batch_bytes, future))
         self._batch, self._batch_bytes = [], 0
         if len(self._sent) > _BATCHES_AHEAD:
@@ -191,9 +253,9 @@ def _history(repo: Path, folder: str) -> _History:
     return _History(repo=repo, head=head, pathspec=("--", f":(top,literal){folder}/") if folder else ("--",))
 
 
-def _replayed(history: _History) -> Iterator[tuple[_Change, Message]]:
+def _replayed(history: _History, changes: Generator[_Change]) -> Iterator[tuple[_Change, Message]]:
     arguments = ("cat-file", "--batch")
-    with closing(_changes(history)) as changes, _git(history.repo, *arguments, stdin=subprocess.PIPE) as process:
+    with closing(changes), _git(history.repo, *arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         while ahead := list(islice(changes, _BLOBS_AHEAD)):

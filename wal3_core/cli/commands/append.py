@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from wal3_core.cli.failures import Failure, InvalidFailure, leave
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.failures import Failure, InvalidFailure, again, leave
 from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw
-from wal3_core.cli.output import count, print_json, progress
+from wal3_core.cli.output import counted, print_json, progress
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import PAUSE_S, StopSignals
 from wal3_core.errors import (
@@ -41,7 +42,7 @@ _BATCHES_AHEAD = 64
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.option("--raw", is_flag=True, help="Take each line, unparsed, as a record's body.")
 @click.option("--create", is_flag=True, help="Create the log if it does not exist.")
 @json_option
@@ -130,8 +131,7 @@ class Appending:
         """Describe what is in the log."""
         if self._records == 0:
             return "0 records appended"
-        noun = "record" if self._records == 1 else "records"
-        return f"{count(self._records)} {noun} appended (offsets {self._first_offset} to {self._last_offset})"
+        return f"{counted(self._records, 'record')} appended (offsets {self._first_offset} to {self._last_offset})"
 
     @property
     def _lines(self) -> str:
@@ -267,7 +267,7 @@ class Appending:
             return Failure(f"{self._lines}{read_back}; it stopped there: {error}")
         sent, left = self._failures[0]
         cause = left if read_back else error
-        return Failure(f"{self._lines}{read_back}; {_refused(sent.first_line, cause)}; they can be appended again")
+        return Failure(f"{self._lines}{read_back}; {_refused(sent.first_line, cause)}; {again(cause)}")
 
     def _count_resumed(self, resumed: ResumeReport) -> None:
         """Count the batches that turned out to be in the log; they are the first of those that failed."""

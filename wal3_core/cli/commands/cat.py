@@ -3,90 +3,89 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.completing import complete_pins, log_argument
 from wal3_core.cli.lines import json_of_record
 from wal3_core.cli.output import progress, quiet_pipe
-from wal3_core.cli.session import Session, pass_session
+from wal3_core.cli.ranges import limits_of, range_options, start_of
+from wal3_core.cli.session import Session, lines_option, pass_session
 from wal3_core.log.read.pinned import pinned_records
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.position import AtTime
-from wal3_core.options import Limits
-from wal3_core.runtime import US_PER_S
+from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
 
 _PROGRESS_EVERY = 1000
-
-
-class Time(click.ParamType[int]):
-    """A time: ISO 8601, UTC unless it has an offset, or microseconds since the epoch."""
-
-    name = "time"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return microseconds since the epoch."""
-        if isinstance(value, int) or value.isdecimal():
-            return int(value)
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"expected ISO 8601 or microseconds since the epoch, found {value!r}", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.replace(microsecond=0).timestamp()) * US_PER_S + moment.microsecond
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 
 @click.command()
-@click.argument("log")
-@click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the record at offset N.")
-@click.option("--from-time", metavar="T", type=Time(), help="Begin with the first record at or after T.")
+@log_argument()
+@range_options
 @click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Print at most N records.")
-@click.option("--pin", metavar="NAME", help="Read what the pin NAME keeps.")
+@click.option("--pin", metavar="NAME", shell_complete=complete_pins, help="Read what the pin NAME keeps.")
+@click.option("--raw", is_flag=True, help="Print bodies alone, as bytes; a tombstone prints nothing.")
+@click.option(
+    "--separator",
+    metavar="TEXT",
+    help=r"With --raw, print TEXT after each body: a newline by default; '' for nothing, '\0' for a NUL.",
+)
+@lines_option
 @pass_session
 def cat(
-    session: Session, log: str, from_offset: int | None, from_time: int | None, limit: int | None, pin: str | None
+    session: Session, /, log: str, limit: int | None, pin: str | None, raw: bool, separator: str | None, **chosen: int
 ) -> None:
     """Print the records of LOG, one JSON object per line.
 
     Lines have offset, timestamp_us, key (if the record has one) and body (null for a tombstone); bytes
     that are not UTF-8 are printed as key_b64 and body_b64. `wal3 append` accepts these lines.
 
-    T is ISO 8601, in UTC unless it has an offset, or microseconds since the epoch.
+    T is ISO 8601 (UTC unless it has an offset), -1h or -7d for so long ago, or microseconds since the epoch.
 
     \b
     Examples:
       wal3 cat orders --limit 10
-      wal3 cat orders --from-offset 1000
+      wal3 cat orders --from-offset 1000 --to-offset 2000
       wal3 cat orders --pin audit-2026
-      wal3 cat orders --from-time 2026-01-31T12:00:00Z
+      wal3 cat orders --from-time -1h
+      wal3 cat orders --from-time 2026-01-31 --to-time 2026-02-01T00:00:00+01:00
+      wal3 cat images --raw --separator '' --from-offset 7 --limit 1 > image.png
       wal3 cat orders | jq -r 'select(.key == "user-1") | .body'
     """  # noqa: D301 - \b keeps click from wrapping what follows
-    if from_offset is not None and from_time is not None:
-        message = "--from-offset and --from-time: give only one of them"
+    if separator is not None and not raw:
+        message = "--separator needs --raw"
         raise click.UsageError(message)
+    start, limits = start_of({**chosen}), limits_of({**chosen}, limit)
+    line = _raw_line(separator) if raw else json_of_record
     store = session.store()
-    start: ReadStart = AtTime(from_time) if from_time is not None else from_offset
     if pin is not None:
-        _print(pinned_records(store, log, pin, start, Limits(records=limit)), f"cat {log} at {pin}", limit)
+        _print(pinned_records(store, log, pin, start, limits), line, f"cat {log} at {pin}", limit)
         return
     reader = LogReader.open(store, log)
-    records = reader.records(start, Limits(records=limit))
-    held = reader.manifest().num_records
-    total = held if start is None and limit is None else limit
-    _print(records, f"cat {log}", total)
+    records = reader.records(start, limits)
+    total = reader.manifest().num_records if start is None and limits == UNLIMITED else limit
+    _print(records, line, f"cat {log}", total)
 
 
-def _print(records: Iterable[Record], label: str, total: int | None) -> None:
+def _raw_line(separator: str | None) -> Callable[[Record], bytes]:
+    """Return what prints a body: its bytes and the separator."""
+    after = "\n" if separator is None else separator
+    for escape, character in _ESCAPES.items():
+        after = after.replace(escape, character)
+    ending = after.encode()
+    return lambda record: b"" if record.body is None else record.body + ending
+
+
+def _print(records: Iterable[Record], line: Callable[[Record], bytes], label: str, total: int | None) -> None:
     output = sys.stdout.buffer
     with quiet_pipe(), progress(label, total, beside=True) as advance:
         for done, record in enumerate(records, start=1):
-            output.write(json_of_record(record))
+            output.write(line(record))
             if done % _PROGRESS_EVERY == 0:
                 advance(done, total)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 import click
 
-from wal3_core.cli.failures import InvalidFailure
-from wal3_core.cli.output import count, plain, print_json, progress, size, time
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import counted, plain, print_json, progress, size, time
 from wal3_core.cli.session import Session, json_option, open_named, pass_session
-from wal3_core.errors import LogExistsError, LogNotFoundError
+from wal3_core.errors import LogNotFoundError
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.maintain.copier import copy as copy_log
 from wal3_core.log.maintain.copy_update import update_copy
 from wal3_core.log.read.reader import LogReader
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.argument("target")
 @click.option("--to-store", metavar="URL", help="The store of TARGET; LOG's by default.")
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
@@ -71,7 +65,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
 
 def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors: bool, as_json: bool) -> None:
     """Make a copy, and print what it holds."""
-    with _target_named(), progress(f"copy {source.log}", None) as advance:
+    with progress(f"copy {source.log}", None) as advance:
         copied = copy_log(source, target, from_offset=from_offset, with_cursors=with_cursors, progress=advance)
     for name in copied.pins_left:
         message = (
@@ -83,12 +77,12 @@ def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors
         print_json({"source": source.log, **copied.to_json()})
         return
     offsets = f"offsets {copied.first_offset} to {copied.next_offset - 1}" if copied.num_records else "no offsets"
-    cursors = f", {count(copied.num_cursors)} cursors" if with_cursors else ""
+    cursors = f", {counted(copied.num_cursors, 'cursor')}" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
         f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {target.log}:"
-        f" {count(copied.num_records)} records ({offsets}), {size(copied.num_bytes)},"
-        f" {count(copied.num_fragments)} fragments{cursors}; setsum {copied.setsum} verified"
+        f" {counted(copied.num_records, 'record')} ({offsets}), {size(copied.num_bytes)},"
+        f" {counted(copied.num_fragments, 'fragment')}{cursors}; setsum {copied.setsum} verified"
     )
 
 
@@ -107,22 +101,10 @@ def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) 
     offsets = (
         f"offsets {updated.from_offset} to {updated.next_offset - 1}" if updated.num_records else "nothing was missing"
     )
-    cursors = f", {count(updated.num_cursors)} cursors moved" if with_cursors else ""
+    cursors = f", {counted(updated.num_cursors, 'cursor')} moved" if with_cursors else ""
     click.echo(
-        f"updated {target.log} from {source.log}: {count(updated.num_records)} records ({offsets}),"
-        f" {size(updated.num_bytes)}, {count(updated.num_fragments)} fragments{cursors};"
+        f"updated {target.log} from {source.log}: {counted(updated.num_records, 'record')} ({offsets}),"
+        f" {size(updated.num_bytes)}, {counted(updated.num_fragments, 'fragment')}{cursors};"
         f" setsum {updated.setsum} verified"
     )
     return True
-
-
-@contextmanager
-def _target_named() -> Iterator[None]:
-    """Say what to do when TARGET is an existing log; not when another call is copying to it."""
-    try:
-        yield
-    except LogExistsError as error:
-        if "expected no log there" not in str(error):
-            raise
-        message = f"{error}: copy to another name, or destroy the existing log first"
-        raise InvalidFailure(message) from error

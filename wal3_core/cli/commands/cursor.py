@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.asking import confirm
+from wal3_core.cli.completing import cursor_argument, log_argument
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import console, count, print_json, table, time
+from wal3_core.cli.output import count, print_json, second
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.paths import cursor_name
@@ -44,7 +46,7 @@ def cursor() -> None:
 
 
 @cursor.command("list")
-@click.argument("log")
+@log_argument()
 @json_option
 @pass_session
 def list_cursors(session: Session, log: str, as_json: bool) -> None:
@@ -66,8 +68,8 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
 
 
 @cursor.command("get")
-@click.argument("log")
-@click.argument("name")
+@log_argument()
+@cursor_argument()
 @json_option
 @pass_session
 def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
@@ -87,11 +89,12 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
 
 
 @cursor.command("set")
-@click.argument("log")
-@click.argument("name")
+@log_argument()
+@cursor_argument()
 @click.argument("offset")
+@json_option
 @pass_session
-def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
+def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool) -> None:
     """Create the cursor NAME of LOG at OFFSET, or move it there.
 
     OFFSET is a number, `first` for the oldest record of the log, or `next` for the record that is
@@ -115,10 +118,15 @@ def set_cursor(session: Session, log: str, name: str, offset: str) -> None:
         raise type(error)(message) from error
     if witness is None:
         cursors.init(name, position)
-        click.echo(f"created {name} at {position.offset}")
     else:
         cursors.save(name, position, witness)
-        click.echo(f"moved {name} from {witness.cursor.position.offset} to {position.offset}")
+    before = None if witness is None else witness.cursor.position.offset
+    if as_json:
+        print_json({"log": log, "cursor": name, "offset": position.offset, "previous_offset": before})
+    elif before is None:
+        click.echo(f"created {name} at {position.offset}")
+    else:
+        click.echo(f"moved {name} from {before} to {position.offset}")
 
 
 def _position(reader: LogReader, offset: str) -> LogPosition:
@@ -134,11 +142,12 @@ def _position(reader: LogReader, offset: str) -> LogPosition:
 
 
 @cursor.command("delete")
-@click.argument("log")
-@click.argument("name")
+@log_argument()
+@cursor_argument()
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 @pass_session
-def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
+def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
     """Delete the cursor NAME of LOG; the records that only it kept can then be collected.
 
     Asks first; without a terminal, --yes is required.
@@ -151,6 +160,7 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     store = session.store()
     LogReader.open(store, log)
     cursors = CursorStore(store, log)
+    offset = None
     try:
         witness = cursors.load(name)
     except CorruptError:
@@ -158,12 +168,16 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool) -> None:
     else:
         if witness is None:
             raise _no_cursor(log, name)
-        where = f"at {witness.cursor.position.offset}"
+        offset = witness.cursor.position.offset
+        where = f"at {offset}"
     if not yes:
         question = f"Delete {name} {where} of {log}, and let the next collection prune what only it keeps?"
         confirm(f"log {log}, cursor {name}", question)
     cursors.delete(name)
-    click.echo(f"deleted {name} {where}")
+    if as_json:
+        print_json({"log": log, "cursor": name, "offset": offset, "deleted": True})
+    else:
+        click.echo(f"deleted {name} {where}")
 
 
 def _position_of_record(reader: LogReader, offset: int, manifest: Manifest) -> LogPosition:
@@ -199,9 +213,9 @@ def cursor_cells(name: str, found: Cursor, manifest: Manifest) -> tuple[str, ...
     return (
         name,
         count(position.offset),
-        time(position.timestamp_us),
+        second(position.timestamp_us),
         count(lag(found, manifest)),
-        time(found.epoch_us),
+        second(found.epoch_us),
         found.writer,
     )
 
@@ -231,4 +245,4 @@ def _show(cursors: Iterable[tuple[str, Cursor]], manifest: Manifest, *, as_json:
             print_json(cursor_json(name, found, manifest))
         return
     rows = [cursor_cells(name, found, manifest) for name, found in cursors]
-    console().print(table(CURSOR_COLUMNS, rows, numbers=("offset", "lag")))
+    show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"))

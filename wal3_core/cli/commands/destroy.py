@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from wal3_core.cli.asking import require_terminal
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.output import console, count, counted, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
 from wal3_core.log.maintain.destroyer import DestroyPlan, plan_destroy
 from wal3_core.log.maintain.destroyer import destroy as destroy_log
 
@@ -15,7 +17,7 @@ _COLUMNS = ("objects", "how many", "bytes")
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--also-pinned", is_flag=True, help="Destroy a log that has pins, and delete the pins too.")
@@ -46,7 +48,7 @@ def destroy(session: Session, log: str, dry_run: bool, yes: bool, also_pinned: b
     if as_json:
         print_json({"log": log, "num_objects": deleted})
     else:
-        click.echo(f"destroyed {log}: {count(deleted)} objects deleted")
+        click.echo(f"destroyed {log}: {counted(deleted, 'object')} deleted")
 
 
 def _confirm(plan: DestroyPlan) -> None:
@@ -63,6 +65,6 @@ def _show(plan: DestroyPlan, *, as_json: bool) -> None:
         return
     rows = [(str(part.kind), count(part.num_objects), size(part.num_bytes)) for part in plan.parts]
     rows.append(("total", count(plan.num_objects), size(plan.num_bytes)))
-    console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:]))
+    show_table(_COLUMNS, rows, numbers=_COLUMNS[1:])
     if plan.pins:
         console().print(f"pins (deleted with --also-pinned): {', '.join(plan.pins)}")

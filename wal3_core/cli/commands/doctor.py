@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.failures import EXIT_UNSOUND
-from wal3_core.cli.output import console, print_json, progress, table
+from wal3_core.cli.output import console, print_json, progress
 from wal3_core.cli.session import Session, json_option, open_named
+from wal3_core.cli.tables import show_table
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.doctor import examine
 
@@ -54,7 +55,7 @@ def _show_examination(report: DoctorReport) -> None:
     output = console()
     output.print(report.url)
     rows = [("ok" if check.passed else "FAILED", check.name, check.found) for check in report.checks]
-    output.print(table(("", "promise", "found"), rows))
+    show_table(("", "promise", "found"), rows, texts=("promise", "found"), output=output)
     times = zip(("PUT", "GET", "swap"), (report.put_us, report.get_us, report.cas_us), strict=True)
     output.print("median " + ", ".join(f"{name} {time_us / _US_PER_MS:.1f} ms" for name, time_us in times))
     output.print(f"store's clock is {report.clock_difference_us / US_PER_S:+.1f} s from the local clock")

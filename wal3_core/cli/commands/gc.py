@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import count, counted, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
-from wal3_core.errors import LogError
-from wal3_core.fleet.discovery import list_logs
+from wal3_core.cli.tables import show_table
+from wal3_core.cli.targets import NO_LOGS, logs_of
+from wal3_core.cli.times import Duration
+from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
@@ -32,7 +35,7 @@ _S_PER_H = 3600
 
 
 @click.command("gc")
-@click.argument("logs", metavar="LOG...", nargs=-1)
+@log_argument("logs", many=True)
 @click.option("--all", "every", is_flag=True, help="Collect every log of the store.")
 @click.option(
     "--dry-run",
@@ -41,10 +44,13 @@ _S_PER_H = 3600
 )
 @click.option(
     "--interval-s",
-    type=click.FloatRange(min=0),
+    "--interval",
+    "interval_s",
+    metavar="DURATION",
+    type=Duration(),
     default=_DEFAULTS.interval_s,
     show_default=True,
-    help="Seconds between pruning and deleting; must exceed the longest read of an older manifest.",
+    help="Seconds (or 6h, 2d) between pruning and deleting; must exceed the longest read of an older manifest.",
 )
 @click.option(
     "--fraction-max",
@@ -75,7 +81,8 @@ def gc(
     Appends and reads continue meanwhile. Objects that a manifest or a pin refers to are kept. Run it
     regularly: each run finishes what earlier runs left, even if they were killed. Refused: a log
     without cursors, unless its policy says that it has none (see `wal3 policy`), and a log that would
-    lose nearly everything: find out why, then allow it with --fraction-max.
+    lose nearly everything: find out why, then allow it with --fraction-max. With --all, a log without
+    cursors is skipped and named; that is no failure.
 
     \b
     Examples:
@@ -90,26 +97,56 @@ def gc(
     session = context.find_object(Session)
     assert session is not None
     store, asked = session.store(), _asked(limits)
-    rows: list[tuple[str, ...]] = []
+    named = logs_of(store) if every else logs
+    if not named and not as_json:
+        click.echo(NO_LOGS)
+    run = _Run(store, asked, dry_run=dry_run, as_json=as_json)
     failed = False
     try:
-        for log in list_logs(store) if every else logs:
+        for log in named:
             try:
-                if dry_run:
-                    _show_dry_run(store, log, asked, as_json=as_json)
-                else:
-                    failed |= _collect(store, log, asked, None if as_json else rows)
+                failed |= run.collect(log)
             except LogError as error:
                 if len(logs) == 1:
                     raise
                 # A log that cannot be collected must not stop the others.
-                failed = True
-                click.echo(f"{log}: {error}", err=True)
+                failed |= run.refused(log, error, named=not every)
     finally:
-        if rows:
-            console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:6]))
+        if run.rows:
+            show_table(_COLUMNS, run.rows, numbers=_COLUMNS[1:6], texts=("why",))
     if failed:
         context.exit(1)
+
+
+class _Run:
+    """Collects one log after another; ``rows`` is the table of what was done."""
+
+    def __init__(self, store: ObjectStore, asked: _Asked, *, dry_run: bool, as_json: bool) -> None:
+        self.rows: list[tuple[str, ...]] = []
+        self._store = store
+        self._asked = asked
+        self._dry_run = dry_run
+        self._as_json = as_json
+
+    def collect(self, log: str) -> bool:
+        """Collect a log, or show what would be done; return whether something could not be deleted."""
+        if self._dry_run:
+            _show_dry_run(self._store, log, self._asked, as_json=self._as_json)
+            return False
+        return _collect(self._store, log, self._asked, None if self._as_json else self.rows)
+
+    def refused(self, log: str, error: LogError, *, named: bool) -> bool:
+        """Report a log that was not collected; return whether that is a failure: not if nothing says how."""
+        if named or not (isinstance(error, CollectionRefusedError) and error.unclaimed):
+            click.echo(f"{log}: {error}", err=True)
+            return True
+        if self._as_json:
+            print_json({"log": log, "skipped": "no cursor"})
+        elif self._dry_run:
+            click.echo(f"{log}: skipped: no cursor")
+        else:
+            self.rows.append((log, *[""] * 5, "skipped: no cursor", ""))
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +255,10 @@ def _begun(deleter: Deleter, pending: Sequence[Garbage]) -> Iterator[_Begun]:
 
 def _show_plan(plan: Plan, paths: list[str], orphans: list[str], begun: list[_Begun]) -> None:
     click.echo(
-        f"{plan.log}: would prune {plan.num_records:,} records in {plan.num_fragments:,} fragments"
+        f"{plan.log}: would prune {counted(plan.num_records, 'record')} in {counted(plan.num_fragments, 'fragment')}"
         f" ({plan.fraction:.0%} of its bytes), since {plan.reason}; the log would begin at offset"
-        f" {plan.first.position.offset}; {len(orphans):,} orphans, {len(begun):,} collections begun before"
+        f" {plan.first.position.offset}; {counted(len(orphans), 'orphan')},"
+        f" {counted(len(begun), 'collection')} begun before"
     )
     for path in paths:
         click.echo(f"  {path}")
@@ -235,7 +273,7 @@ def _show_held(num_held: int, pins: Counter[str]) -> None:
     """Print how many objects pins hold, and which pins."""
     if num_held:
         named = ", ".join(f"{name} ({count(num)})" for name, num in sorted(pins.items()))
-        click.echo(f"  held by pins until they are deleted: {count(num_held)} objects: {named}")
+        click.echo(f"  held by pins until they are deleted: {counted(num_held, 'object')}: {named}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import click
 
-from wal3_core.cli.session import Session, pass_session
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import print_json
+from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.write.writer import LogWriter
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
+@json_option
 @pass_session
-def init(session: Session, log: str) -> None:
+def init(session: Session, log: str, as_json: bool) -> None:
     """Create the empty log LOG.
 
     A log's name has parts of letters, digits, _ and -, joined by /. Fails if LOG exists, and leaves it
@@ -23,4 +26,7 @@ def init(session: Session, log: str) -> None:
       wal3 init tenants/acme/orders
     """  # noqa: D301 - \b keeps click from wrapping what follows
     LogWriter.initialize(session.store(), log)
-    click.echo(f"created {log}")
+    if as_json:
+        print_json({"log": log, "created": True})
+    else:
+        click.echo(f"created {log}")

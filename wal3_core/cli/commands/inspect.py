@@ -8,8 +8,10 @@ import click
 from rich.tree import Tree
 
 from wal3_core.cli.commands.cursor import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
-from wal3_core.cli.output import console, count, plain, print_json, size, table, time
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import console, count, counted, plain, print_json, second, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
 
@@ -25,7 +27,7 @@ _ENDS_SHOWN = 3
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.option("--full", is_flag=True, help="Show every snapshot and fragment; reads every snapshot.")
 @json_option
 @pass_session
@@ -60,9 +62,10 @@ def _show(reader: LogReader, log: str, manifest: Manifest, cursors: Mapping[str,
     output.print(facts)
     output.print(_tree(reader, log, manifest, full=full))
     epochs = [(str(epoch.epoch), epoch.token, count(epoch.first_seq_no)) for epoch in manifest.epochs]
-    output.print(table(("epoch", "writer", "first fragment"), epochs, numbers=("epoch", "first fragment")))
+    columns = ("epoch", "writer", "first fragment")
+    show_table(columns, epochs, numbers=("epoch", "first fragment"), output=output)
     rows = [cursor_cells(name, cursor, manifest) for name, cursor in cursors.items()]
-    output.print(table(CURSOR_COLUMNS, rows, numbers=("offset", "lag")))
+    show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"), output=output)
 
 
 def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -72,7 +75,9 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "bytes", f"{size(manifest.num_bytes)} in fragments, {size(len(manifest.to_bytes()))} in the manifest"
     for name, place in (("first", manifest.first), ("next", manifest.next)):
         position = place.position
-        yield name, f"offset {count(position.offset)}, fragment {place.seq_no}, {time(position.timestamp_us)}"
+        # Before the first collection, the first position has no time.
+        at = f", {time(position.timestamp_us)}" if position.timestamp_us else ""
+        yield name, f"offset {count(position.offset)}, fragment {place.seq_no}{at}"
     yield "manifest", f"generation {manifest.generation}, fence {manifest.fence}, written by {manifest.writer}"
     yield "setsum", manifest.setsum.hexdigest()
     yield "pruned", manifest.pruned.hexdigest()
@@ -87,7 +92,7 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _tree(reader: LogReader, log: str, manifest: Manifest, *, full: bool) -> Tree:
-    kinds = f"{len(manifest.snapshots)} snapshots, {len(manifest.fragments)} fragments"
+    kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
     root = Tree(f"{log}: {kinds} in the manifest")
     _grow(reader, root, manifest.pointers, full=full)
     return root
@@ -114,8 +119,8 @@ def _described(pointer: Pointer) -> str:
         run = f"fragments {pointer.first_seq_no} to {pointer.last_seq_no}"
         what = f"snapshot of {count(pointer.num_pointers)} {kind}, {run}"
     offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
-    held = f"{count(pointer.num_records)} records, {size(pointer.num_bytes)}"
-    return f"{what}: {offsets}, {held}, {time(pointer.start.timestamp_us)}"
+    held = f"{counted(pointer.num_records, 'record')}, {size(pointer.num_bytes)}"
+    return f"{what}: {offsets}, {held}, {second(pointer.start.timestamp_us)}"
 
 
 def _document(

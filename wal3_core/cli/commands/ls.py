@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.output import count, print_json, progress, size
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.errors import LogError
+from wal3_core.cli.tables import show_table
+from wal3_core.cli.targets import NO_LOGS, check_store
+from wal3_core.errors import InvalidRequestError, LogError
 from wal3_core.fleet.manifests import load_manifests
 
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.object_store import ObjectStore
 
 _COLUMNS = ("log", "records", "bytes", "fragments", "first", "next", "sealed")
 
 
 @click.command()
-@click.argument("prefix", default="")
+@click.argument("prefix", default="", shell_complete=complete_logs)
 @json_option
 @pass_session
 def ls(session: Session, prefix: str, as_json: bool) -> None:
@@ -34,23 +39,38 @@ def ls(session: Session, prefix: str, as_json: bool) -> None:
       wal3 ls tenants/acme
       wal3 ls --json | jq -r 'select(.records > 1000000) | .log'
     """  # noqa: D301 - \b keeps click from wrapping what follows
+    store = session.store()
     found: list[tuple[str, Manifest]] = []
     unreadable: list[str] = []
     with progress("ls", None) as advance:
-        for log, manifest in load_manifests(session.store(), prefix):
+        for log, manifest in load_manifests(store, prefix):
             if isinstance(manifest, LogError):
                 unreadable.append(f"{log}: {manifest}")
             else:
                 found.append((log, manifest))
             advance(len(found), None)
-    if as_json:
+    # Not the order of the listing, in which a folder's name ends with a slash.
+    found.sort(key=itemgetter(0))
+    if not found and not unreadable:
+        _none(store, prefix, as_json=as_json)
+    elif as_json:
         for log, manifest in found:
             print_json(_row(log, manifest))
     else:
         rows = [_cells(log, manifest) for log, manifest in found]
-        console().print(table(_COLUMNS, rows, numbers=_COLUMNS[1:6]))
+        show_table(_COLUMNS, rows, numbers=_COLUMNS[1:6])
     if unreadable:
         raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
+
+
+def _none(store: ObjectStore, prefix: str, *, as_json: bool) -> None:
+    """Say that there are no logs; InvalidRequestError when they were asked for below a prefix, or in no store."""
+    check_store(store)
+    if prefix:
+        message = f"store {store.url}: expected a log {prefix}, or logs below it, found none: `wal3 ls` lists all logs"
+        raise InvalidRequestError(message)
+    if not as_json:
+        click.echo(NO_LOGS)
 
 
 def _row(log: str, manifest: Manifest) -> dict[str, object]:

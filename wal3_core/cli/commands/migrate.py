@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.commands.seal import reason_option, sealed_before, show_seal
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.log.maintain.sealer import migrate as migrate_log
 from wal3_core.log.read.reader import LogReader
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.argument("successor")
 @reason_option
 @json_option

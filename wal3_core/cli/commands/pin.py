@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.asking import confirm
-from wal3_core.cli.output import console, count, print_json, table, time
+from wal3_core.cli.completing import log_argument, pin_argument
+from wal3_core.cli.output import count, counted, print_json, second
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.storage.documents.pin_store import PinStore
@@ -36,7 +38,7 @@ def pin() -> None:
 
 
 @pin.command("create")
-@click.argument("log")
+@log_argument()
 @click.argument("name")
 @click.option("--reason", metavar="TEXT", required=True, help="What the pin is for.")
 @json_option
@@ -54,13 +56,13 @@ def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool
         return
     manifest = made.manifest
     click.echo(
-        f"pinned {count(manifest.num_records)} records of {log} as {name}"
+        f"pinned {counted(manifest.num_records, 'record')} of {log} as {name}"
         f" (from offset {manifest.first.position.offset}, next {manifest.next.position.offset})"
     )
 
 
 @pin.command("list")
-@click.argument("log")
+@log_argument()
 @json_option
 @pass_session
 def list_pins(session: Session, log: str, as_json: bool) -> None:
@@ -78,15 +80,17 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
         for name, found in pins.items():
             print_json(_row(name, found))
         return
-    console().print(table(_COLUMNS, [_cells(name, found) for name, found in pins.items()], numbers=_COLUMNS[1:4]))
+    rows = [_cells(name, found) for name, found in pins.items()]
+    show_table(_COLUMNS, rows, numbers=_COLUMNS[1:4], texts=("reason",))
 
 
 @pin.command("delete")
-@click.argument("log")
-@click.argument("name")
+@log_argument()
+@pin_argument()
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 @pass_session
-def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
+def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) -> None:
     """Delete the pin NAME of LOG; what only it keeps can then be collected.
 
     Asks first; without a terminal, --yes is required.
@@ -110,7 +114,10 @@ def delete_pin(session: Session, log: str, name: str, yes: bool) -> None:
     if not yes:
         confirm(f"log {log}, pin {name}", f"Delete {name} of {log}, and let collections delete what only it keeps?")
     pins.delete(name)
-    click.echo(f"deleted {name}")
+    if as_json:
+        print_json({"log": log, "pin": name, "deleted": True})
+    else:
+        click.echo(f"deleted {name}")
 
 
 def _row(name: str, found: Pin) -> dict[str, object]:
@@ -135,7 +142,7 @@ def _cells(name: str, found: Pin) -> tuple[str, ...]:
         count(manifest.first.position.offset),
         count(manifest.next.position.offset),
         count(manifest.num_records),
-        time(found.epoch_us),
+        second(found.epoch_us),
         found.writer,
         found.reason if found.complete else f"{found.reason} (unfinished: create it again, or delete it)",
     )

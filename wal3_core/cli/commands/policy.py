@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import click
 
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.output import plain, print_json
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.times import WholeSeconds
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.policy import RETENTION_S_MAX, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 
 @click.command("policy")
-@click.argument("log")
+@log_argument()
 @click.option(
-    "--retention-s", type=click.IntRange(1, RETENTION_S_MAX), help="Keep every record for at least this many seconds."
+    "--retention-s",
+    "--retention",
+    "retention_s",
+    metavar="DURATION",
+    type=WholeSeconds(1, RETENTION_S_MAX),
+    help="Keep every record for at least this many seconds, or 7d.",
 )
 @click.option("--no-retention", is_flag=True, help="Let cursors alone decide.")
 @click.option(
@@ -38,7 +45,7 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
     \b
     Examples:
       wal3 policy audit
-      wal3 policy audit --retention-s 604800 --without-cursors
+      wal3 policy audit --retention 7d --without-cursors
       wal3 policy orders --percent-max 100
     """  # noqa: D301 - \b keeps click from wrapping what follows
     if wanted["retention_s"] is not None and no_retention:

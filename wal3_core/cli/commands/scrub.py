@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import EXIT_UNSOUND
-from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.output import count, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
+from wal3_core.cli.tables import show_table
+from wal3_core.cli.targets import NO_LOGS, logs_of
 from wal3_core.errors import LogError
-from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.options import Limits
@@ -24,7 +26,7 @@ _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 
 
 @click.command()
-@click.argument("logs", metavar="LOG...", nargs=-1)
+@log_argument("logs", many=True)
 @click.option("--all", "every", is_flag=True, help="Scrub every log of the store.")
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the fragment that holds N.")
 @click.option("--bytes", "num_bytes", metavar="N", type=click.IntRange(min=1), help="Stop after N bytes of fragments.")
@@ -63,14 +65,15 @@ def scrub(
     session = context.find_object(Session)
     assert session is not None
     store = session.store()
+    named = tuple(logs_of(store)) if every else logs
     reports = []
     limits = Limits(num_bytes=num_bytes)
-    for report in _scrubbed(store, tuple(list_logs(store)) if every else logs, from_offset, limits):
+    for report in _scrubbed(store, named, from_offset, limits):
         reports.append(report)
         if as_json:
             print_json(report.to_json())
     if not as_json:
-        _show_scrubs(reports)
+        _show_scrubs(reports) if reports else click.echo(NO_LOGS)
     if not all(report.sound for report in reports):
         context.exit(EXIT_UNSOUND)
 
@@ -112,7 +115,7 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
         )
         for report in reports
     ]
-    console().print(table(_SCRUB_COLUMNS, rows, numbers=_SCRUB_COLUMNS[2:]))
+    show_table(_SCRUB_COLUMNS, rows, numbers=_SCRUB_COLUMNS[2:])
     for report in reports:
         if report.sound and not report.finished:
             click.echo(
@@ -121,4 +124,4 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
             )
     bad = [(report.log, problem.path, problem.message) for report in reports for problem in report.problems]
     if bad:
-        console().print(table(("log", "bad object", "what is wrong"), bad))
+        show_table(("log", "bad object", "what is wrong"), bad, texts=("bad object", "what is wrong"))

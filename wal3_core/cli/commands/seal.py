@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import plain, print_json, time
 from wal3_core.cli.session import Session, json_option, pass_session
@@ -22,7 +23,7 @@ reason_option = click.option("--reason", metavar="TEXT", required=True, help="Wh
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @reason_option
 @click.option("--successor", metavar="NAME", help="The log that will continue LOG; it must not exist yet.")
 @json_option

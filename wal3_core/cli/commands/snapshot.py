@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.output import console, count, print_json, progress, size, table
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.output import console, count, counted, print_json, progress, size, table
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def snapshot() -> None:
 
 
 @snapshot.command("show")
-@click.argument("log")
+@log_argument()
 @click.option("--full", is_flag=True, help="Count exactly; reads every snapshot of snapshots.")
 @json_option
 @pass_session
@@ -59,7 +61,7 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
 
 
 @snapshot.command("compact")
-@click.argument("log")
+@log_argument()
 @click.option("--dry-run", is_flag=True, help="Show what would be repacked, and why; change nothing.")
 @json_option
 @pass_session
@@ -96,14 +98,14 @@ def _show(log: str, shape: Shape) -> None:
     facts = [
         ("log", log),
         ("fragments", about + count(shape.num_fragments)),
-        ("manifest", f"{size(shape.manifest_bytes)}, {count(shape.root_pointers)} pointers"),
+        ("manifest", f"{size(shape.manifest_bytes)}, {counted(shape.root_pointers, 'pointer')}"),
         ("shape", "lopsided: `wal3 snapshot compact` repacks it" if shape.needs_compaction else "good"),
     ]
     shown = table(("", ""), facts)
     shown.show_header = False
     console().print(shown)
     rows = [_level_cells(level) for level in shape.levels]
-    console().print(table(_LEVEL_COLUMNS, rows, numbers=_LEVEL_COLUMNS[1:]))
+    show_table(_LEVEL_COLUMNS, rows, numbers=_LEVEL_COLUMNS[1:])
 
 
 def _level_cells(level: Level) -> tuple[str, ...]:
@@ -125,7 +127,7 @@ def _show_plan(plan: SnapshotPlan) -> None:
         click.echo("nothing to pack")
         return
     rows = [(f.reason, f.where, count(f.num_nodes), count(f.num_pointers)) for f in plan.findings]
-    console().print(table(_FINDING_COLUMNS, rows, numbers=_FINDING_COLUMNS[2:]))
+    show_table(_FINDING_COLUMNS, rows, numbers=_FINDING_COLUMNS[2:], texts=("where",))
 
 
 def _show_done(done: SnapshotCompactionReport) -> None:
@@ -137,7 +139,7 @@ def _show_done(done: SnapshotCompactionReport) -> None:
 
 def _described(done: SnapshotCompactionReport) -> Iterator[str]:
     before, after = (shape.num_snapshots for shape in (done.before, done.after))
-    yield f"{count(before)} snapshots became {count(after)}"
+    yield f"{counted(before, 'snapshot')} became {count(after)}"
     yield f"a manifest of {size(done.before.manifest_bytes)} became {size(done.after.manifest_bytes)}"
-    written = f"{count(done.num_written)} snapshots of {size(done.num_bytes)}"
-    yield f"{count(done.num_pointers)} pointers packed into {written}"
+    written = f"{counted(done.num_written, 'snapshot')} of {size(done.num_bytes)}"
+    yield f"{counted(done.num_pointers, 'pointer')} packed into {written}"

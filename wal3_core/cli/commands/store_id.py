@@ -7,6 +7,7 @@ import click
 from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import print_json
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.targets import check_store
 from wal3_core.fleet.identity import store_identity
 
 
@@ -28,6 +29,7 @@ def store_id(session: Session, create: bool, as_json: bool) -> None:
     store = session.store()
     found = store_identity(store, create=create)
     if found is None:
+        check_store(store)
         message = f"store {store.url}: expected an identity, found none: create one with --create"
         raise Failure(message)
     if as_json:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
+from wal3_core.cli.completing import log_argument
 from wal3_core.cli.lines import json_of_record
 from wal3_core.cli.output import plain, quiet_pipe
-from wal3_core.cli.session import Session, pass_session
+from wal3_core.cli.ranges import limits_of, range_options, start_of
+from wal3_core.cli.session import Session, lines_option, pass_session
 from wal3_core.log.read.reader import LogReader
+from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,15 +26,22 @@ if TYPE_CHECKING:
 
 # A compacted log has gaps, so the last N records may span more than N offsets.
 _REACH_GROWTH = 4
+_LINES = 10
 
 
 @click.command()
-@click.argument("log")
-@click.option("-n", "--lines", "wanted", type=click.IntRange(min=0), default=10, show_default=True, help="Records.")
+@log_argument()
+@click.option(
+    "-n", "--lines", "wanted", type=click.IntRange(min=0), help="Records; 10, or all of a range given by --from-…."
+)
 @click.option("-f", "--follow", is_flag=True, help="Then wait for more, until Ctrl-C or until the log is sealed.")
+@range_options
+@lines_option
 @pass_session
-def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
+def tail(session: Session, /, log: str, wanted: int | None, follow: bool, **chosen: int) -> None:
     """Print the last records of LOG, as `wal3 cat` does; with --follow, wait for more.
+
+    T is ISO 8601 (UTC unless it has an offset), -1h or -7d for so long ago, or microseconds since the epoch.
 
     Waiting costs at most one small request every two seconds. It ends after the last record of a
     sealed log, and names the log's successor.
@@ -39,10 +50,22 @@ def tail(session: Session, log: str, wanted: int, follow: bool) -> None:
     Examples:
       wal3 tail orders
       wal3 tail orders -n 100
+      wal3 tail orders --from-time -1h
       wal3 tail orders --follow | jq .body
     """  # noqa: D301 - \b keeps click from wrapping what follows
+    start, limits = start_of({**chosen}), limits_of({**chosen})
+    if follow and limits != UNLIMITED:
+        message = "--follow: expected no --to-offset and no --to-time, since it waits for more"
+        raise click.UsageError(message)
     reader = LogReader.open(session.store(), log)
-    limit, records = _last(reader, wanted)
+    if start is None and limits == UNLIMITED:
+        limit, records = _last(reader, _LINES if wanted is None else wanted)
+    else:
+        limit = reader.manifest().next.position.offset
+        offset = limit if limits.offset is None else min(limit, limits.offset)
+        selected = reader.records(start, replace(limits, offset=offset))
+        wanted = _LINES if wanted is None and start is None else wanted
+        records = selected if wanted is None else deque(selected, maxlen=min(wanted, limit))
     output = sys.stdout.buffer
     with suppress(KeyboardInterrupt), quiet_pipe():
         for record in records:

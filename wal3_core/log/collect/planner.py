@@ -186,7 +186,7 @@ class Planner:
                 f"log {self._stores.url}: expected a cursor to say what is no longer needed, found none:"
                 " create one, or give the log a policy by which age alone decides"
             )
-            raise CollectionRefusedError(message)
+            raise CollectionRefusedError(message, unclaimed=True)
         reason, offset = min(candidates.items(), key=lambda item: (item[1], item[0]))
         return min(offset, following), f"{reason} is at offset {offset}"
 

@@ -21,6 +21,7 @@ from wal3_core.errors import (
 from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
@@ -128,7 +129,7 @@ class _Updating:
         self._timeout_s = timeout_s_of(target.store.url)
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        self._committer = Committer(self._into, runtime, options, amend=self._rolled, retried=lambda: None)
+        self._committer = Committer(self._into, runtime, options, amend=self._rolled, meter=Meter(runtime, target.log))
         self._appended: list[FragmentPointer] = []
 
     def run(self, *, with_cursors: bool) -> CopyUpdateReport:
@@ -256,7 +257,9 @@ class _Updating:
 
     def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
         try:
-            return reread_if_damaged(lambda: read_checked(self._from.objects, pointer, self._source.reading)[1])
+            return reread_if_damaged(
+                lambda: read_checked(self._from.objects, pointer, self._source.reading)[1], self._from
+            )
         except MissingError:
             first = self._from.load().manifest.first.position.offset
             if pointer.start.offset >= first:

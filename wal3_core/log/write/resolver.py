@@ -252,7 +252,8 @@ class AppendResolver:
 
     def _sealed(self, seal: Seal) -> SealedError:
         successor = f"; it goes on in {seal.successor}" if seal.successor else ""
-        return SealedError(f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}")
+        message = f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}"
+        return SealedError(message, successor=seal.successor or "")
 
     def _what(self, flight: InFlightFragment) -> str:
         return f"log {self._url}: fragment {flight.seq_no}"

@@ -14,8 +14,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from wal3_core.errors import InvalidRequestError, StoreDeniedError, UnavailableError
+from wal3_core.errors import InvalidRequestError, StoreDeniedError
 from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
+from wal3_core.storage.backends.remote_errors import refused_settings
 from wal3_core.storage.store_urls import REMOTE_OPTIONS
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def open_remote(parts: SplitResult, options: Mapping[str, str], session: Session
     except Exception as error:
         if not _is_of_settings(error):
             raise
-        message = f"store {parts.geturl()}: {type(error).__name__}: {error}"
-        raise UnavailableError(message) from error
+        message = f"store {parts.geturl()}: {refused_settings(error)}: correct the URL, the profile or the environment"
+        raise StoreDeniedError(message) from error
 
 
 def _is_of_settings(error: Exception) -> bool:

@@ -19,6 +19,7 @@ from obstore import exceptions
 
 from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import US_PER_S
+from wal3_core.storage.backends.remote_errors import trouble
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -51,17 +52,7 @@ RETRY_READS: RetryConfig = {
 }
 TIMEOUTS: ClientConfig = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=5)}
 
-# Certainly not applied, and pointless to retry: an operator has to change something.
-_DENIED = (
-    exceptions.PermissionDeniedError,
-    exceptions.UnauthenticatedError,
-    exceptions.NotSupportedError,
-    exceptions.UnknownConfigurationKeyError,
-    exceptions.InvalidPathError,
-)
-# A list that is refused, or finds no bucket, has no exception class of its own, only these words.
-_DENIED_LIST = re.compile("status code: (401|403|404) ")
-# The same holds for a range beyond an object's end, and for an answer with another range.
+# A range beyond an object's end, or an answer with another range, has no exception class of its own, only these words.
 _NO_RANGE = re.compile("status code: 416 ")
 _OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+")
 
@@ -117,7 +108,7 @@ class RemoteStore:
             raise error
         message = (
             f"store {self.url}: {path}: expected the bytes from {start} on, found that the server returns another"
-            f" range: {_first_line(error)}"
+            f" range: {trouble(error).text}"
         )
         raise StoreDeniedError(message)
 
@@ -164,10 +155,11 @@ class RemoteStore:
             if etag is not None:
                 return Refused()
             raise self._unavailable(path, error) from error
-        except (*_DENIED, PermissionError) as error:
-            raise self._unavailable(path, error) from error
         except (exceptions.BaseError, OSError) as error:
-            return Unknown(_first_line(error))
+            found = trouble(error)
+            if found.denied:
+                raise found.error(self.url, path) from error
+            return Unknown(found.text)
         return Done(self._etag(done["e_tag"], done["version"]))
 
     def head(self, path: str) -> ObjectMeta | None:
@@ -228,13 +220,9 @@ class RemoteStore:
             raise self._unavailable(path, error) from error
 
     def _unavailable(self, path: str, error: Exception) -> UnavailableError:
-        # On a PUT, "not found" means a missing bucket.
-        denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
-        kind = StoreDeniedError if denied or _DENIED_LIST.search(str(error)) else UnavailableError
-        return kind(f"store {self.url}: {path}: {_first_line(error)}")
+        return trouble(error).error(self.url, path)
 
 
-_SHOWN_MAX = 600
 _first_process: list[int] = []
 
 
@@ -255,11 +243,3 @@ def _version(etag: Etag) -> UpdateVersion:
     if version is not None:
         named["version"] = version
     return named
-
-
-def _first_line(error: Exception) -> str:
-    # The rest is the client's configuration.
-    text = " ".join(str(error).split("Debug source:")[0].split())
-    # The text begins with the path, perhaps twice, and ends with the server's answer.
-    shown = text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX // 2]} … {text[-_SHOWN_MAX // 2 :]}"
-    return f"{type(error).__name__}: {shown}"

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
+_REMEDY = "choose another name, or destroy that log first"
+
 
 @dataclass(frozen=True, slots=True)
 class Installed:
@@ -236,7 +238,7 @@ class ManifestStore:
         self.refuse_taken(seen, initial.follows)
         created = self.begin(initial, seen)
         if created is None:
-            message = f"log {self.url}: expected no log there, found one that was created just now"
+            message = f"log {self.url}: expected no log there, found one that was created just now: {_REMEDY}"
             raise LogExistsError(message)
         self.probe(created)
         manifest = created.document
@@ -250,7 +252,7 @@ class ManifestStore:
         """
         match None if seen is None else seen.document:
             case Manifest():
-                message = f"log {self.url}: expected no log there, found {MANIFEST}"
+                message = f"log {self.url}: expected no log there, found {MANIFEST}: {_REMEDY}"
                 raise LogExistsError(message)
             case Vacancy() as vacancy:
                 kept = follows is not None and vacancy.is_kept_for(follows)

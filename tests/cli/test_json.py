@@ -1,0 +1,87 @@
+"""Every command prints JSON with --json: one object, or one on each line."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from wal3_core.cli.program import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .conftest import Command
+
+# In an order in which each finds what it needs; GIT stands for a repository. The fields are a promise: docs/cli.md.
+RUNS: dict[str, tuple[str, set[str]]] = {
+    "init a": ("", {"log", "created"}),
+    "append a": (
+        '{"key": "k", "body": "b"}\n' * 3,
+        {"log", "records", "bytes", "lines", "first_offset", "last_offset"},
+    ),
+    "cat a": ("", {"offset", "timestamp_us", "key", "body"}),
+    "tail a": ("", {"offset", "timestamp_us", "key", "body"}),
+    "ls": ("", {"log", "records", "bytes", "fragments", "first_offset", "next_offset", "sealed"}),
+    "inspect a": ("", {"log", "log_id", "records", "bytes", "first", "next", "cursors", "pointers"}),
+    "cursor set a c first": ("", {"log", "cursor", "offset", "previous_offset"}),
+    "cursor get a c": ("", {"cursor", "offset", "timestamp_us", "lag", "epoch_us", "writer", "generation"}),
+    "cursor list a": ("", {"cursor", "offset", "timestamp_us", "lag", "epoch_us", "writer", "generation"}),
+    "pin create a p --reason r": ("", {"pin", "first_offset", "next_offset", "records", "bytes", "reason"}),
+    "pin list a": ("", {"pin", "first_offset", "next_offset", "records", "bytes", "reason"}),
+    "policy a": ("", {"log", "retention_s", "without_cursors", "percent_max", "writer", "generation"}),
+    "snapshot show a": ("", {"log", "needs_compaction"}),
+    "snapshot compact a --dry-run": ("", {"log"}),
+    "snapshot compact a": ("", {"log", "bytes_written"}),
+    "scrub a": ("", {"log", "sound", "problems"}),
+    "gc a --dry-run": ("", {"log", "objects", "num_held", "pins", "orphans", "begun"}),
+    "gc a": ("", {"log", "num_records", "num_orphans", "num_deleted", "num_held", "wait_s", "problems"}),
+    "copy a b": ("", {"source", "num_records", "setsum"}),
+    "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
+    "store-id --create": ("", {"store", "store_id"}),
+    "doctor": ("", {"url", "checks", "advice"}),
+    "seal b --reason r": ("", {"log", "reason", "timestamp_us", "sealed_by"}),
+    "migrate a s --reason r": ("", {"log", "reason", "successor"}),
+    "destroy b --dry-run": ("", {"log", "pins"}),
+    "destroy b --yes": ("", {"log", "num_objects"}),
+    "cursor delete a c --yes": ("", {"log", "cursor", "offset", "deleted"}),
+    "pin delete a p --yes": ("", {"log", "pin", "deleted"}),
+    "completion bash": ("", {"shell", "script"}),
+}
+
+
+def commands(group: click.Group, *above: str) -> Iterator[str]:
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from commands(found, *above, name)
+        else:
+            yield " ".join((*above, name))
+
+
+@pytest.mark.slow
+def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    subprocess.run(["git", "init", "--quiet", str(repository)], check=True, timeout=60)
+    (repository / "file").write_bytes(b"1")
+    for arguments in (("add", "."), ("commit", "--quiet", "--message", "1")):
+        subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=60)
+
+    for line, (stdin, fields) in RUNS.items():
+        arguments = [str(repository) if word == "GIT" else word for word in line.split()]
+        documents = wal3.json(*arguments, "--json", stdin=stdin or None)
+
+        assert documents, line
+        for document in documents:
+            assert fields <= document.keys(), line
+
+
+def test_no_command_is_left_out_here() -> None:
+    missing = [name for name in commands(cli) if not any(f"{line} ".startswith(f"{name} ") for line in RUNS)]
+
+    assert missing == []

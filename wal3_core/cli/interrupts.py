@@ -1,0 +1,88 @@
+"""Ctrl-C at any moment: one line and exit code 130, and no traceback.
+
+While a command runs, it is a KeyboardInterrupt, so that the command can clean up and report. Before and after, and
+when the command does not take it within a second (a request to a silent store cannot be interrupted), the process
+ends at once: a log is safe from that as it is from SIGKILL.
+
+A shell starts background programs with SIGINT ignored, and Python keeps it ignored: Ctrl-C is for the foreground
+program; a background one is ended by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_EXIT_INTERRUPTED = 130
+_TAKEN_S_MAX = 1.0
+_SHOW_CURSOR = b"\x1b[?25h"
+_taken: list[int] = []
+
+
+def leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+    """End the process at once, as a signal handler does."""
+    del number, frame
+    # A progress bar hides the cursor.
+    with suppress(OSError):
+        os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + b"Interrupted.\n")
+    os._exit(_EXIT_INTERRUPTED)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt, and note that it was raised."""
+    _taken.append(number)
+    signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """End the process at once on Ctrl-C, within the block and until its end; not if the parent ignores SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+        sys.unraisablehook = _unraisable
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave()
+    finally:
+        if signal.getsignal(signal.SIGINT) is _raise:
+            signal.signal(signal.SIGINT, leave)
+
+
+@contextmanager
+def as_exception() -> Iterator[None]:
+    """Raise KeyboardInterrupt on Ctrl-C within the block, where it would end the process at once."""
+    if signal.getsignal(signal.SIGINT) is not leave:
+        yield
+        return
+    # Loaded only now, for a quick start.
+    from wal3_core.runtime.signal_watch import watch_signal  # noqa: PLC0415
+
+    watch_signal(signal.SIGINT, _TAKEN_S_MAX, _is_late, leave)
+    signal.signal(signal.SIGINT, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, leave)
+
+
+def _is_late() -> bool:
+    """Whether a signal was to be raised and was not."""
+    if _taken:
+        _taken.clear()
+        return False
+    return signal.getsignal(signal.SIGINT) is _raise
+
+
+def _unraisable(found: sys.UnraisableHookArgs) -> None:
+    """Leave where an interrupt cannot be raised, as in a destructor."""
+    if issubclass(found.exc_type, KeyboardInterrupt):
+        leave()
+    sys.__unraisablehook__(found)

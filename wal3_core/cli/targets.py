@@ -1,0 +1,78 @@
+"""Whether the named place is a store: a mistyped one must not look like a store without logs."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.fleet.discovery import list_logs
+from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.storage.backends.local_roots import is_root
+
+if TYPE_CHECKING:
+    from wal3_core.cli.session import Session
+    from wal3_core.storage.object_store import ObjectStore
+
+NO_LOGS = "no logs: `wal3 init LOG` creates one"
+_OBJECTS_LOOKED_AT_MAX = 1000
+_ADVICE = "correct --store or WAL3_STORE; `wal3 init LOG` begins a store there"
+
+
+def check_directory(path: Path) -> None:
+    """Raise InvalidRequestError for a path that is not a directory, and cannot become one: a file is in the way."""
+    taken = next((each for each in (path, *path.parents) if os.path.lexists(each)), None)
+    # A link to nothing, and a folder that cannot be entered, are reported by what uses them.
+    if taken is not None and os.access(taken, os.F_OK) and not taken.is_dir():
+        message = f"store {path}: expected a directory, found that {taken} is a file: correct --store or WAL3_STORE"
+        raise InvalidRequestError(message)
+
+
+def logs_of(store: ObjectStore, prefix: str = "") -> list[str]:
+    """List the logs in the order of their names; InvalidRequestError when there are none, and no store either."""
+    logs = sorted(list_logs(store, prefix))
+    if not logs:
+        check_store(store)
+    return logs
+
+
+def check_store(store: ObjectStore) -> None:
+    """Raise InvalidRequestError for a place that is no store: nothing there has come from logs.
+
+    A directory is a store since its first write; any place is with an identity, or with documents of logs, even
+    of destroyed ones.
+    """
+    parts = urlsplit(store.url)
+    if parts.scheme == "memory":
+        return
+    found = "no objects"
+    if parts.scheme == "file":
+        root = Path(unquote(parts.path))
+        if is_root(root):
+            return
+        found = "none" if not root.exists() else "a directory without logs"
+    elif store.head(STORE_IDENTITY) is not None:
+        return
+    for meta in islice(store.list_objects(""), _OBJECTS_LOOKED_AT_MAX):
+        if meta.path == STORE_IDENTITY or meta.path.endswith(f"/{MANIFEST}"):
+            return
+        found = f"other objects, like {meta.path!r}"
+    message = f"store {store.url}: expected a store, found {found}: {_ADVICE}"
+    raise InvalidRequestError(message)
+
+
+def of_target(error: LogError, session: Session | None) -> LogError:
+    """Return the error to report: for a log that was not found, also that there is no store, if so."""
+    if not isinstance(error, LogNotFoundError) or session is None or session.url is None:
+        return error
+    try:
+        check_store(session.store())
+    except InvalidRequestError:
+        found = "found none, and no store (if one is expected, correct --store or WAL3_STORE)"
+        return type(error)(str(error).replace("found none", found, 1))
+    except LogError:
+        return error
+    return error
