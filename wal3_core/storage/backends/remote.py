@@ -19,6 +19,7 @@ from obstore import exceptions
 
 from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import US_PER_S
+from wal3_core.storage.backends.s3_permission import permission_needed
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -231,7 +232,8 @@ class RemoteStore:
         # On a PUT, "not found" means a missing bucket.
         denied = isinstance(error, (*_DENIED, exceptions.NotFoundError, FileNotFoundError, PermissionError))
         kind = StoreDeniedError if denied or _DENIED_LIST.search(str(error)) else UnavailableError
-        return kind(f"store {self.url}: {path}: {_first_line(error)}")
+        needed = permission_needed(self.url, self._folder + path, error)
+        return kind(f"store {self.url}: {path}: {_first_line(error)}{needed}")
 
 
 _SHOWN_MAX = 600
