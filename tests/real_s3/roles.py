@@ -25,11 +25,11 @@ USERS = frozenset(os.environ.get("WAL3_TEST_S3_USERS", "").split())
 
 
 @cache
-def session_of(user: str) -> boto3.session.Session:
-    """One session for all stores of a user, whose name is the access key."""
-    return boto3.session.Session(
-        aws_access_key_id=user, aws_secret_access_key=os.environ.get("AWS_SECRET_ACCESS_KEY", "test")
-    )
+def session_of(user: str | None) -> boto3.session.Session:
+    """One session for all stores of a user, whose name is the access key; None is the user of the environment."""
+    if user is None:
+        return boto3.session.Session()
+    return boto3.session.Session(aws_access_key_id=user, aws_secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class Place:
 
     def open(self, options: str = OPTIONS, *, user: str | None = None) -> ObjectStore:
         """Open the store, as the one who may do everything unless a user is named."""
-        session = session_of(user or os.environ["AWS_ACCESS_KEY_ID"])
-        return open_store(f"s3://{self.bucket}/{self.prefix}{options}", session=session)
+        return open_store(f"s3://{self.bucket}/{self.prefix}{options}", session=session_of(user))
 
 
 class Server(Protocol):
@@ -67,7 +66,7 @@ class RealServer:
 
 
 def _attach(user: str, name: str, policy: str) -> None:
-    iam = session_of(os.environ["AWS_ACCESS_KEY_ID"]).client("iam", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    iam = session_of(None).client("iam", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
     iam.put_user_policy(UserName=user, PolicyName=name, PolicyDocument=policy)
 
 
