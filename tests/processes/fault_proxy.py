@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -128,11 +128,11 @@ class FaultProxy:
             self._down = False
             self.listen(_Listener(self, port))
 
-    def decide(self, method: str, path: str) -> tuple[Fault | None, float]:
+    def decide(self, request: Request) -> tuple[Fault | None, float]:
         """Choose the fault of a request, and a delay for faults that have one."""
         with self._lock:
-            self.requests[method] += 1
-            fault = Fault.DROP_REQUEST if self._down else self._decide(method, path)
+            self.requests[request.method] += 1
+            fault = Fault.DROP_REQUEST if self._down else self._decide(request.method, request.path)
             if fault is not None:
                 self.fired[fault] += 1
             return fault, self._chance.uniform(0, DELAY_S_MAX)
@@ -159,7 +159,7 @@ class FaultProxy:
         """Block until the proxy is healed."""
         self._healed.wait(UPSTREAM_S_MAX)
 
-    def send_later(self, request: _Request, delay_s: float) -> None:
+    def send_later(self, request: Request, delay_s: float) -> None:
         """Send a request after its client has stopped waiting."""
 
         def send() -> None:
@@ -172,8 +172,13 @@ class FaultProxy:
         thread.start()
 
 
+P = TypeVar("P", bound=FaultProxy)
+
+
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
+    """A request as the client sent it."""
+
     method: str
     path: str
     headers: list[tuple[str, str]]
@@ -189,7 +194,7 @@ class _Reply:
     body: bytes
 
 
-def forward(upstream: str, request: _Request) -> _Reply:
+def forward(upstream: str, request: Request) -> _Reply:
     """Pass a request on unchanged, once."""
     connection = HTTPConnection(urlsplit(upstream).netloc, timeout=UPSTREAM_S_MAX)
     try:
@@ -222,8 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request = _Request(self.command, self.path, self.headers.items(), body)
-        fault, delay_s = self.proxy.decide(request.method, request.path)
+        request = Request(self.command, self.path, self.headers.items(), body)
+        fault, delay_s = self.proxy.decide(request)
         reply = self._reply(request, fault, delay_s)
         if reply is None:
             self.close_connection = True
@@ -232,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - as the base class calls them
 
-    def _reply(self, request: _Request, fault: Fault | None, delay_s: float) -> _Reply | None:
+    def _reply(self, request: Request, fault: Fault | None, delay_s: float) -> _Reply | None:
         """Apply the fault at the server; return the client's reply, None for a connection that closes."""
         if fault is Fault.DELAY:
             time.sleep(delay_s)
@@ -286,7 +291,13 @@ class _Listener:
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     """Run a proxy on a free port."""
-    proxy = FaultProxy(upstream)
+    with listening(FaultProxy(upstream)) as proxy:
+        yield proxy
+
+
+@contextmanager
+def listening(proxy: P) -> Iterator[P]:
+    """Run a given proxy on a free port."""
     proxy.listen(_Listener(proxy))
     try:
         yield proxy

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # A Ceph cluster on loopback: one monitor, one OSD that keeps its objects in memory, one radosgw. Sourced by run.sh.
 #   find_ceph       checks that the programs are there, or says how to get them
-#   start_radosgw   exports WAL3_TEST_S3_ENDPOINT, WAL3_TEST_S3_OPTIONS and the AWS variables
+#   start_radosgw   exports WAL3_TEST_S3_ENDPOINT, WAL3_TEST_S3_OPTIONS, WAL3_TEST_S3_USERS and the AWS variables
 #   stop_radosgw    kills what was started and removes its directory
 
 ceph_programs=(ceph-mon ceph-osd ceph-authtool monmaptool ceph radosgw radosgw-admin)
@@ -61,7 +61,7 @@ start_radosgw() {
     export CEPH_ARGS=
     start_mon "$fsid" "$mon_port"
     start_osd
-    make_user
+    make_users
     start_daemon radosgw -n client.wal3
     wait_for "radosgw to answer" accepts_connections "$s3_port"
     export WAL3_TEST_S3_ENDPOINT=http://127.0.0.1:$s3_port
@@ -172,11 +172,24 @@ osd_is_up() {
     run_ceph ceph --connect-timeout 5 osd stat | grep -q '1 up'
 }
 
-make_user() {
+# One may do everything, and say what the others may: they have a user each for the roles in deploy/iam.
+make_users() {
+    local role
     export AWS_ACCESS_KEY_ID=wal3 AWS_SECRET_ACCESS_KEY=wal3-tests AWS_DEFAULT_REGION=us-east-1
     unset AWS_SESSION_TOKEN AWS_PROFILE
-    run_ceph radosgw-admin -n client.wal3 user create --uid wal3 --display-name wal3 \
-        --access-key "$AWS_ACCESS_KEY_ID" --secret-key "$AWS_SECRET_ACCESS_KEY" >"$ceph_folder/user" 2>&1 ||
+    make_user "$AWS_ACCESS_KEY_ID" --caps 'user-policy=*'
+    export WAL3_TEST_S3_USERS=
+    for role in deploy/iam/*.json; do
+        role=$(basename "$role" .json)
+        make_user "$role"
+        WAL3_TEST_S3_USERS+="$role "
+    done
+}
+
+# Its access key is its name.
+make_user() {
+    run_ceph radosgw-admin -n client.wal3 user create --uid "$1" --display-name "$1" \
+        --access-key "$1" --secret-key "$AWS_SECRET_ACCESS_KEY" "${@:2}" >"$ceph_folder/user" 2>&1 ||
         give_up "radosgw-admin could not make a user: $(tail -5 "$ceph_folder/user")"
 }
 

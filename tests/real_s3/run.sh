@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the store suite and the S3 specification against a real S3 server.
+# Run the store suite, the S3 specification and the policies of deploy/iam against a real S3 server.
 # usage: tests/real_s3/run.sh PYTEST [PYTEST ARGUMENT…]
 #
 # The server is the one named by WAL3_TEST_S3_ENDPOINT, with credentials from the usual AWS variables and
@@ -25,4 +25,4 @@ if [[ -z ${WAL3_TEST_S3_ENDPOINT:-} ]]; then
 fi
 
 echo "S3 server: $WAL3_TEST_S3_ENDPOINT ${WAL3_TEST_S3_OPTIONS:-}"
-"$1" tests/storage tests/spec -k s3 "${@:2}"
+"$1" tests/storage tests/spec tests/real_s3 -k s3 "${@:2}"

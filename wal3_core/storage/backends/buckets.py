@@ -97,7 +97,8 @@ def _s3_clients(bucket: str, options: Mapping[str, str], session: Session | None
     session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
     endpoint = options.get("endpoint") or custom_endpoint(session, region)
-    config: S3Config = {"region": region}
+    # Objects are deleted one by one: by bulk requests, some servers judge the bucket's policy, not the object's.
+    config: S3Config = {"region": region, "disable_bulk_delete": True}
     client_options: ClientConfig = {**timeouts}
     if endpoint is not None:
         if not endpoint.startswith(("http://", "https://")):

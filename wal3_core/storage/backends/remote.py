@@ -10,7 +10,7 @@ import json
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from obstore import exceptions
 
 from wal3_core.errors import ClosedError, StoreDeniedError, UnavailableError
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.backends.remote_errors import trouble
+from wal3_core.storage.backends.remote_errors import Trouble, trouble
+from wal3_core.storage.backends.s3_permission import permission_needed
 from wal3_core.storage.object_store import (
     Buffer,
     Done,
@@ -156,7 +157,7 @@ class RemoteStore:
                 return Refused()
             raise self._unavailable(path, error) from error
         except (exceptions.BaseError, OSError) as error:
-            found = trouble(error)
+            found = self._trouble(path, error)
             if found.denied:
                 raise found.error(self.url, path) from error
             return Unknown(found.text)
@@ -220,7 +221,11 @@ class RemoteStore:
             raise self._unavailable(path, error) from error
 
     def _unavailable(self, path: str, error: Exception) -> UnavailableError:
-        return trouble(error).error(self.url, path)
+        return self._trouble(path, error).error(self.url, path)
+
+    def _trouble(self, path: str, error: Exception) -> Trouble:
+        found = trouble(error)
+        return replace(found, text=found.text + permission_needed(self.url, self._folder + path, error))
 
 
 _first_process: list[int] = []

@@ -1,0 +1,155 @@
+"""What each role in deploy/iam does all day, by the library's public calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import (
+    CollectorOptions,
+    CursorStore,
+    LogAt,
+    LogNotFoundError,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    PinStore,
+    PolicyStore,
+    SnapshotCompactor,
+    WriterOptions,
+    bootstrap,
+    collect,
+    copy,
+    destroy,
+    initialize_successor,
+    list_logs,
+    migrate,
+    open_pinned,
+    pinned_records,
+    plan_destroy,
+    records_across,
+    scrub,
+    seal,
+)
+from wal3_core.fleet.identity import store_identity
+from wal3_core.fleet.survey import survey_log
+from wal3_core.options import SnapshotOptions
+from wal3_core.storage.doctor import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+
+LOG = "orders"
+UNPINNED = "payments"
+CURSOR = "billing"
+PIN = "audit"
+# Small, so that a few appends make snapshots, and a second level of them.
+SNAPSHOTS = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1, snapshots_per_roll=2)
+APPENDS = 12
+AT_ONCE = CollectorOptions(interval_s=0, fraction_max=1)
+
+
+def fill(store: ObjectStore) -> None:
+    """Make two logs with snapshots and a cursor, one of them pinned, too."""
+    for log in (LOG, UNPINNED):
+        with LogWriter.open_or_initialize(store, log, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
+            for number in range(APPENDS):
+                writer.append(b"%d" % number)
+        CursorStore(store, log).init(CURSOR, LogPosition(APPENDS // 2, 0))
+    PinStore(store, LOG).create(PIN, reason="kept")
+
+
+def read(store: ObjectStore) -> None:
+    """Find logs and documents, present and missing; read, scrub and survey a log."""
+    assert LOG in list(list_logs(store))
+    reader = LogReader.open(store, LOG)
+    assert len(list(reader.records())) == len(list(records_across(store, LOG)))
+    assert reader.is_current(reader.manifest())
+    assert next(iter(reader.follow())).offset == reader.manifest().first.position.offset
+    open_pinned(store, LOG, PIN)
+    assert len(list(pinned_records(store, LOG, PIN))) == APPENDS
+    assert scrub(store, LOG).sound
+    for name in (CURSOR, "none"):
+        assert (CursorStore(store, LOG).load(name) is None) == (name == "none")
+    assert CURSOR in CursorStore(store, LOG).list()
+    assert set(PinStore(store, LOG).list()) >= {PIN}
+    PolicyStore(store, LOG).load()
+    store_identity(store)
+    assert survey_log(store, LOG, CollectorOptions()).plan is not None
+    assert plan_destroy(store, LOG).num_objects > 0
+    with pytest.raises(LogNotFoundError):
+        LogReader.open(store, f"{LOG}/none").manifest()
+
+
+def consume(store: ObjectStore) -> None:
+    """Read, and say how far: make, move and delete cursors."""
+    read(store)
+    cursors = CursorStore(store, LOG)
+    records = list(LogReader.open(store, LOG).records())
+    witness = cursors.init("mailing", LogPosition(records[0].offset, records[0].timestamp_us))
+    witness = cursors.save("mailing", LogPosition(records[-1].offset + 1, records[-1].timestamp_us), witness)
+    cursors.save("mailing", LogPosition(records[0].offset, 0), witness)
+    cursors.delete("mailing")
+
+
+def write(store: ObjectStore) -> None:
+    """Append to this log and to a new one below it, beside a second writer."""
+    for log in (LOG, f"{LOG}/eu"):
+        options = WriterOptions(snapshots=SNAPSHOTS)
+        with LogWriter.open_or_initialize(store, log, options=options, ordered=True) as writer:
+            for _ in range(APPENDS):
+                position = writer.append(b"new")
+            with LogWriter.open(store, log) as other:
+                other.append(b"between", expect_next=position.offset + 1)
+            writer.append(b"last")
+            writer.resume()
+    read(store)
+
+
+def maintain(store: ObjectStore) -> None:
+    """Collect everything behind the cursor, the orphans too, and repack the snapshots."""
+    read(store)
+    for log in (LOG, UNPINNED):
+        SnapshotCompactor(store, log).compact()
+        collect(store, log, options=AT_ONCE)
+    assert survey_log(store, LOG, CollectorOptions()).refusal is None
+    assert store_identity(store, create=True) is not None
+
+
+def administer(store: ObjectStore) -> None:
+    """Do everything that is done by hand, the doctor included."""
+    assert examine(store).suitable
+    consume(store)
+    write(store)
+    maintain(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, retention_s=60))
+    PinStore(store, LOG).delete(PIN)
+    PinStore(store, LOG).create(PIN, reason="again")
+    copy(LogAt(store, LOG), LogAt(store, "copied"), with_cursors=True)
+    bootstrap(store, "begun", [])
+    migrate(store, LOG, "orders-2027", reason="a log a year")
+    seal(store, "copied", reason="over", successor="copied-2")
+    initialize_successor(store, "copied")
+    for log in (LOG, "orders-2027", "copied", "begun"):
+        destroy(store, log, also_pinned=True)
+
+
+WORK: dict[str, Callable[[ObjectStore], None]] = {
+    "reader": read,
+    "consumer": consume,
+    "writer": write,
+    "maintenance": maintain,
+    "admin": administer,
+}
+
+
+def back_up(store: ObjectStore, elsewhere: ObjectStore) -> None:
+    """Copy a log with its cursors to another store."""
+    read(store)
+    copied = copy(LogAt(store, LOG), LogAt(elsewhere, LOG), with_cursors=True)
+    assert copied.num_records == APPENDS
+    assert copied.pins_left == ()
