@@ -25,6 +25,7 @@ from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.demo.input import read_input
 from wal3_orchestration.demo.runs import Collected, Packed, Workflows
+from wal3_orchestration.deployment.files import settings
 from wal3_orchestration.log_state import LogState
 from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE
 
@@ -150,7 +151,7 @@ def serve(places: Places, port: int) -> None:
 def install_settings(places: Places) -> None:
     """Make Dagster's home with the project's settings."""
     places.home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / "dagster.yaml", places.home / "dagster.yaml")
+    (places.home / "dagster.yaml").write_text(settings())
 
 
 def run(places: Places, repo: Path | None, console: Console) -> None:
