@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -144,7 +145,10 @@ def serve(places: Places, port: int) -> None:
     """Become ``dagster dev`` on the demo's store."""
     install_settings(places)
     os.chdir(ROOT)
-    arguments = ("-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
+    click.echo(f"The demo's runs: http://127.0.0.1:{port}/runs", err=True)
+    # Its successor is a package of its own, which starts the same processes.
+    quiet = ("-W", "ignore:Function `dev_command` is superseded")
+    arguments = (*quiet, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell wanted
 
 
@@ -189,7 +193,9 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         console.print(f"Orphans deleted: {orphans:,} objects")
     if workflows.failures:
         raise click.ClickException("\n".join(workflows.failures))
-    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+    console.print(
+        f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}/runs"
+    )
 
 
 def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Sequence[Message]]]:
@@ -226,7 +232,8 @@ def show(
     console: Console, findings: Sequence[Finding], collected: Mapping[str, Collected], packed: Mapping[str, Packed]
 ) -> None:
     """Print the table of findings, and what collection and compaction did."""
-    table = Table(title="What Dagster found and did")
+    # No vertical lines: the table fits into 80 columns.
+    table = Table(title="What Dagster found and did", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("log", overflow="fold")
     for column in (*COLUMNS, "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -73,7 +73,7 @@ class Deployment:
             "ENV_FILE": quoted(str(self.home / ENV_FILE)),
             "BIN": quoted(str(Path(sys.executable).parent)),
             "PORT": str(self.port),
-            "PACKAGES": '"dagster-k8s"' if self.kubernetes else "",
+            "PACKAGES": "dagster-k8s" if self.kubernetes else "",
         }
         for name, value in values.items():
             text = text.replace(f"@{name}@", value)
