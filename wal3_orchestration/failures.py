@@ -1,7 +1,8 @@
 """Which failures are retried: a store that does not answer, and failures of Spark. No others are.
 
 The steps request the retry themselves. A retry policy on an asset would also retry a cancelled step: the
-run would continue, and in the end report success.
+run would continue, and in the end report success. A step that fails for good raises a Failure, whose
+description is what the run shows.
 """
 
 from __future__ import annotations
@@ -26,28 +27,32 @@ RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitte
 def retried_only_when_unavailable(context: AssetExecutionContext, policy: RetryPolicy = RETRIES) -> Iterator[None]:
     """Retry the step when the store does not answer or Spark fails; any other error fails it for good.
 
-    Reading again does not repair damage, and asking again does not grant access.
+    Reading again does not repair damage, and asking again does not grant access. What fails for good
+    is raised without the errors below it: its sentence says what happened.
     """
     try:
         yield
     except (StoreDeniedError, UnsuitableStoreError) as error:
-        raise _final(error) from error
+        raise _final(error) from None
     except (UnavailableError, PySparkException) as error:
+        if context.retry_number >= policy.max_retries:
+            raise _final(error, tries=context.retry_number + 1) from None
         delay_s = policy.calculate_delay(context.retry_number + 1)
         raise RetryRequested(max_retries=policy.max_retries, seconds_to_wait=delay_s) from error
     except LogError as error:
-        raise _final(error) from error
+        raise _final(error) from None
 
 
-def raise_together(messages: Mapping[str, str], total: int, *, transient: bool) -> None:
+def raise_together(messages: Mapping[str, str], total: int, *, transient: bool, hint: str = "") -> None:
     """Fail the step if any log has a message; for good, unless the failure is transient."""
     if not messages:
         return
     text = f"{len(messages)} of {total} logs: " + "; ".join(f"{log}: {message}" for log, message in messages.items())
     if transient:
         raise UnavailableError(text)
-    raise Failure(text, allow_retries=False)
+    raise Failure(f"{text}{hint}", allow_retries=False)
 
 
-def _final(error: LogError) -> Failure:
-    return Failure(f"{type(error).__name__}: {error}", allow_retries=False)
+def _final(error: LogError | PySparkException, *, tries: int = 1) -> Failure:
+    after = f" (after {tries} tries)" if tries > 1 else ""
+    return Failure(f"{type(error).__name__}: {error}{after}", allow_retries=False)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dagster import MetadataValue, TimestampMetadataValue
+
 from wal3_core import CursorStore, LogError, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.manifest_store import lost_manifest
 from wal3_core.storage.object_store import log_store
 
@@ -46,10 +48,11 @@ class LogState:
         """Return the numbers that Dagster plots.
 
         ``fragments`` counts the fragment numbers that the log holds, including those in snapshots;
-        ``lag/<cursor>`` counts the records at and after a cursor.
+        ``lag/<cursor> (records)`` counts the records at and after a cursor.
         """
         manifest = self.manifest
         limit = manifest.next.position.offset
+        lags = {name: limit - cursor.position.offset for name, cursor in sorted(self.cursors.items())}
         return {
             "records": manifest.num_records,
             "bytes": manifest.num_bytes,
@@ -57,13 +60,16 @@ class LogState:
             "snapshots": len(manifest.snapshots),
             "generation": manifest.generation,
             "next_offset": limit,
-            **{f"lag/{name}": limit - cursor.position.offset for name, cursor in sorted(self.cursors.items())},
+            **{f"lag/{name} (records)": lag for name, lag in lags.items()},
         }
 
-    def metadata(self) -> dict[str, int | str | bool]:
-        """Return the numbers, the setsum, and whether the log is sealed."""
+    def metadata(self) -> dict[str, int | str | bool | TimestampMetadataValue]:
+        """Return the numbers, the time of the last append, the setsum, and whether the log is sealed."""
+        following = self.manifest.next.position
+        appended = MetadataValue.timestamp(following.timestamp_us / US_PER_S)
         return {
             **self.numbers(),
+            **({"last_append": appended} if following.offset > 1 else {}),
             "setsum": self.manifest.setsum.hexdigest(),
             "sealed": self.manifest.seal is not None,
         }

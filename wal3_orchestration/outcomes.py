@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dagster import (
     AssetCheckEvaluation,
@@ -11,24 +11,31 @@ from dagster import (
     AssetMaterialization,
     AssetObservation,
     AssetRecordsFilter,
+    Failure,
     JsonMetadataValue,
     MaterializeResult,
     Output,
 )
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData as _Target,
-)
 
 from wal3_orchestration.failures import raise_together
+from wal3_orchestration.runbook import address, command, link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dagster import AssetCheckSpec, AssetExecutionContext, AssetKey, DagsterInstance, EventLogRecord
+    from dagster import AssetExecutionContext, AssetKey, DagsterInstance, EventLogRecord
 
     from wal3_core.fleet.outcomes import Refusal
+    from wal3_orchestration.building import LogCheck
+    from wal3_orchestration.runbook import Section
+    from wal3_orchestration.scope import Scope
 
 Value = bool | int | float | str | JsonMetadataValue
+# Where the work of a step was done, as its metadata says.
+HERE, ON_SPARK = "this process", "Spark"
+_NAMED_MAX = 10
+# The class of a public field, which Dagster does not export.
+_TARGET = get_args(get_type_hints(AssetCheckEvaluation)["target_materialization_data"])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +51,11 @@ class Outcome:
 class Verdict:
     """A check's result for a log; ``problem`` is None when it passed. Only a ``blocking`` failure stops later steps."""
 
-    spec: AssetCheckSpec
+    check: LogCheck
     log: str
     problem: str | None
     blocking: bool = False
+    details: Mapping[str, Value] = field(default_factory=dict)
 
 
 def record(
@@ -66,13 +74,14 @@ def record(
         yield AssetMaterialization(context.asset_key, partition=outcome.log, metadata=dict(outcome.metadata))
 
 
-def fail_for(outcomes: Sequence[Outcome]) -> None:
+def fail_for(scope: Scope, section: Section, outcomes: Sequence[Outcome]) -> None:
     """Fail the step if any log failed; for good, unless a failure is transient."""
     refused = {each.log: each.refusal for each in outcomes if each.refusal is not None}
     raise_together(
         {log: refusal.message for log, refusal in refused.items()},
         len(outcomes),
         transient=any(refusal.transient for refusal in refused.values()),
+        hint=f". See {address(scope, section)}",
     )
 
 
@@ -85,34 +94,59 @@ def _over_time(key: AssetKey, outcome: Outcome) -> AssetObservation:
 
 
 def record_checks(
-    instance: DagsterInstance, verdicts: Sequence[Verdict]
+    scope: Scope, instance: DagsterInstance, verdicts: Sequence[Verdict]
 ) -> Iterator[Output[None] | AssetCheckEvaluation]:
     """Record each check's result for each log."""
-    for name in dict.fromkeys(verdict.spec.get_python_identifier() for verdict in verdicts):
-        yield Output(None, output_name=name)
+    for check in {verdict.check.name: verdict.check for verdict in verdicts}.values():
+        yield Output(None, output_name=check.build(scope).get_python_identifier())
     for verdict in verdicts:
-        yield _evaluation(instance, verdict)
+        yield _evaluation(scope, instance, verdict)
 
 
-def _evaluation(instance: DagsterInstance, verdict: Verdict) -> AssetCheckEvaluation:
-    spec = verdict.spec
+def fail_for_blocked(scope: Scope, verdicts: Sequence[Verdict], total: int) -> None:
+    """Fail the step for good, with a sentence, if a blocking check failed: later steps do not start."""
+    blocked = [verdict for verdict in verdicts if verdict.blocking and verdict.problem is not None]
+    if not blocked:
+        return
+    first = blocked[0]
+    more = f"; and {len(blocked) - _NAMED_MAX} more" if len(blocked) > _NAMED_MAX else ""
+    said = "; ".join(f"{verdict.log}: {verdict.check.name}: {verdict.problem}" for verdict in blocked[:_NAMED_MAX])
+    hint = f". Next: {_next(scope, first.check, first.log)}. See {address(scope, first.check.section)}"
+    raise Failure(f"{len(blocked)} of {total} logs: {said}{more}{hint}", allow_retries=False)
+
+
+def _evaluation(scope: Scope, instance: DagsterInstance, verdict: Verdict) -> AssetCheckEvaluation:
+    check, key, passed = verdict.check, scope.key(verdict.check.asset), verdict.problem is None
     return AssetCheckEvaluation(
-        asset_key=spec.asset_key,
-        check_name=spec.name,
+        asset_key=key,
+        check_name=check.name,
         partition=verdict.log,
-        passed=verdict.problem is None,
+        passed=passed,
         severity=AssetCheckSeverity.ERROR if verdict.blocking else AssetCheckSeverity.WARN,
         blocking=verdict.blocking,
-        target_materialization_data=latest_target(instance, spec.asset_key, verdict.log),
-        description=None if verdict.problem is None else f"{verdict.log}: {verdict.problem}",
-        metadata={"log": verdict.log},
+        target_materialization_data=_latest_target(instance, key, verdict.log),
+        description=None if passed else f"{verdict.log}: {verdict.problem}",
+        metadata={"log": verdict.log, **verdict.details, **({} if passed else advice(scope, check, verdict.log))},
     )
 
 
-def latest_target(instance: DagsterInstance, key: AssetKey, log: str) -> _Target | None:
+def advice(scope: Scope, check: LogCheck, log: str) -> dict[str, Any]:
+    """Return what to do about a failed check, as metadata: the section of the runbook, and its first command."""
+    return {
+        "runbook": link(scope, check.section),
+        "next_command": _next(scope, check, log),
+        "folder": f"{scope.store_url.partition('?')[0].rstrip('/')}/{log}/",
+    }
+
+
+def _next(scope: Scope, check: LogCheck, log: str) -> str:
+    return command(scope, *(log if word == "LOG" else word for word in check.next_command))
+
+
+def _latest_target(instance: DagsterInstance, key: AssetKey, log: str) -> Any:  # noqa: ANN401 - see _TARGET
     """Find the log's newest materialization: Dagster shows a check's outcome until there is a newer one."""
     for found in latest(instance, key, log, count=1):
-        return _Target(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
+        return _TARGET(storage_id=found.storage_id, run_id=found.run_id, timestamp=found.timestamp)
     return None
 
 

@@ -8,23 +8,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dagster import (
-    DefaultScheduleStatus,
-    DynamicPartitionsDefinition,
-    RunRequest,
-    ScheduleDefinition,
-    ScheduleEvaluationContext,
-    SkipReason,
-    schedule,
-)
+from dagster import RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
 LOGS_NAME = "log"
-LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 
 # dagster.yaml allows one run at a time for each value of this tag.
 LOG_TAG = "wal3/log"
@@ -59,30 +48,13 @@ def range_tags(first: str, last: str) -> dict[str, str]:
 
 
 def run_request(
-    first: str, last: str, *, run_key: str | None = None, tags: Mapping[str, str] | None = None
+    first: str, last: str, *, run_key: str | None = None, tags: Mapping[str, str] | None = None, store_name: str = ""
 ) -> RunRequest:
-    """Ask for one run over the partitions from ``first`` to ``last``, both included."""
+    """Ask for one run over the partitions from ``first`` to ``last``, both included.
+
+    ``store_name`` is the scope's name: logs of two stores may have the same name.
+    """
     if first == last:
-        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: first, **(tags or {})})
+        one = f"{store_name}:{first}" if store_name else first
+        return RunRequest(run_key=run_key, partition_key=first, tags={LOG_TAG: one, **(tags or {})})
     return RunRequest(run_key=run_key, tags={**range_tags(first, last), **(tags or {})})
-
-
-def schedule_for_all_logs(
-    name: str, job: UnresolvedAssetJobDefinition, cron: str, description: str, *, tags: Mapping[str, str] | None = None
-) -> ScheduleDefinition:
-    """Make a schedule of one run over every log; it is off until someone turns it on."""
-
-    @schedule(
-        name=name,
-        job=job,
-        cron_schedule=cron,
-        description=description,
-        default_status=DefaultScheduleStatus.STOPPED,
-    )
-    def request(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-        logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-        if not logs:
-            return SkipReason("no logs: the discovery sensor has found none yet")
-        return run_request(logs[0], logs[-1], tags=tags)
-
-    return request

@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Mapping
 from typing import Self
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import boto3
-from dagster import ConfigurableResource, DagsterInstance, ResourceDependency
+from dagster import ConfigurableResource, EnvVar, ResourceDependency
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
@@ -23,7 +23,6 @@ from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
 from wal3_core.storage.store_urls import options_of_url, split_store_url
-from wal3_orchestration.store_guard import require_known
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"
@@ -48,7 +47,7 @@ class StoreResource(ConfigurableResource["StoreResource"]):
     @classmethod
     def from_environment(cls) -> Self:
         """Describe the store that the environment names, with AWS' usual variables and profiles for S3."""
-        return cls(s3=S3Resource())
+        return cls(store=os.environ.get(STORE_VARIABLE, ""), s3=S3Resource())
 
     @property
     def url(self) -> str:
@@ -63,7 +62,9 @@ class StoreResource(ConfigurableResource["StoreResource"]):
 
     def require_url(self) -> str:
         """Return the configured URL; InvalidRequestError when neither ``store`` nor WAL3_STORE names one."""
-        url = self.store or os.environ.get(STORE_VARIABLE)
+        # Outside of a run, Dagster does not replace an EnvVar by its value.
+        given = self.store.get_value() if isinstance(self.store, EnvVar) else self.store
+        url = given or os.environ.get(STORE_VARIABLE)
         if not url:
             message = f"{STORE_VARIABLE}: expected the store's URL, found none: set it for the code location"
             raise InvalidRequestError(message)
@@ -74,12 +75,6 @@ class StoreResource(ConfigurableResource["StoreResource"]):
         url = self.url
         return open_store(url, session=self._session() if split_store_url(url).scheme == "s3" else None)
 
-    def open_known(self, instance: DagsterInstance) -> ObjectStore:
-        """Open the store; Failure when it is not the store that the instance looks after."""
-        store = self.open()
-        require_known(instance, store)
-        return store
-
     def _session(self) -> boto3.session.Session:
         s3 = self.s3
         return boto3.session.Session(
@@ -89,6 +84,18 @@ class StoreResource(ConfigurableResource["StoreResource"]):
             aws_secret_access_key=s3.aws_secret_access_key,
             aws_session_token=s3.aws_session_token,
         )
+
+
+def without_password(url: str) -> str:
+    """Return a store's URL as it is shown: without a user and password, in its address and its endpoint."""
+    parts = urlsplit(url)
+    options = [(name, _anonymous(value) if "://" in value else value) for name, value in parse_qsl(parts.query)]
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(options, safe=":/")).geturl()
+
+
+def _anonymous(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkResource:
@@ -117,8 +124,9 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     ``lag_min`` records does not move for ``cursor_idle_s_max`` seconds while the log grows; and when at least
     ``orphans_max`` orphans are found, or at least ``orphans_min`` and more than the last time twice in a row.
 
-    Work on fewer than ``spark_logs_min`` logs, or ``spark_objects_min`` objects, is done without Spark,
-    which takes seconds to start.
+    Spark takes seconds to start, so that less work is done without it: plans and listings of fewer than
+    ``spark_logs_min`` logs, verification of fewer logs that hold less than ``spark_bytes_min`` bytes
+    together, deletion of fewer than ``spark_objects_min`` objects of a log.
     """
 
     interval_s: float = 0.0
@@ -133,6 +141,7 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     orphans_min: int = 100
     spark_logs_min: int = 8
     spark_objects_min: int = 5_000
+    spark_bytes_min: int = 256 * 2**20
 
     def options(self) -> CollectorOptions:
         """Return the library's options."""
@@ -142,11 +151,3 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     def waiting_s(self) -> float:
         """The seconds between pruning and deleting."""
         return self.interval_s or float(os.environ.get(INTERVAL_VARIABLE) or CollectorOptions().interval_s)
-
-
-def resources() -> dict[str, StoreResource | LazyPySparkResource | CollectionResource]:
-    """Configure everything the workflows use from the environment."""
-    store = StoreResource.from_environment()
-    # Checked at load: a code location without a store must not look like one whose store is empty.
-    store.require_url()
-    return {"store": store, "spark": spark_resource(), "collection": CollectionResource()}

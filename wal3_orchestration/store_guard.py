@@ -14,6 +14,7 @@ from dagster import Failure
 from wal3_core.fleet.identity import store_identity
 from wal3_core.options import RetryOptions
 from wal3_core.storage.retry import timeout_s_of
+from wal3_orchestration.runbook import Section, address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,26 +22,37 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.resources import StoreResource
+    from wal3_orchestration.scope import Context, Scope
 
 ACCEPT_JOB = "accept_store_job"
+ACCEPT_OP = "accepted_store"
 _KEY = "wal3/store_id"
 _NAMED_MAX = 10
 _PATIENCE_S = 5.0
 
 
-def remembered(instance: DagsterInstance) -> str | None:
+def remembered(scope: Scope, instance: DagsterInstance) -> str | None:
     """Return the identity of the store that the instance looks after; None until it has seen a log."""
-    return instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY)
+    key = _key(scope)
+    return instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
 
 
-def remember(instance: DagsterInstance, store_id: str) -> None:
+def remember(scope: Scope, instance: DagsterInstance, store_id: str) -> None:
     """Record which store the instance looks after."""
-    instance.daemon_cursor_storage.set_cursor_values({_KEY: store_id})
+    instance.daemon_cursor_storage.set_cursor_values({_key(scope): store_id})
 
 
-def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
+def open_known(scope: Scope, context: Context) -> ObjectStore:
+    """Open the scope's store; Failure when it is not the store that the instance looks after."""
+    store = scope.store(context).open()
+    require_known(scope, context.instance, store)
+    return store
+
+
+def require_known(scope: Scope, instance: DagsterInstance, store: ObjectStore) -> None:
     """Refuse a store whose identity is not the one that the instance remembers, or that has lost its identity."""
-    expected = remembered(instance)
+    expected = remembered(scope, instance)
     if expected is None:
         return
     # The first request of a tick: if the store is silent, fail before Dagster ends the tick, after a minute.
@@ -53,24 +65,29 @@ def require_known(instance: DagsterInstance, store: ObjectStore) -> None:
         if found is None
         else f"store {found}: check that WAL3_STORE is right"
     )
+    where = address(scope, Section.DISCOVERY)
     message = (
         f"store {store.url}: expected store {expected}, which this instance looks after, found {problem}. Nothing was"
-        f" changed. If this store is meant, launch {ACCEPT_JOB} with what wal3 store-id prints (docs/operations.md)"
+        f" changed. If this store is meant, launch {scope.named(ACCEPT_JOB)} with what wal3 store-id prints ({where})"
     )
     raise Failure(message, allow_retries=False)
 
 
 def require_few_lost(
-    store: ObjectStore, known: Sequence[str], vanished: Sequence[str], *, lost_max: int, fraction_max: float
+    scope: Scope, store: ObjectStore, known: Sequence[str], vanished: Sequence[str], limits: StoreResource
 ) -> None:
-    """Refuse the loss of all known logs, or of more than ``lost_max`` that exceed ``fraction_max`` of them."""
-    many = len(vanished) > lost_max and len(vanished) > fraction_max * len(known)
+    """Refuse the loss of all known logs, or of more than ``logs_lost_max`` that exceed the fraction of them."""
+    many = len(vanished) > limits.logs_lost_max and len(vanished) > limits.logs_lost_fraction_max * len(known)
     if not vanished or not (many or len(vanished) == len(known)):
         return
     more = " and more" if len(vanished) > _NAMED_MAX else ""
     message = (
         f"store {store.url}: expected most of the {len(known)} known logs, found {len(vanished)} of them gone:"
-        f" {', '.join(vanished[:_NAMED_MAX])}{more}. Nothing was changed. If they were destroyed, launch {ACCEPT_JOB}"
-        f" with vanished: {len(vanished)} (docs/operations.md)"
+        f" {', '.join(vanished[:_NAMED_MAX])}{more}. Nothing was changed. If they were destroyed, launch"
+        f" {scope.named(ACCEPT_JOB)} with vanished: {len(vanished)} ({address(scope, Section.DISCOVERY)})"
     )
     raise Failure(message, allow_retries=False)
+
+
+def _key(scope: Scope) -> str:
+    return f"{_KEY}/{scope.name}" if scope.name else _KEY

@@ -22,9 +22,11 @@ from wal3_core import LogWriter, open_store
 os.environ.setdefault("WAL3_STORE", "memory:none")
 
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.discovery import discovery
+from wal3_orchestration.defs.discovery import discover
+from wal3_orchestration.deployment.files import settings
 from wal3_orchestration.partitions import LOGS_NAME
 from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +65,7 @@ SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 def make_home(home: Path) -> Path:
     """Make an empty home with the project's settings."""
     home.mkdir()
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + QUIET)
+    (home / "dagster.yaml").write_text(settings() + QUIET)
     return home
 
 
@@ -137,7 +139,7 @@ def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001
         resources = {"store": StoreResource.from_environment()}
         cursor = None if after is None else after.cursor
         with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
-            result = discovery(context)
+            result = discover(Scope(), context)
         assert isinstance(result, SensorResult)
         for request in result.dynamic_partitions_requests or ():
             if isinstance(request, AddDynamicPartitionsRequest):

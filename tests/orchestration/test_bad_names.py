@@ -16,20 +16,22 @@ from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.verify_plan import plan_log
 from wal3_orchestration.defs.garbage_collection.due import find_due
-from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
+from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.outcomes import latest
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Run, Tick, Write
-    from dagster import DagsterInstance, RunRequest, SensorDefinition
+    from dagster import DagsterInstance, RunRequest
 
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration import building
 
 BOTH = run_request(BAD, GOOD, tags={COLLECT_TAG: "true"})
 AT_ONCE = CollectorOptions(interval_s=0)
@@ -47,9 +49,9 @@ def _prune(store: ObjectStore, log: str, offset: int) -> None:
     assert isinstance(collector.prune(collector.announce(collector.plan(offset))), Marked)
 
 
-def _evaluate(instance: DagsterInstance, sensor: SensorDefinition, **resources: object) -> list[RunRequest]:
+def _evaluate(instance: DagsterInstance, sensor: building.Tick, **resources: object) -> list[RunRequest]:
     with build_sensor_context(instance, resources=resources) as context:
-        result = sensor(context)
+        result = sensor(Scope(), context)
     assert isinstance(result, SensorResult)
     return list(result.run_requests or ())
 
@@ -79,7 +81,9 @@ def test_garbage_of_the_good_log_is_due_and_the_bad_name_is_reported(
     badness: Badness, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     due, unreadable = find_due(fleet, [BAD, GOOD], CollectionResource().options())
-    asked = _evaluate(instance, deletion, store=StoreResource.from_environment(), collection=CollectionResource())
+    asked = _evaluate(
+        instance, request_deletion, store=StoreResource.from_environment(), collection=CollectionResource()
+    )
 
     assert [each.log for each in due] == [GOOD]
     assert [request.partition_key for request in asked] == [GOOD]
@@ -92,7 +96,7 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
     badness: Badness, instance: DagsterInstance, run: Run
 ) -> None:
     planned = run("garbage_plan_job", BOTH)
-    asked = _evaluate(instance, pruning)
+    asked = _evaluate(instance, request_pruning)
 
     assert [request.partition_key for request in asked] == [GOOD]
     blocked = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -8,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
+from rich.console import Console
 
 from tests.programs import Program
 from wal3_core import CursorStore, LogReader, LogWriter, list_logs, open_store
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import CollectorOptions
-from wal3_orchestration.demo.__main__ import PARTS, Places, java_problem, parts
+from wal3_orchestration.demo.__main__ import PARTS, Places, java_problem, parts, show
+from wal3_orchestration.demo.runs import Collected, Finding, Packed
+from wal3_orchestration.log_state import read_states
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -74,6 +78,23 @@ def test_parts_hold_every_message_once_and_in_order() -> None:
 
     assert len(split) == PARTS
     assert {log: [number for part in split for number in part[log]] for log in messages} == messages
+
+
+def test_table_of_long_names_and_large_numbers_fits_into_80_columns() -> None:
+    log = "wal3_orchestration"
+    store = open_store("memory:")
+    with LogWriter.open_or_initialize(store, log) as writer:
+        writer.append_many([b"a record"])
+    (state,) = read_states(store, [log])
+    console = Console(width=80, record=True, file=io.StringIO(), highlight=False, soft_wrap=True)
+    collected = Collected(records=123_456, num_bytes=9_876_543, objects=12_345)
+
+    show(console, [Finding(state=state, sound=True)], {log: collected}, {log: Packed(before=1_234, after=12)})
+
+    (row,) = [line for line in console.export_text().splitlines() if log in line]
+    assert row.split() == [log, "1", str(state.numbers()["bytes"]), "123,456", "12,345", "1234", "to", "12", "yes"]
+    # Room for millions of records and bytes.
+    assert len(row.rstrip()) <= 80 - 7
 
 
 @pytest.mark.spark

@@ -17,9 +17,7 @@ from wal3_core.model.paths import POLICY, fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.defs.garbage_collection.assets import daily_collection
-from wal3_orchestration.defs.garbage_collection.orphans import weekly_orphans
-from wal3_orchestration.defs.snapshot_compaction import weekly_snapshot_compaction
+from wal3_orchestration.definitions import defs
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.storage.object_store import ObjectStore
+
+SCHEDULES = ("daily_collection", "weekly_orphans", "weekly_snapshot_compaction")
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     problems = failed_checks(result)
     assert set(problems) == {("gamma", "safe_to_collect"), ("gamma", "little_garbage")}
     assert "expected to collect at most 90% of its bytes, found 100.0%" in problems["gamma", "safe_to_collect"]
-    assert "blocking asset check" in str(result.failure_data_for_node("garbage_plan"))
+    assert "safe_to_collect: " in str(result.failure_data_for_node("garbage_plan"))
     check = instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [AssetCheckKey(AssetKey("garbage_plan"), "safe_to_collect")]
     )
@@ -235,7 +235,7 @@ def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
 
     assert not result.success
     assert "its policy cannot be read" in failed_checks(result)["alpha", "safe_to_collect"]
-    assert "blocking asset check" in str(result.failure_data_for_node("garbage_plan"))
+    assert "safe_to_collect: " in str(result.failure_data_for_node("garbage_plan"))
     assert recorded(result, "pruned_manifest") == {}
 
 
@@ -382,7 +382,7 @@ def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_col
     known: list[str], instance: DagsterInstance
 ) -> None:
     with build_schedule_context(instance) as context:
-        requests = [schedule(context) for schedule in (daily_collection, weekly_orphans, weekly_snapshot_compaction)]
+        requests = [defs().resolve_schedule_def(schedule)(context) for schedule in SCHEDULES]
 
     for request in requests:
         assert isinstance(request, RunRequest)
@@ -395,8 +395,8 @@ def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_col
 @pytest.mark.slow
 def test_schedules_skip_while_no_log_is_known(instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
-        for schedule in (daily_collection, weekly_orphans, weekly_snapshot_compaction):
-            assert isinstance(schedule(context), SkipReason)
+        for schedule in SCHEDULES:
+            assert isinstance(defs().resolve_schedule_def(schedule)(context), SkipReason)
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import GARBAGE_FOLDER
 from wal3_core.storage.object_store import Done
 from wal3_orchestration.defs.garbage_collection.due import find_due
-from wal3_orchestration.defs.garbage_collection.sensors import deletion, pruning
+from wal3_orchestration.defs.garbage_collection.sensors import request_deletion, request_pruning
 from wal3_orchestration.partitions import COLLECT_TAG, LOG_TAG, LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -36,7 +37,7 @@ class Tick(Protocol):
 def prune_tick(instance: DagsterInstance) -> Tick:
     def evaluate(after: SensorResult | None = None) -> SensorResult:
         with build_sensor_context(instance, cursor=None if after is None else after.cursor) as context:
-            result = pruning(context)
+            result = request_pruning(Scope(), context)
         assert isinstance(result, SensorResult)
         return result
 
@@ -49,7 +50,7 @@ def delete_tick(instance: DagsterInstance) -> Tick:
         resources = {"store": StoreResource.from_environment(), "collection": CollectionResource()}
         cursor = None if after is None else after.cursor
         with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
-            result = deletion(context)
+            result = request_deletion(Scope(), context)
         assert isinstance(result, SensorResult)
         return result
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from dagster import DagsterInstance
 
-ROOT = Path(__file__).parent.parent.parent
+from wal3_orchestration.deployment.files import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.slow
 def test_instance_starts_with_the_project_s_settings_and_without_a_dialog(tmp_path: Path) -> None:
-    shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
+    (tmp_path / "dagster.yaml").write_text(settings())
 
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         assert not instance.nux_enabled

@@ -14,7 +14,6 @@ from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.paths import STORE_IDENTITY
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.verification import verification_job
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.store_guard import ACCEPT_JOB
 
@@ -87,12 +86,12 @@ def test_failed_verification_stays_failed_while_the_store_is_gone(
     write("alpha")
     before = tick()
     next(_root(fleet).glob("alpha/**/FragmentSeqNo*")).unlink()
-    assert not run(verification_job.name, run_request("alpha", "alpha")).success
+    assert not run("verification_job", run_request("alpha", "alpha")).success
     _root(fleet).rename(_root(fleet).with_name("elsewhere"))
 
     with pytest.raises(Failure):
         tick(before)
-    again = run(verification_job.name, run_request("alpha", "alpha"))
+    again = run("verification_job", run_request("alpha", "alpha"))
 
     assert not again.success
     assert _logs(instance) == ["alpha"]

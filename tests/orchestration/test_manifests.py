@@ -60,8 +60,9 @@ def test_recorded_numbers_are_the_manifests_on_every_store(
             "snapshots": len(manifest.snapshots),
             "generation": manifest.generation,
             "next_offset": 2 * appended + 1,
-            "lag/reader": 2 * appended - 4,
-            "lag/tail": 0,
+            "lag/reader (records)": 2 * appended - 4,
+            "lag/tail (records)": 0,
+            "last_append": manifest.next.position.timestamp_us / 1e6,
             "setsum": manifest.setsum.hexdigest(),
             "sealed": False,
         }

@@ -11,9 +11,10 @@ from dagster import AssetKey, SensorResult, build_sensor_context
 
 from wal3_core import LogWriter, WriterOptions, scrub
 from wal3_core.options import SnapshotOptions
-from wal3_orchestration.defs.snapshot_compaction import lopsided_snapshots
+from wal3_orchestration.defs.snapshot_compaction import find_lopsided
 from wal3_orchestration.partitions import run_request
 from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -33,7 +34,7 @@ def _make_lopsided(store: ObjectStore, log: str) -> None:
 
 def _tick(instance: DagsterInstance) -> SensorResult:
     with build_sensor_context(instance, resources={"store": StoreResource.from_environment()}) as context:
-        result = lopsided_snapshots(context)
+        result = find_lopsided(Scope(), context)
     assert isinstance(result, SensorResult)
     return result
 

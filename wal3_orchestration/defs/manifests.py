@@ -8,36 +8,26 @@ from dagster import (
     AssetKey,
     AssetMaterialization,
     AssetObservation,
-    BackfillPolicy,
     DataVersion,
+    Definitions,
     Failure,
     MaterializeResult,
-    asset,
-    define_asset_job,
 )
 
+from wal3_orchestration.building import LogAsset, LogJob, build_jobs
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
-from wal3_orchestration.partitions import GROUP, LOGS
-from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.runbook import Section
+from wal3_orchestration.scope import Scope
+from wal3_orchestration.store_guard import open_known
 
 
-@asset(
-    partitions_def=LOGS,
-    group_name=GROUP,
-    backfill_policy=BackfillPolicy.single_run(),
-    pool="wal3_manifest",
-    kinds={"wal3"},
-)
-def manifest(
-    context: AssetExecutionContext, store: StoreResource
+def look(
+    scope: Scope, context: AssetExecutionContext
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Look at a log's manifest and cursors: records, bytes, fragments, snapshots, lag of each cursor.
-
-    Plots by partition compare the logs; plots by event follow each log over time.
-    """
+    """Record the numbers of each log of the step."""
     with retried_only_when_unavailable(context):
-        seen = read_states(store.open_known(context.instance), context.partition_keys)
+        seen = read_states(open_known(scope, context), context.partition_keys)
     states = [state for state in seen if isinstance(state, LogState)]
     for state in states:
         yield _over_time(context.asset_key, state)
@@ -79,6 +69,20 @@ def _failure(logs: Sequence[str], seen: Sequence[LogState | UnreadableLog]) -> F
     return Failure(f"{len(named)} of {len(logs)} logs: {'; '.join(named)}", allow_retries=False)
 
 
-manifest_job = define_asset_job(
-    "manifest_job", selection=[manifest], description="Looks at the manifests and cursors of logs."
+MANIFEST = LogAsset(
+    name="manifest",
+    step=look,
+    description=(
+        "What a log holds, read from its manifest and cursors: records, bytes, fragments, snapshots, the time of the"
+        " last append, and the lag of each cursor.\n\nPlots by partition compare the logs; plots by event follow each"
+        " log over time."
+    ),
+    pool="wal3_manifest",
+    section=Section.DISCOVERY,
 )
+JOBS = (LogJob(name="manifest_job", assets=("manifest",), description="Looks at the manifests and cursors of logs."),)
+
+
+def workflow(scope: Scope) -> Definitions:
+    """Return the asset and its job."""
+    return Definitions.merge(Definitions(assets=[MANIFEST.build(scope)]), build_jobs(scope, JOBS))

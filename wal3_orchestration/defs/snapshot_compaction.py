@@ -7,14 +7,10 @@ from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
     AssetObservation,
-    BackfillPolicy,
-    DefaultSensorStatus,
+    Definitions,
     MaterializeResult,
     SensorEvaluationContext,
     SensorResult,
-    asset,
-    define_asset_job,
-    sensor,
 )
 
 from wal3_core.errors import LogError
@@ -23,32 +19,35 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.defs.manifests import manifest
+from wal3_orchestration.building import (
+    LogAsset,
+    LogJob,
+    LogSchedule,
+    LogSensor,
+    build_jobs,
+    build_schedule,
+    build_sensor,
+)
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.log_state import LogState, read_states
 from wal3_orchestration.outcomes import Outcome, Value, fail_for, record
-from wal3_orchestration.partitions import GROUP, LOGS, LOGS_NAME, run_request, schedule_for_all_logs
-from wal3_orchestration.resources import StoreResource
+from wal3_orchestration.partitions import run_request
+from wal3_orchestration.runbook import Section
+from wal3_orchestration.scope import Scope
+from wal3_orchestration.store_guard import open_known
 
 RUNS_PER_TICK_MAX = 16
 
 
-@asset(
-    deps=[manifest],
-    partitions_def=LOGS,
-    group_name=GROUP,
-    backfill_policy=BackfillPolicy.single_run(),
-    kinds={"wal3"},
-)
-def compacted_snapshots(
-    context: AssetExecutionContext, store: StoreResource
+def compact(
+    scope: Scope, context: AssetExecutionContext
 ) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
-    """Repack a log's tree where it is lopsided; record its shape and what was written."""
+    """Compact each log of the step that needs it."""
     with retried_only_when_unavailable(context):
-        opened = store.open_known(context.instance)
+        opened = open_known(scope, context)
         outcomes = [_compact(opened, log) for log in context.partition_keys]
         yield from record(context, outcomes)
-        fail_for(outcomes)
+        fail_for(scope, Section.SNAPSHOTS, outcomes)
 
 
 def _compact(store: ObjectStore, log: str) -> Outcome:
@@ -86,33 +85,18 @@ def _numbers(shape: Shape) -> dict[str, Value]:
     }
 
 
-snapshot_compaction_job = define_asset_job(
-    "snapshot_compaction_job",
-    selection=[compacted_snapshots],
-    description="Repacks the trees of logs' snapshots where they are lopsided.",
-)
-
-
-@sensor(job=snapshot_compaction_job, minimum_interval_seconds=300, default_status=DefaultSensorStatus.STOPPED)
-def lopsided_snapshots(context: SensorEvaluationContext, store: StoreResource) -> SensorResult:
-    """Request a run for each log whose tree is worth repacking. Off until turned on."""
-    logs = context.instance.get_dynamic_partitions(LOGS_NAME)
-    states = [state for state in read_states(store.open_known(context.instance), logs) if isinstance(state, LogState)]
+def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+    """Request a run for each log whose tree is worth repacking."""
+    logs = scope.known_logs(context.instance)
+    states = [state for state in read_states(open_known(scope, context), logs) if isinstance(state, LogState)]
     needs_compaction = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
     requests = [
-        run_request(each.log, each.log, run_key=_run_key(each)) for each in needs_compaction[:RUNS_PER_TICK_MAX]
+        run_request(each.log, each.log, run_key=_run_key(each), store_name=scope.name)
+        for each in needs_compaction[:RUNS_PER_TICK_MAX]
     ]
     return SensorResult(
         run_requests=requests, skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree"
     )
-
-
-weekly_snapshot_compaction = schedule_for_all_logs(
-    "weekly_snapshot_compaction",
-    snapshot_compaction_job,
-    "0 6 * * 0",
-    "Repack all logs in one run, also deep in trees, which the manifest does not show. Off until turned on.",
-)
 
 
 def _run_key(state: LogState) -> str:
@@ -120,3 +104,47 @@ def _run_key(state: LogState) -> str:
     rolls = len(state.manifest.fragments) // SnapshotOptions().fragments_per_snapshot
     named = "\n".join([str(rolls), *(pointer.path for pointer in state.manifest.snapshots)])
     return f"{state.log}/{hashlib.sha256(named.encode()).hexdigest()}"
+
+
+COMPACTED = LogAsset(
+    name="compacted_snapshots",
+    step=compact,
+    description="The tree of a log's snapshots, repacked where it was lopsided: its shape, and what was written.",
+    deps=("manifest",),
+    section=Section.SNAPSHOTS,
+)
+JOBS = (
+    LogJob(
+        name="snapshot_compaction_job",
+        assets=("compacted_snapshots",),
+        description="Repacks the trees of logs' snapshots where they are lopsided.",
+    ),
+)
+LOPSIDED = LogSensor(
+    name="lopsided_snapshots",
+    tick=find_lopsided,
+    job="snapshot_compaction_job",
+    period_s=300,
+    description="Starts a run for each log whose tree of snapshots is worth repacking. Off until turned on.",
+    running=False,
+)
+WEEKLY = LogSchedule(
+    name="weekly_snapshot_compaction",
+    job="snapshot_compaction_job",
+    cron="0 6 * * 0",
+    description=(
+        "Repacks all logs in one run, also deep in trees, which the manifest does not show. Off until turned on."
+    ),
+)
+
+
+def workflow(scope: Scope) -> Definitions:
+    """Return the asset, its job, and the sensor and schedule that start it."""
+    return Definitions.merge(
+        build_jobs(scope, JOBS),
+        Definitions(
+            assets=[COMPACTED.build(scope)],
+            sensors=[build_sensor(scope, LOPSIDED)],
+            schedules=[build_schedule(scope, WEEKLY)],
+        ),
+    )

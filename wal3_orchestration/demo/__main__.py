@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,7 @@ from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.demo.input import read_input
 from wal3_orchestration.demo.runs import Collected, Packed, Workflows
+from wal3_orchestration.deployment.files import settings
 from wal3_orchestration.log_state import LogState
 from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE
 
@@ -143,14 +145,17 @@ def serve(places: Places, port: int) -> None:
     """Become ``dagster dev`` on the demo's store."""
     install_settings(places)
     os.chdir(ROOT)
-    arguments = ("-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
+    click.echo(f"The demo's runs: http://127.0.0.1:{port}/runs", err=True)
+    # Its successor is a package of its own, which starts the same processes.
+    quiet = ("-W", "ignore:Function `dev_command` is superseded")
+    arguments = (*quiet, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell wanted
 
 
 def install_settings(places: Places) -> None:
     """Make Dagster's home with the project's settings."""
     places.home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / "dagster.yaml", places.home / "dagster.yaml")
+    (places.home / "dagster.yaml").write_text(settings())
 
 
 def run(places: Places, repo: Path | None, console: Console) -> None:
@@ -188,7 +193,9 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         console.print(f"Orphans deleted: {orphans:,} objects")
     if workflows.failures:
         raise click.ClickException("\n".join(workflows.failures))
-    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+    console.print(
+        f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}/runs"
+    )
 
 
 def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Sequence[Message]]]:
@@ -225,7 +232,8 @@ def show(
     console: Console, findings: Sequence[Finding], collected: Mapping[str, Collected], packed: Mapping[str, Packed]
 ) -> None:
     """Print the table of findings, and what collection and compaction did."""
-    table = Table(title="What Dagster found and did")
+    # No vertical lines: the table fits into 80 columns.
+    table = Table(title="What Dagster found and did", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("log", overflow="fold")
     for column in (*COLUMNS, "records\npruned", "objects\ndeleted", "snapshots\npacked", "sound"):
         table.add_column(column, justify="right", no_wrap=True)

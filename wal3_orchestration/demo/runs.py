@@ -18,17 +18,19 @@ from dagster import (
 
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.defs.discovery import discovery
-from wal3_orchestration.defs.snapshot_compaction import lopsided_snapshots
+from wal3_orchestration.defs.discovery import discover
+from wal3_orchestration.defs.snapshot_compaction import find_lopsided
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.resources import CollectionResource, StoreResource
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dagster import ExecuteInProcessResult
 
+_SCOPE = Scope()
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # Use Spark even for the demo's small logs, and allow half of a log to be garbage.
 _LIMITS = {"spark_logs_min": 1, "spark_objects_min": 1, "fraction_max": 1.0, "fraction_alarm": 1.0}
@@ -81,7 +83,7 @@ class Workflows:
     def discover(self) -> int:
         """Tick the discovery sensor and do the runs it requests; return how many."""
         with build_sensor_context(self._instance, cursor=self._cursor, resources={"store": self._store}) as context:
-            result = discovery(context)
+            result = discover(_SCOPE, context)
         assert isinstance(result, SensorResult)
         for change in result.dynamic_partitions_requests or ():
             self._change_partitions(change)
@@ -114,7 +116,7 @@ class Workflows:
     def compact(self) -> dict[str, Packed]:
         """Tick the sensor that finds lopsided trees, and do the runs it requests."""
         with build_sensor_context(self._instance, resources={"store": self._store}) as context:
-            result = lopsided_snapshots(context)
+            result = find_lopsided(_SCOPE, context)
         assert isinstance(result, SensorResult)
         packed: dict[str, Mapping[str, object]] = {}
         for request in result.run_requests or ():
@@ -127,7 +129,7 @@ class Workflows:
     def verify(self) -> list[Finding]:
         """Verify every log in one run."""
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)
-        result = self._run("verification_job", self._every_log())
+        result = self._run("verification_job", self._every_log(), _COLLECTION)
         sound = {check.partition: check.passed for check in result.get_asset_check_evaluations()}
         states = read_states(self._store.open(), logs)
         return [Finding(state=state, sound=sound.get(state.log)) for state in states]

@@ -1,0 +1,181 @@
+"""The files that ``init`` writes are accepted by what reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from dagster import DagsterInstance
+
+from wal3_core import InvalidRequestError
+from wal3_orchestration.__main__ import main
+from wal3_orchestration.deployment.files import Deployment, quoted, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parent.parent.parent
+PLATFORMS = ("--postgres", "--systemd", "--compose", "--kubernetes")
+
+
+def _init(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["init", str(folder), "--store", (folder.parent / "store").as_uri(), *options])
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a shell that has loaded the file."""
+    script = f". '{folder}/wal3.env'; env -0"
+    printed = subprocess.run(["/bin/sh", "-ac", script], capture_output=True, text=True, check=True, timeout=60, env={})
+    return dict(line.split("=", 1) for line in printed.stdout.split("\0") if line)
+
+
+def _dagster(environment: Mapping[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", *arguments],
+        cwd=environment["DAGSTER_HOME"],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dagster", "a folder with spaces"])
+def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+
+    outcome = _init(folder)
+
+    assert outcome.exit_code == 0, outcome.output
+    assert "dagster dev -w " in outcome.output
+    environment = _environment(folder)
+    assert environment["DAGSTER_HOME"] == str(folder)
+    assert environment["WAL3_STORE"] == (tmp_path / "store").as_uri()
+    assert "default_limit: 1" in _dagster(environment, "instance", "info")
+    loaded = _dagster(environment, "definitions", "validate", "-w", str(folder / "workspace.yaml"))
+    assert "Validation successful for code location wal3" in loaded
+    with DagsterInstance.from_config(str(folder)) as instance:
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
+
+
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    _init(tmp_path / "dagster", "--postgres")
+
+    assert stat.S_IMODE((tmp_path / "dagster" / "wal3.env").stat().st_mode) == 0o600
+
+
+def test_existing_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    folder.mkdir()
+    (folder / "dagster.yaml").write_text("mine")
+
+    refused = _init(folder)
+    assert (refused.exit_code, sorted(path.name for path in folder.iterdir())) == (1, ["dagster.yaml"])
+    assert f"{folder / 'dagster.yaml'}: expected no such file; --force overwrites it" in refused.output
+    assert (folder / "dagster.yaml").read_text() == "mine"
+
+    forced = _init(folder, "--force")
+    assert forced.exit_code == 0
+    assert (folder / "dagster.yaml").read_text() == settings()
+
+
+def test_unknown_kind_of_store_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(main, ["init", str(tmp_path / "dagster"), "--store", "s4://bucket"])
+
+    assert outcome.exit_code == 1
+    assert "s4" in outcome.output
+    assert not (tmp_path / "dagster").exists()
+
+
+@pytest.mark.parametrize("option", PLATFORMS)
+def test_every_file_of_a_platform_is_complete(tmp_path: Path, option: str) -> None:
+    folder = tmp_path / "dagster"
+
+    outcome = _init(folder, option)
+
+    assert outcome.exit_code == 0, outcome.output
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert [name for name, text in written.items() if re.search(r"@[A-Z_]+@", text)] == []
+    for name in written:
+        assert f"wrote {folder / name}" in outcome.output
+        if name.endswith((".yaml", ".yml")):
+            assert all(_documents(folder / name))
+
+
+def test_postgres_is_configured_by_variables_that_the_file_sets(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    _init(folder, "--postgres")
+
+    (instance,) = _documents(folder / "dagster.yaml")
+    names = {value["env"] for value in instance["storage"]["postgres"]["postgres_db"].values()}
+
+    assert names == {f"DAGSTER_PG_{name}" for name in ("HOST", "PORT", "DB", "USERNAME", "PASSWORD")}
+    assert names <= _environment(folder).keys()
+
+
+def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_daemon(tmp_path: Path) -> None:
+    _init(tmp_path / "compose", "--compose")
+    _init(tmp_path / "kubernetes", "--kubernetes")
+
+    (compose,) = _documents(tmp_path / "compose" / "docker-compose.yml")
+    manifests = _documents(tmp_path / "kubernetes" / "kubernetes.yaml")
+
+    assert compose["services"].keys() == {"postgres", "webserver", "daemon"}
+    assert compose["services"]["webserver"]["ports"] == ["127.0.0.1:3000:3000"]
+    kinds = [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    assert ("Deployment", "wal3-dagster-webserver") in kinds
+    daemon = manifests[kinds.index(("Deployment", "wal3-dagster-daemon"))]
+    assert (daemon["spec"]["replicas"], daemon["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    (instance,) = _documents(tmp_path / "kubernetes" / "dagster.yaml")
+    assert instance["run_launcher"]["class"] == "K8sRunLauncher"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_units_are_accepted_by_systemd(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    _init(folder, "--systemd")
+
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, sorted(folder.glob("*.service")))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("s3://b/p?region=r", '"s3://b/p?region=r"'), ("/a/b", "/a/b")])
+def test_value_is_quoted_if_a_shell_would_change_it(value: str, expected: str) -> None:
+    assert quoted(value) == expected
+
+
+@pytest.mark.parametrize("value", ["$HOME", "a`b`", 'a"b', "a\nb", "100%"])
+def test_value_that_is_read_differently_by_each_reader_is_refused(value: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected a value without"):
+        quoted(value)
+
+
+def test_deployment_without_platforms_is_three_files(tmp_path: Path) -> None:
+    files = Deployment(home=tmp_path, store="memory:a").files()
+
+    assert {path.name for path in files} == {"dagster.yaml", "workspace.yaml", "wal3.env"}
