@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-startup history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-startup docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -107,6 +107,10 @@ bench-reading: setup ## The first record and a full walk of logs of up to 100,00
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py
+
+docs: setup ## The documentation site, into site/; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html, or run: $(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000"
 
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py

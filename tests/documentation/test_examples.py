@@ -1,0 +1,50 @@
+"""The examples in the documentation run as they are printed, twice, and on a machine that has run them before."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = ["README.md", "docs/guide.md"]
+# Blocks of these languages are examples; a block without a language shows a form or an output.
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = {"python": [sys.executable], "sh": ["bash", "-euo", "pipefail"]}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_a_page_run_as_printed_and_run_again(page: str, tmp_path: Path) -> None:
+    examples = dict.fromkeys(COMMANDS, "")
+    for language, text in BLOCK.findall((ROOT / page).read_text()):
+        examples[language] += text
+    assert any(examples.values()), f"{page} has no example"
+
+    for attempt in ("first", "second"):
+        for language, text in examples.items():
+            program = tmp_path / f"{Path(page).stem}.{language}"
+            # The one change: two test runs on a machine do not share a folder.
+            program.write_text(text.replace("/tmp/", f"{tmp_path}/"))
+            ran = subprocess.run(
+                [*COMMANDS[language], program],
+                check=False,
+                cwd=ROOT,
+                env=_environment(),
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert ran.returncode == 0, f"{page}, {language}, {attempt} time:\n{ran.stdout}\n{ran.stderr}"
+
+
+def _environment() -> dict[str, str]:
+    """The environment after ``source .venv/bin/activate``, with no store named."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WAL3_", "DAGSTER_", "AWS_"))}
+    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
