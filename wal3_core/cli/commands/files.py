@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wal3_core.cli.commands.cat import Time
+from wal3_core.cli.completing import complete_pins, log_argument
 from wal3_core.cli.output import print_json, quiet_pipe
 from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.times import Time
 from wal3_core.log.read.pinned import open_pinned
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.position import AtTime
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("log")
+@log_argument()
 @click.option("--from-offset", metavar="N", type=click.IntRange(min=1), help="Begin with the file that holds offset N.")
 @click.option("--from-time", metavar="T", type=Time(), help="Begin with the first file that has records at or after T.")
-@click.option("--pin", metavar="NAME", help="List the files that the pin NAME keeps.")
+@click.option("--pin", metavar="NAME", shell_complete=complete_pins, help="List the files that the pin NAME keeps.")
 @json_option
 @pass_session
 def files(
@@ -33,7 +34,7 @@ def files(
     records are not, or no longer, in the log. A collection may delete a file after it was listed: list a
     pin's files to keep them while they are read. The first file from N or T may also hold earlier records.
 
-    T is ISO 8601, in UTC unless it has an offset, or microseconds since the epoch.
+    T is ISO 8601 (UTC unless it has an offset), -1h or -7d for so long ago, or microseconds since the epoch.
 
     \b
     Examples:
