@@ -29,6 +29,7 @@ IN_SIGNATURES = frozenset(
         "SnapshotCompactionReport",
         "SnapshotPlan",
         "SnapshotPointer",
+        "ThreadRuntime",
         "Waiting",
         "Walk",
     }

@@ -103,8 +103,9 @@ if TYPE_CHECKING:
     from wal3_core.options import SnapshotCompactorOptions as SnapshotCompactorOptions
     from wal3_core.options import SnapshotOptions as SnapshotOptions
     from wal3_core.options import WriterOptions as WriterOptions
-    from wal3_core.runtime import enable_metrics as enable_metrics
+    from wal3_core.runtime.open_telemetry import enable_metrics as enable_metrics
     from wal3_core.runtime.port import Runtime as Runtime
+    from wal3_core.runtime.threads import ThreadRuntime as ThreadRuntime
     from wal3_core.storage.documents.cursor_store import CursorStore as CursorStore
     from wal3_core.storage.documents.cursor_store import Witness as Witness
     from wal3_core.storage.documents.pin_store import PinStore as PinStore
@@ -194,6 +195,7 @@ _HOMES = {
     "SnapshotPointer": "wal3_core.model.snapshot",
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
+    "ThreadRuntime": "wal3_core.runtime.threads",
     "UnavailableError": "wal3_core.errors",
     "UnknownDurabilityError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",
@@ -206,7 +208,7 @@ _HOMES = {
     "collect": "wal3_core.log.collect.collection",
     "copy": "wal3_core.log.maintain.copier",
     "destroy": "wal3_core.log.maintain.destroyer",
-    "enable_metrics": "wal3_core.runtime",
+    "enable_metrics": "wal3_core.runtime.open_telemetry",
     "follow_across": "wal3_core.log.read.succession",
     "initialize_successor": "wal3_core.log.maintain.sealer",
     "list_logs": "wal3_core.fleet.discovery",

@@ -70,7 +70,7 @@ def test_update_makes_a_copy_and_then_appends_what_is_new(wal3: Command, tmp_pat
 
     assert made.startswith("copied a as of ")
     assert updated.startswith("updated a from a: 4 records (offsets 4 to 7), ")
-    assert ", 4 fragments, 1 cursors moved; setsum " in updated
+    assert ", 4 fragments, 1 cursor moved; setsum " in updated
     assert (again["num_records"], again["from_offset"], again["next_offset"], again["num_cursors"]) == (0, 8, 8, 0)
     assert b"0 records (nothing was missing), 0 bytes, 0 fragments, 0 cursors moved" in wal3.ok(*backup)
     assert other.ok("cat", "a") == wal3.ok("cat", "a")

@@ -24,6 +24,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         {"log", "records", "bytes", "lines", "first_offset", "last_offset"},
     ),
     "cat a": ("", {"offset", "timestamp_us", "key", "body"}),
+    "files a": ("", {"location", "url", "first_offset", "next_offset", "first_timestamp_us", "records", "bytes"}),
     "tail a": ("", {"offset", "timestamp_us", "key", "body"}),
     "ls": ("", {"log", "records", "bytes", "fragments", "first_offset", "next_offset", "sealed"}),
     "inspect a": ("", {"log", "log_id", "records", "bytes", "first", "next", "cursors", "pointers"}),

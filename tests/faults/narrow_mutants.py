@@ -118,10 +118,6 @@ NARROW_MUTANTS = (
     ),
     Mutation(
         "the start of a follower is determined again with every poll",
-        "wal3_core.log.read.following:Following.records",
-        "            self.start = begun(manifest, self.start)\n",
-        "            begun(manifest, self.start)\n",
-        "a follower without a record begins again with every poll",
         "wal3_core.log.read.following:Following.look",
         "        self.start = begun(manifest, self.start)\n",
         "        begun(manifest, self.start)\n",

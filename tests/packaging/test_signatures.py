@@ -42,6 +42,8 @@ def names_in(module: ModuleType) -> dict[str, object]:
 def classes_of(annotation: object, names: dict[str, object]) -> Iterator[type]:
     if isinstance(annotation, str):
         annotation = eval(annotation, names)
+    if typing.get_origin(annotation) is typing.Literal:
+        return
     if isinstance(annotation, list | tuple):
         parts: tuple[object, ...] = tuple(annotation)
     else:

@@ -59,7 +59,7 @@ TREE = WriterOptions(
 )
 NOW = CollectorOptions(interval_s=0, fraction_max=1)
 # Takes no store, or makes one.
-ASKS_NOTHING = {"open_store", "LogAt"}
+ASKS_NOTHING = {"enable_metrics", "open_store", "LogAt"}
 
 
 @pytest.fixture

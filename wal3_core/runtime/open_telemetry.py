@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import checked, flag, instance_of, optional, with_methods
 from wal3_core.errors import InvalidRequestError
 from wal3_core.runtime.observer import AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.threads import ThreadRuntime, shared_runtime
@@ -19,6 +20,11 @@ _DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 _LAG_BOUNDS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 
 
+@checked(
+    meter_provider=optional(with_methods("a MeterProvider of OpenTelemetry", "get_meter")),
+    log_names=flag,
+    runtime=optional(instance_of(ThreadRuntime)),
+)
 def enable_metrics(
     meter_provider: MeterProvider | None = None, *, log_names: bool = False, runtime: ThreadRuntime | None = None
 ) -> None:

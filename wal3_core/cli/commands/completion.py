@@ -17,10 +17,10 @@ _VARIABLE = "_WAL3_COMPLETE"
 @json_option
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print the script by which SHELL completes commands, options and the names of logs, cursors and pins.
+    """Print the script by which SHELL completes commands, options and names.
 
-    Names come from the store in WAL3_STORE, or of --store on the line being typed; a store that does not
-    answer within a second completes nothing.
+    The names of logs, cursors and pins come from the store in WAL3_STORE, or of --store on the line being
+    typed; a store that does not answer within a second completes nothing.
 
     \b
     Examples:

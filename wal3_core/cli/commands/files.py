@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 def files(
     session: Session, log: str, from_offset: int | None, from_time: int | None, pin: str | None, as_json: bool
 ) -> None:
-    """List the Parquet files that hold the records of LOG now, in order, one path or URL per line.
+    """List the stored files that hold LOG's records now, for programs that read them in place.
 
-    Give exactly these files to programs that read Parquet. The log's folder may hold others, whose
-    records are not, or no longer, in the log. A collection may delete a file after it was listed: list a
-    pin's files to keep them while they are read. The first file from N or T may also hold earlier records.
+    One path or URL per line, in order. Give exactly these files to programs that read Parquet. The log's
+    folder may hold others, whose records are not, or no longer, in the log. A collection may delete a file
+    after it was listed: list a pin's files to keep them while they are read. The first file from N or T may
+    also hold earlier records.
 
     T is ISO 8601 (UTC unless it has an offset), -1h or -7d for so long ago, or microseconds since the epoch.
 

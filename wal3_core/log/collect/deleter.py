@@ -96,6 +96,12 @@ class _Pass:
         return self.num_held + len(self.problems)
 
 
+def _log(url: str, path: str, deleted: DeletionReport) -> None:
+    text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"
+    held, unread = deleted.num_held, len(deleted.problems)
+    COLLECT.log(logging.WARNING if unread else logging.INFO, text, url, deleted.num_deleted, path, held, unread)
+
+
 class Deleter:
     """Deletes one log's garbage; any number may run at once, and repeat each other's work."""
 
@@ -263,10 +269,7 @@ class Deleter:
         )
         if deleted.finished:
             self._documents.forget(path)
-        text = "log %s: deleted %d objects of %s; pins hold %d; %d snapshots cannot be read"
-        held, unread = deleted.num_held, len(deleted.problems)
-        level = logging.WARNING if unread else logging.INFO
-        COLLECT.log(level, text, self._stores.url, deleted.num_deleted, path, held, unread)
+        _log(self._stores.url, path, deleted)
         return deleted
 
     def documents(self) -> Iterator[ObjectMeta]:
