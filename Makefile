@@ -56,7 +56,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test-s3-real: setup ## The store suite and the S3 specification against a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
+test-s3-real: setup ## The store suite, the S3 specification and the policies on a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
 	tests/real_s3/run.sh $(BIN)/pytest
 
 SEEDS ?= 2000
