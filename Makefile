@@ -10,11 +10,11 @@ STAMP := $(VENV)/.installed
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Install everything into .venv (about 1.3 GB, a minute or two)
+setup: $(STAMP) ## Install everything into .venv (about 2 GB, a minute or two)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, 3.12 or 3.13, or name one with make PYTHON=/path/to/python3.13"; exit 1; }
-	@echo "Installing into $(VENV): about 1.3 GB (Spark and Dagster), once."
+	@echo "Installing into $(VENV): about 2 GB (Spark, Dagster, the tools), once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[orchestration]' --group dev
@@ -56,7 +56,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test-s3-real: setup ## The store suite and the S3 specification against a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
+test-s3-real: setup ## The store suite, the S3 specification and the policies on a real server: WAL3_TEST_S3_ENDPOINT, or radosgw
 	tests/real_s3/run.sh $(BIN)/pytest
 
 SEEDS ?= 2000

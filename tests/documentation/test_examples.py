@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = [
+    "README.md",
+    "docs/guide.md",
+    "docs/consuming.md",
+    "docs/observability.md",
+    "docs/dagster.md",
+    "docs/production/faq.md",
+]
 # Blocks of these languages are examples; a block without a language shows a form or an output.
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"python": [sys.executable], "sh": ["bash", "-euo", "pipefail"]}

@@ -12,6 +12,7 @@ from tests.real_s3.work import AT_ONCE, CURSOR, LOG, PIN, UNPINNED, WORK, back_u
 from tests.stores import life_path
 from wal3_core import (
     CursorStore,
+    LogAt,
     LogPosition,
     LogReader,
     LogWriter,
@@ -19,8 +20,10 @@ from wal3_core import (
     PinStore,
     StoreDeniedError,
     collect,
+    copy,
     destroy,
     scrub,
+    update_copy,
 )
 from wal3_core.model.paths import cursor_path, pin_path
 
@@ -171,6 +174,29 @@ def test_no_role_but_maintenance_and_admin_deletes_a_fragment(server: Server, pl
         server.store(role, place).delete(path)
 
     assert root.read(path) is not None
+
+
+def test_update_of_a_copy_reads_its_source_and_appends_to_the_copy(server: Server, place: Place) -> None:
+    elsewhere = Place(place.bucket, f"{place.prefix}-backup")
+    copy(LogAt(place.open(), LOG), LogAt(elsewhere.open(), LOG))
+    with LogWriter.open(place.open(), LOG) as writer:
+        writer.append(b"new")
+
+    updated = update_copy(LogAt(server.store("reader", place), LOG), LogAt(server.store("writer", elsewhere), LOG))
+
+    assert updated.num_records == 1
+    assert scrub(elsewhere.open(), LOG).sound
+
+
+def test_update_of_a_copy_moves_cursors_with_the_right_to_it(server: Server, place: Place) -> None:
+    elsewhere = Place(place.bucket, f"{place.prefix}-backup")
+    copy(LogAt(place.open(), LOG), LogAt(elsewhere.open(), LOG))
+
+    with pytest.raises(StoreDeniedError, match=f"cursor/{CURSOR}.* need s3:PutObject"):
+        update_copy(LogAt(place.open(), LOG), LogAt(server.store("writer", elsewhere), LOG), with_cursors=True)
+    updated = update_copy(LogAt(place.open(), LOG), LogAt(server.store("consumer", elsewhere), LOG), with_cursors=True)
+
+    assert updated.num_cursors == 1
 
 
 @pytest.mark.parametrize("role", ["reader", "consumer", "backup"])

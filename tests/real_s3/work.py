@@ -32,6 +32,7 @@ from wal3_core import (
     records_across,
     scrub,
     seal,
+    update_copy,
 )
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.survey import survey_log
@@ -153,3 +154,4 @@ def back_up(store: ObjectStore, elsewhere: ObjectStore) -> None:
     copied = copy(LogAt(store, LOG), LogAt(elsewhere, LOG), with_cursors=True)
     assert copied.num_records == APPENDS
     assert copied.pins_left == ()
+    assert update_copy(LogAt(store, LOG), LogAt(elsewhere, LOG), with_cursors=True).num_records == 0
