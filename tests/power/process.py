@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from wal3_core.runtime import SILENT, Observer
 from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Process:
     name: str
     alive: Callable[[], None] = field(default=lambda: None)
     now_s: float = 0.0
+    observer: Observer = SILENT
     _tokens: itertools.count[int] = field(default_factory=itertools.count)
     _tasks: deque[Callable[[], None]] = field(default_factory=deque)
     _alarms: list[tuple[float, int, Alarm]] = field(default_factory=list)

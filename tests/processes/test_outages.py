@@ -50,7 +50,9 @@ def test_no_line_of_a_slow_stream_is_missing_or_out_of_order_after_refused_conne
     feed(lines[45:])
     output, complaint = process.communicate(timeout=ANSWER_S_MAX)
 
-    assert (process.returncode, complaint) == (0, b"")
+    assert process.returncode == 0, complaint
+    # All that it says is that the store does not answer, if that took long enough.
+    assert all(line.startswith(b"waiting for s3://") for line in complaint.splitlines()), complaint
     assert output == f"50 records appended (offsets 1 to 50) to {LOG}\n".encode()
     assert [record.body for record in LogReader.open(open_store(proxied_url), LOG).records()] == lines
 
