@@ -30,6 +30,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core import collect as collect_all
+from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -278,6 +279,34 @@ def test_another_update_meanwhile_doubles_nothing(store: ObjectStore) -> None:
     update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
 
     assert records(store, "b") == records(store, "a")
+    assert scrub(store, "b").sound
+
+
+def test_another_update_that_saw_more_of_the_source_ends_neither(store: ObjectStore) -> None:
+    backed_up(store)
+    fill(store, "a", 20)
+    faulty = at_first_commit(store, lambda: (fill(store, "a", 20), update(store)))
+
+    updated = update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
+
+    assert updated.next_offset == 46
+    assert records(store, "b") == records(store, "a")
+    assert scrub(store, "b").sound
+
+
+def test_snapshots_of_the_source_that_were_replaced_and_deleted_meanwhile_are_no_damage(store: ObjectStore) -> None:
+    backed_up(store)
+    fill(store, "a", 150)
+    CursorStore(store, "a").init("backup", LogPosition(6, 0))
+
+    def maintain() -> None:
+        SnapshotCompactor(store, "a").compact()
+        for _ in range(2):
+            collect_all(store, "a", options=NOW)
+
+    update_copy(LogAt(store, "a"), LogAt(at_first_commit(store, maintain), "b"))
+
+    assert records(store, "b")[5:] == records(store, "a")
     assert scrub(store, "b").sound
 
 

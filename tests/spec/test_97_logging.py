@@ -296,3 +296,27 @@ def test_passwords_and_signatures_are_left_out(
     assert faulty.url
     assert without_secrets(text) == clean
     assert caplog.messages == [clean]
+
+
+def test_handler_that_raises_leaves_appends_their_outcomes(
+    faulty: FaultyStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.getMessage())
+
+    handler, printed = Broken(), threading.Event()
+    monkeypatch.setattr(sys, "excepthook", lambda *_: printed.set())
+    monkeypatch.setattr(report, "SLOW_COMMIT_S", -1.0)
+    store = ObservedStore(faulty, shared_runtime())
+    logging.getLogger("wal3").addHandler(handler)
+    try:
+        with caplog.at_level(logging.DEBUG, "wal3"), LogWriter.open(store, "a") as writer:
+            faulty.fail("create", "/log/", "unknown", times=1)
+            position = writer.submit(b"x").result(WAIT_S_MAX)
+    finally:
+        logging.getLogger("wal3").removeHandler(handler)
+
+    assert position.offset == 1
+    assert [record.body for record in LogReader.open(faulty, "a").records()] == [b"x"]
+    assert printed.is_set()

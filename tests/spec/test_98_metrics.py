@@ -36,6 +36,7 @@ export = pytest.importorskip("opentelemetry.sdk.metrics.export")
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
@@ -255,3 +256,32 @@ def test_enabling_without_the_package_says_what_to_install(monkeypatch: pytest.M
 
     with ThreadRuntime() as runtime, pytest.raises(InvalidRequestError, match=r"pip install 'wal3\[metrics\]'"):
         enable_metrics(runtime=runtime)
+
+
+def test_instruments_that_raise_leave_appends_their_outcomes(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        """A provider, its meter, and each of its instruments."""
+
+        def get_meter(self, *_: object, **__: object) -> Broken:
+            return self
+
+        create_counter = create_histogram = create_up_down_counter = get_meter
+
+        def add(self, *_: object) -> None:
+            raise RuntimeError("no room for another series")
+
+        record = add
+
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: printed.append(error))
+    with ThreadRuntime() as runtime:
+        enable_metrics(Broken(), runtime=runtime)
+        store = ObservedStore(memory_store, runtime)
+        with LogWriter.open_or_initialize(store, "a", runtime=runtime) as writer:
+            position = writer.submit(b"x").result(WAIT_S_MAX)
+
+        assert position.offset == 1
+        assert [record.body for record in LogReader.open(store, "a", runtime=runtime).records()] == [b"x"]
+    assert printed

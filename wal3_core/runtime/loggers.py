@@ -1,6 +1,7 @@
 """The library's loggers: named under ``wal3``, silent until the program configures logging, free of secrets.
 
-docs/observability.md lists the messages. Nothing is logged under a lock of a log: a handler is the program's code.
+docs/observability.md lists the messages. Nothing is logged under a lock of a log: a handler is the program's code. An
+error that it raises is printed, and goes no further.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import logging
 import re
 from typing import TYPE_CHECKING
+
+from wal3_core.runtime.shielded import shielded
 
 if TYPE_CHECKING:
     from wal3_core.runtime.port import Runtime
@@ -39,6 +42,7 @@ class _Redaction(logging.Filter):
 def _logger(name: str) -> logging.Logger:
     made = logging.getLogger(name)
     made.addFilter(_Redaction())
+    made.handle = shielded(made.handle)  # type: ignore[method-assign]  # of this logger alone
     return made
 
 

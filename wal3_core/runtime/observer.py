@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from wal3_core.runtime.shielded import shielded
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -48,9 +50,15 @@ class RequestEnd(StrEnum):
 class Observer:
     """Gets the library's figures and drops them; a subclass records them.
 
-    Its methods are called from any thread, some with a writer's lock held: they must be quick, must not raise,
-    and must not call the library. ``log`` is a log's name.
+    Its methods are called from any thread, some with a writer's lock held: they must be quick, and must not call the
+    library. An error that one raises is printed, and goes no further. ``log`` is a log's name.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Shield the library from the methods of a subclass."""
+        for name in vars(Observer).keys() & vars(cls).keys():
+            if not name.startswith("_"):
+                setattr(cls, name, shielded(vars(cls)[name]))
 
     def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
         """Get the end of a request to a store, which is named by its URL without options."""

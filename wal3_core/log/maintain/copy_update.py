@@ -35,7 +35,7 @@ from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
 from wal3_core.storage.object_store import log_store, place_of, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
@@ -137,14 +137,22 @@ class _Updating:
         if place_of(self._from.url) == place_of(self._into.url):
             message = f"log {self._from.url}: expected another log to update, found itself"
             raise InvalidRequestError(message)
-        base = self._into.load()
+        # The source after the copy, each time: another update may have copied what the source has gained since.
+        base, source = self._into.load(), self._from.load()
         began = base.manifest.next.position.offset
-        source = self._from.load().manifest
         for _ in range(self._options.reseals_max + 1):
-            self._check_copy(base.manifest, source)
-            result = self._append_all(base, source)
+            try:
+                self._check_copy(base.manifest, source.manifest)
+                result = self._append_all(base, source.manifest)
+            except SnapshotMissingError:
+                # No damage if maintenance has replaced it since.
+                seen = base.etag, source.etag
+                base, source = self._into.load(), self._from.load()
+                if (base.etag, source.etag) == seen:
+                    raise
+                continue
             if isinstance(result, Displaced):
-                base = result.base
+                base, source = result.base, self._from.load()
                 continue
             moved = self._move_cursors(result) if with_cursors else 0
             return self._report(result, began, moved)

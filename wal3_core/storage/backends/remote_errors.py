@@ -74,6 +74,8 @@ _PROVIDER = re.compile(r"credential provider: (?:\w+: )?(.*)")
 _URI = re.compile(r"uri: Some\(\s*(\S+?),?\s*\)")
 _REFUSED = re.compile(r'"tcp connect error",\s*([^\s,]+),\s*Os \{\s*code: \d+,\s*kind: ConnectionRefused')
 _DNS = re.compile(r'"dns error".*?error: "([^"]*)"', re.DOTALL)
+# While a connection is made, and so before a request is sent.
+_CONNECTING = re.compile(r"Error\(\s*Connect,")
 _NO_TLS = re.compile(r"InvalidMessage\(\s*InvalidContentType")
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
 _TIMEOUT = re.compile(r"kind: Time(?:d)?[oO]ut|operation timed out")
@@ -103,9 +105,11 @@ def trouble(error: Exception) -> Trouble:
     """Read an error of obstore."""
     answer, _, source = str(error).partition("Debug source:")
     answer = " ".join(answer.split())
-    if _TOKEN_REQUEST.search(answer):
+    # What follows are the server's words, which decide by their code alone.
+    ours = answer.partition("status code:")[0]
+    if _TOKEN_REQUEST.search(ours):
         return _without_credentials(answer, source, error)
-    if _REDIRECT.search(answer):
+    if _REDIRECT.search(ours):
         return _advised(_REGION, "301 Moved Permanently")
     status = _STATUS.search(answer)
     if status is not None:
@@ -145,7 +149,8 @@ def _answered(answer: str, status: re.Match[str], error: Exception) -> Trouble:
     number, reason = status.groups()
     shown = f"{number} {code or reason.strip()}"
     region = _field(answer, "Region")
-    if code in _CODES:
+    # Not with a status that says that the server failed: it may have failed after it wrote.
+    if code in _CODES and number < "500":
         what, advice = known = _CODES[code]
         if known is _REGION and region:
             advice = f"set AWS_DEFAULT_REGION={region}, or add ?region={region} to the store's URL"
@@ -182,7 +187,12 @@ def _unanswered(source: str) -> Trouble | None:
 
 
 def _tls(source: str, host: str) -> Trouble | None:
-    """Describe a TLS connection that was not made: it will not be until the endpoint or a certificate is changed."""
+    """Describe a TLS connection that was not made: it will not be until the endpoint or a certificate is changed.
+
+    One that broke later may have carried the whole request.
+    """
+    if not _CONNECTING.search(source):
+        return None
     if _NO_TLS.search(source):
         return Trouble(f"{host} does not speak TLS: write http:// instead of https:// in the endpoint", denied=True)
     if certificate := _CERTIFICATE.search(source):

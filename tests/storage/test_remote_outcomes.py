@@ -1,0 +1,128 @@
+"""A PUT that may have been applied is never reported as denied, whatever is received after it was sent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from wal3_core import open_store
+from wal3_core.storage.object_store import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+obstore_store = pytest.importorskip("obstore.store")
+PAGE = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+WAIT_S_MAX = 60
+
+
+def answer_outside_of_tls(
+    listener: socket.socket, context: ssl.SSLContext, applied: list[bytes], answered: threading.Event
+) -> None:
+    """Read one PUT to its end, then break the TLS connection by a page in plain text, as a tunnel may do."""
+    connection, _ = listener.accept()
+    connection.settimeout(WAIT_S_MAX)
+    with context.wrap_socket(connection, server_side=True) as secure:
+        received = b""
+        while not received.endswith(b"the body"):
+            received += secure.recv(65536)
+        applied.append(received)
+        os.write(secure.fileno(), PAGE)
+        answered.wait(WAIT_S_MAX)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ssl.SSLContext:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    asked = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -keyout {key} -out {certificate}"
+    subprocess.run(asked.split(), check=True, capture_output=True, timeout=WAIT_S_MAX)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(certificate, key)
+    return made
+
+
+def test_put_whose_tls_connection_breaks_after_it_was_sent_is_unknown(context: ssl.SSLContext) -> None:
+    from wal3_core.storage.backends.remote import NEVER_RETRY, Clients, RemoteStore  # noqa: PLC0415 - needs obstore
+
+    applied: list[bytes] = []
+    answered = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(
+            target=answer_outside_of_tls, args=(listener, context, applied, answered), daemon=True
+        )
+        thread.start()
+        client = obstore_store.S3Store(
+            bucket="b",
+            endpoint=f"https://127.0.0.1:{listener.getsockname()[1]}",
+            access_key_id="x",
+            secret_access_key="y",
+            region="us-east-1",
+            virtual_hosted_style_request=False,
+            client_options={"allow_invalid_certificates": True},
+            retry_config=NEVER_RETRY,
+        )
+        store = RemoteStore("s3://b", Clients(client, client))
+
+        outcome = store.create("a", b"the body")
+
+        answered.set()
+        thread.join(WAIT_S_MAX)
+    assert len(applied) == 1
+    assert isinstance(outcome, Unknown)
+
+
+class FailingServer(BaseHTTPRequestHandler):
+    """Answers a request with the status and the text that its bucket names."""
+
+    protocol_version = "HTTP/1.1"
+    answers: ClassVar[dict[str, tuple[int, bytes]]] = {
+        "code": (500, b"<Error><Code>AccessDenied</Code><Message>the other replica refused</Message></Error>"),
+        "token": (503, b"the token request of this gateway failed"),
+        "redirect": (502, b"the server behind sent a redirect without LOCATION"),
+    }
+
+    def fail(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status, body = self.answers[self.path.split("/")[1]]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = fail  # noqa: N815 - the name http.server calls
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), FailingServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("bucket", sorted(FailingServer.answers))
+def test_put_that_a_failing_server_answers_is_unknown_whatever_the_answer_says(
+    monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "y"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with serving() as address:
+        outcome = open_store(f"s3://{bucket}?endpoint=http://{address}").create("a", b"")
+
+    assert isinstance(outcome, Unknown)
+    assert str(FailingServer.answers[bucket][0]) in outcome.cause
