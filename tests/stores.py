@@ -96,9 +96,9 @@ class CountingStore:
         self._inner.delete(path)
 
 
-# Faults of a PUT: applied without an answer; neither applied nor answered; applied later; conflict; no access;
-# unavailable.
-Fault = Literal["applied-unknown", "unknown", "late", "conflict", "denied", "unavailable"]
+# Faults of a PUT: applied without an answer; neither applied nor answered; applied later; conflict; applied and then
+# refused; no access; unavailable.
+Fault = Literal["applied-unknown", "unknown", "late", "conflict", "applied-refused", "denied", "unavailable"]
 
 
 @dataclass
@@ -147,9 +147,9 @@ class FaultyStore:
         match self._fault(kind, path):
             case None:
                 return apply()
-            case "applied-unknown":
+            case "applied-unknown" | "applied-refused" as fault:
                 apply()
-                return Unknown("the reply was dropped")
+                return Unknown("the reply was dropped") if fault == "applied-unknown" else Refused()
             case "unknown":
                 return Unknown("the request was dropped")
             case "late":

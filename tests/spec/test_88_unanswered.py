@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from tests.stores import OvertakenStore
+from tests.stores import FaultyStore, OvertakenStore
 from wal3_core import (
     LogAt,
     LogPosition,
@@ -16,12 +16,15 @@ from wal3_core import (
     PolicyStore,
     Record,
     UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
     bootstrap,
     copy,
     initialize_successor,
     seal,
 )
 from wal3_core.model.paths import MANIFEST, POLICY
+from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,3 +87,26 @@ def test_policy_change_is_not_applied_twice(memory_store: MemoryStore) -> None:
         PolicyStore(store, "a").change(an_hour_more)
 
     assert (other.load().retention_s, other.load().percent_max) == (7200, 50)
+
+
+@pytest.mark.parametrize("reads", ["denied", "unavailable"])
+def test_commit_that_was_refused_after_it_was_applied_is_not_called_lost_when_nothing_can_be_read(
+    memory_store: MemoryStore, reads: Literal["denied", "unavailable"]
+) -> None:
+    LogWriter.initialize(memory_store, "a")
+    faulty = FaultyStore(memory_store)
+
+    def send_twice(kind: str, path: str) -> None:
+        """Apply the commit, as a proxy does that loses the first answer, sends it again and passes the refusal on."""
+        if kind == "replace" and path.endswith(MANIFEST):
+            faulty.before = lambda _kind, _path: None
+            faulty.fail("replace", MANIFEST, "applied-refused")
+            faulty.fail("get", MANIFEST, reads, times=1000)
+
+    quick = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
+    with LogWriter.open(faulty, "a", options=WriterOptions(retry=quick)) as writer:
+        faulty.before = send_twice
+        with pytest.raises(UnknownDurabilityError):
+            writer.append(b"x")
+
+    assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"x"]

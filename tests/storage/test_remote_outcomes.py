@@ -8,14 +8,13 @@ import socket
 import ssl
 import subprocess
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from wal3_core import open_store
-from wal3_core.storage.object_store import Unknown
+from wal3_core.storage.object_store import Unknown, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +83,7 @@ def test_put_whose_tls_connection_breaks_after_it_was_sent_is_unknown(context: s
 
 
 class FailingServer(BaseHTTPRequestHandler):
-    """Answers a request with the status and the text that its bucket names."""
+    """Answers a PUT with the status and the text that its bucket names, or by sending the client elsewhere."""
 
     protocol_version = "HTTP/1.1"
     answers: ClassVar[dict[str, tuple[int, bytes]]] = {
@@ -101,14 +100,36 @@ class FailingServer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_PUT = fail  # noqa: N815 - the name http.server calls
+    def see_other(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(303)
+        self.send_header("Location", self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def show(self) -> None:
+        self.send_response(200)
+        self.send_header("ETag", '"old"')
+        self.send_header("Content-Length", "3")
+        self.end_headers()
+        self.wfile.write(b"old")
+
+    def do_PUT(self) -> None:
+        if self.path.startswith("/elsewhere/"):
+            self.see_other()
+        else:
+            self.fail()
+
+    do_GET = show  # noqa: N815 - the name http.server calls
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
 
-@contextmanager
-def serving() -> Iterator[str]:
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "y"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
     with ThreadingHTTPServer(("127.0.0.1", 0), FailingServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
@@ -116,13 +137,16 @@ def serving() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("bucket", sorted(FailingServer.answers))
-def test_put_that_a_failing_server_answers_is_unknown_whatever_the_answer_says(
-    monkeypatch: pytest.MonkeyPatch, bucket: str
-) -> None:
-    for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "y"), ("DEFAULT_REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with serving() as address:
-        outcome = open_store(f"s3://{bucket}?endpoint=http://{address}").create("a", b"")
+def test_put_that_a_failing_server_answers_is_unknown_whatever_the_answer_says(address: str, bucket: str) -> None:
+    outcome = open_store(f"s3://{bucket}?endpoint=http://{address}").create("a", b"")
 
     assert isinstance(outcome, Unknown)
     assert str(FailingServer.answers[bucket][0]) in outcome.cause
+
+
+def test_replace_whose_answer_is_that_of_a_get_of_the_old_version_is_unknown(address: str) -> None:
+    store = open_store(f"s3://elsewhere?endpoint=http://{address}")
+    found = store.get("a")
+    assert isinstance(found, Versioned)
+
+    assert isinstance(store.replace("a", b"new", found.etag), Unknown)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
+from wal3_core.errors import CorruptError, LogError, StoreDeniedError, UnavailableError
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.object_store import Refused, Unknown
@@ -186,6 +186,9 @@ class Committer:
             return outcome, None
         try:
             return outcome, self._manifests.load()
+        except (UnavailableError, CorruptError) as error:
+            # A proxy that sent it twice reports the refusal of the second. Only the manifest shows that there was one.
+            return Unknown(_cause(outcome)) if isinstance(outcome, Refused) else outcome, error
         except LogError as error:
             return outcome, error
 
