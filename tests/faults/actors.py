@@ -207,7 +207,8 @@ def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
         append.found = error.next_offset if isinstance(error, ConditionNotMetError) else None
     if append.outcome == "pending":
         return
-    if (append.outcome == "refused" and not store.troubles) or (append.outcome == "unknown" and not store.ambiguous):
+    explained = {"refused": store.troubles, "unknown": store.ambiguous or store.unread}
+    if not explained.get(append.outcome, True):
         stage.simulation.failure = AssertionError(f"nothing explains {append}")
     append.ended_s = stage.simulation.now_s
     stage.simulation.note(f"{append.records[0]} {append.outcome} {append.offset}")

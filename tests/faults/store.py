@@ -133,7 +133,8 @@ class Call:
 class SimStore:
     """The world as one process sees it.
 
-    ``ambiguous`` counts PUTs that were neither done nor refused, ``troubles`` calls that met any fault.
+    ``ambiguous`` counts PUTs that were neither done nor refused, ``troubles`` calls that met any fault,
+    ``unread`` those of reads after a PUT was refused: the refusal cannot be checked.
     """
 
     world: World
@@ -141,6 +142,8 @@ class SimStore:
     url: str = "sim:"
     ambiguous: int = 0
     troubles: int = 0
+    unread: int = 0
+    refused: bool = False
     sent: dict[str, list[bytes]] = field(default_factory=dict)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
@@ -162,6 +165,7 @@ class SimStore:
 
         outcome = self._send(self._draw("put", path), land)
         self.ambiguous += isinstance(outcome, Unknown)
+        self.refused = self.refused or isinstance(outcome, Refused)
         return outcome
 
     def _send(self, call: Call, land: Callable[[], PutOutcome]) -> PutOutcome:
@@ -188,11 +192,13 @@ class SimStore:
     def _draw(self, kind: Kind, path: str) -> Call:
         call = self.world.draw(kind, path)
         self.troubles += call.fault is not None
+        self.unread += self.refused and kind != "put" and call.fault is not None
         return call
 
     def _meets(self, outage: str) -> bool:
         met = self.world.lasts(outage)
         self.troubles += met
+        self.unread += self.refused and met
         return met
 
     def _crash(self, call: Call, fault: str) -> None:
