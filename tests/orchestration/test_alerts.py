@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
 def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
     monkeypatch.setattr(alerts, "PAUSE_S", 0.0)
     with Webhook() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv(ALERT_VARIABLE, server.url)
         yield server
         server.shutdown()

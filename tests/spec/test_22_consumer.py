@@ -211,6 +211,7 @@ class Killed(BaseException):
     """The process is gone: nothing is saved after it."""
 
 
+@pytest.mark.slow
 @given(
     runs=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["raise", "kill", "break"])), max_size=6),
     saved_every=st.integers(1, 5),

@@ -124,6 +124,7 @@ def test_async_follower_gives_what_a_follower_gives_to_the_seal(store: ObjectSto
     no_follower_is_left()
 
 
+@pytest.mark.slow
 def test_async_follower_ends_when_it_was_idle_for_its_time(memory_store: MemoryStore) -> None:
     fill(memory_store, "a", *[b"x"] * 600)
     reader = LogReader.open(memory_store, "a", options=QUICK)

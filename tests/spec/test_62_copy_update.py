@@ -116,6 +116,7 @@ def test_source_and_copy_are_collected_each_by_its_own_rules(store: ObjectStore)
     assert scrub(store, "b").sound
 
 
+@pytest.mark.slow
 def test_tree_of_a_copy_that_is_updated_often_stays_small(memory_store: MemoryStore) -> None:
     backed_up(memory_store)
     for _ in range(40):
@@ -218,6 +219,7 @@ def test_cursors_follow_the_source_s_within_the_copy(store: ObjectStore) -> None
     assert moved == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("create", "replace"), ("read", "get")])
 def test_update_that_was_cut_short_anywhere_is_finished_by_the_next(kinds: tuple[str, ...]) -> None:
     for step in range(300):
@@ -294,6 +296,7 @@ def test_another_update_that_saw_more_of_the_source_ends_neither(store: ObjectSt
     assert scrub(store, "b").sound
 
 
+@pytest.mark.slow
 def test_snapshots_of_the_source_that_were_replaced_and_deleted_meanwhile_are_no_damage(store: ObjectStore) -> None:
     backed_up(store)
     fill(store, "a", 150)

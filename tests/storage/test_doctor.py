@@ -206,7 +206,7 @@ def bare_etag_url(s3_url: str, s3_endpoint: str) -> Iterator[str]:
     """URL of a store on a server that expects unquoted ETags."""
     handler = type("Handler", (BareEtagServer,), {"upstream": urlsplit(s3_endpoint).netloc})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"{s3_url}?endpoint=http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -127,7 +127,7 @@ class RefusingServer(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), RefusingServer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
 
