@@ -140,12 +140,12 @@ def test_kill_just_before_and_just_after_every_put_loses_no_acknowledged_record(
 
 
 def held_locks(root: Path) -> list[str]:
-    """Name the locks of a local store that a process holds right now."""
+    """Name the locks of a local store that a process holds alone right now: a shared one holds up no writer."""
     held = []
     for path in sorted((root / ".wal3" / "locks").glob("*")):
         with path.open("ab") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 held.append(path.name)
     return held
