@@ -21,6 +21,7 @@ from wal3_core.errors import (
 from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
@@ -29,7 +30,6 @@ from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -129,8 +129,10 @@ class _Updating:
         self._timeout_s = timeout_s_of(target.store.url)
         self._held = SnapshotStore(self._from, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
         self._snapshots = SnapshotStore(self._into, runtime, loaded_max=_SNAPSHOTS_LOADED_MAX)
-        self._committer = Committer(self._into, runtime, options, amend=self._rolled, meter=Meter(runtime, target.log))
+        self._committer = Committer(self._into, runtime, options, amend=self._amended, meter=Meter(runtime, target.log))
         self._appended: list[FragmentPointer] = []
+        # Of those: to sum them up again for each commit would take longer with each.
+        self._num_records = 0
 
     def run(self, *, with_cursors: bool) -> CopyUpdateReport:
         """Append what the source holds now; another process that changes the copy meanwhile makes it start over."""
@@ -164,7 +166,7 @@ class _Updating:
             log=self._target.log,
             from_offset=began,
             next_offset=manifest.next.position.offset,
-            num_records=sum(pointer.num_records for pointer in self._appended),
+            num_records=self._num_records,
             num_bytes=sum(pointer.num_bytes for pointer in self._appended),
             num_fragments=len(self._appended),
             num_cursors=moved,
@@ -198,7 +200,7 @@ class _Updating:
     def _append_all(self, base: Installed, source: Manifest) -> Manifest | Displaced:
         """Append the source's fragments behind the copy's end, some in each commit."""
         offset, following = base.manifest.next.position.offset, base.manifest.next.seq_no
-        total = sum(pointer.num_records for pointer in self._appended) + source.next.position.offset - offset
+        total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
         wanted = (
@@ -217,7 +219,8 @@ class _Updating:
             match self._committer.commit(base, term, group, until_s):
                 case Committed(base):
                     self._appended += group
-                    self._progress(sum(pointer.num_records for pointer in self._appended), total)
+                    self._num_records += sum(pointer.num_records for pointer in group)
+                    self._progress(self._num_records, total)
                 case Displaced() as displaced:
                     return displaced
                 case SealedOut(sealed):
@@ -278,13 +281,8 @@ class _Updating:
             )
             raise GarbageCollectedError(message) from None
 
-    def _rolled(self, manifest: Manifest) -> Manifest:
-        """Roll pointers into snapshots, as a writer does beside its commits."""
-        while (roll := plan_roll(manifest, self._options.snapshots)) is not None:
-            snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-            pointer = self._snapshots.write(snapshot, self._options.retry)
-            manifest = manifest.apply_snapshot(pointer, roll.replaced)
-        return manifest
+    def _amended(self, manifest: Manifest) -> Manifest:
+        return rolled_now(manifest, self._snapshots, self._options)
 
     # ------------------------------------------------------------------ cursors
 

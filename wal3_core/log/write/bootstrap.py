@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.log.maintain.copy_target import CopyTarget
+from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest import Manifest
@@ -23,7 +24,6 @@ from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, 
 from wal3_core.model.record import Message, Record, check_message, keyed_setsum
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.strict_json import U64_MAX
-from wal3_core.model.tree import build_snapshot, plan_roll
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -158,7 +158,7 @@ class _Bootstrapping:
         manifest = replace(initial, setsum=origin.pruned, pruned=origin.pruned, first=place, next=place)
         entry = Epoch(1, self._token, FIRST_SEQ_NO)
         for pointer in map_ahead(self._runtime, self._write, self._batches(records), count=self._options.uploads_max):
-            manifest = self._rolled(manifest.apply_fragments(entry, (pointer,)))
+            manifest = rolled_now(manifest.apply_fragments(entry, (pointer,)), self._snapshots, self._options)
         return manifest
 
     def _batches(self, records: Iterable[Record]) -> Iterator[_Batch]:
@@ -234,11 +234,3 @@ class _Bootstrapping:
         parquet.decode(encoded.data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX)
         self._claim.write_fragment(pointer, bytes(encoded.data))
         return pointer
-
-    def _rolled(self, manifest: Manifest) -> Manifest:
-        """Roll pointers into snapshots, as a writer does beside its commits."""
-        while (roll := plan_roll(manifest, self._options.snapshots)) is not None:
-            snapshot = build_snapshot(roll, manifest, self._snapshots.load)
-            pointer = self._snapshots.write(snapshot, self._options.retry)
-            manifest = manifest.apply_snapshot(pointer, roll.replaced)
-        return manifest

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogError
-from wal3_core.model.tree import Rolled, plan_roll, roll_all
+from wal3_core.model.tree import Rolled, build_snapshot, plan_roll, roll_all
 from wal3_core.storage.retry import within
 
 if TYPE_CHECKING:
@@ -122,6 +122,14 @@ def applied(ready: Rolled, manifest: Manifest) -> Manifest | None:
         return manifest.apply_repack(ready.pointers, ready.replaced)
     except InvalidRequestError:
         return None
+
+
+def rolled_now(manifest: Manifest, snapshots: SnapshotStore, options: WriterOptions) -> Manifest:
+    """Roll pointers into snapshots, which are durable when this returns; raises what their store raises."""
+    while (roll := plan_roll(manifest, options.snapshots)) is not None:
+        pointer = snapshots.write(build_snapshot(roll, manifest, snapshots.load), options.retry)
+        manifest = manifest.apply_snapshot(pointer, roll.replaced)
+    return manifest
 
 
 class _Uploads:
