@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import io
 import os
-import pathlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self
@@ -334,7 +334,9 @@ class _Locks:
 
 _PLACES: list[tuple[object, str]] = [(local, name) for name in ("os", "tempfile", "fcntl", "open")]
 _PLACES += [(module, name) for module in (file_lock, local_durability) for name in ("os", "fcntl")]
-_PLACES += [(pathlib, "os"), (pathlib, "io")]
+# From Python 3.13 on, pathlib is a package: the calls are those of the module that defines Path.
+_PATHS = inspect.getmodule(Path)
+_PLACES += [(_PATHS, "os"), (_PATHS, "io")]
 
 
 def _disk(root: Path) -> Tree:
