@@ -13,7 +13,8 @@
     │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
     │   │   └── AppendReplacedError  ... because the name now leads to another log: open that one
-    │   └── UnknownDurabilityError   they may be in the log: read before appending again
+    │   ├── UnknownDurabilityError   they may be in the log: read before appending again
+    │   └── UnmarkedError            they are in the log, from ``offset`` on: do not append again
     ├── LogReplacedError             the name leads to another log than the one opened: open it again
     ├── CursorConflictError          the cursor was moved meanwhile: load it and decide again
     ├── GarbageCollectedError        the position lies below the log's first one
@@ -96,6 +97,18 @@ class AppendReplacedError(NotDurableError, LogReplacedError):
 
 class UnknownDurabilityError(AppendError):
     """The records may or may not be in the log; read the log before appending them again."""
+
+
+class UnmarkedError(AppendError):
+    """The records are in the log, from ``offset`` on, but not marked in the server's dirty log.
+
+    Appending them again would duplicate them. Maintenance learns of them by the log's next marked append, or
+    by a sweep over all logs.
+    """
+
+    def __init__(self, message: str, *, offset: int = 0) -> None:
+        super().__init__(message)
+        self.offset = offset
 
 
 class CursorConflictError(LogError):

@@ -14,6 +14,7 @@ from wal3_core.storage.documents.immutable import write_immutable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.commit import WriterTerm
@@ -33,6 +34,7 @@ class InFlightFragment:
     term: WriterTerm
     pointer: FragmentPointer | None = None
     error: BaseException | None = None
+    mark: Future[None] | None = None
 
     @property
     def num_records(self) -> int:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
-    from wal3_core.errors import LogError
+    from wal3_core.errors import LogError, UnmarkedError
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.report import Report
 
 Result = TypeVar("Result")
@@ -44,8 +45,9 @@ class Outcomes:
     Guarded by the pipeline's lock; outcomes that were taken are delivered without it.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, marking: Marking) -> None:
         self.report = report
+        self.marking = marking
         # In bytes since the writer was opened: of appends with an outcome.
         self.bytes_released = 0
         self.appends = 0
@@ -61,7 +63,23 @@ class Outcomes:
             self._pending.append(Delivery(entry.admitted, None).deliver)
 
     def acknowledge(self, flight: InFlightFragment) -> None:
-        """Give the appends of a committed fragment their positions."""
+        """Give the appends of a committed fragment their positions, once it is marked."""
+        held = self.marking.hold(flight)
+        if held is None:
+            self._settle(flight)
+        else:
+            self.note(held)
+
+    def acknowledge_marked(self) -> None:
+        """Give the appends of committed fragments their positions that have been marked meanwhile."""
+        for flight in self.marking.take():
+            self._settle(flight)
+
+    def _settle(self, flight: InFlightFragment) -> None:
+        unmarked = self.marking.error_of(flight)
+        if unmarked is not None:
+            self._fail_unmarked(flight, unmarked)
+            return
         self.appends += len(flight.entries)
         self.note(partial(self.report.durable, flight.entries))
         offset = flight.start.offset
@@ -72,6 +90,14 @@ class Outcomes:
             self.num_bytes += entry.columns.num_bytes
             self._pending.append(Delivery(entry.future, position).deliver)
         self._release(flight.entries)
+
+    def _fail_unmarked(self, flight: InFlightFragment, error: UnmarkedError) -> None:
+        offset = flight.start.offset
+        for entry in flight.entries:
+            own = copy.copy(error)
+            own.offset = offset
+            offset += len(entry.columns.bodies)
+            self.give_up([entry], own, error.__cause__)
 
     def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
         """Fail appends."""
@@ -99,8 +125,8 @@ class Outcomes:
         return taken
 
     def futures(self) -> list[Future[LogPosition]]:
-        """Return the futures that have their outcomes, or will once what was taken is delivered."""
-        return list(chain.from_iterable(self._told))
+        """Return the futures that have their outcomes, or will once what was taken is delivered or marked."""
+        return [*chain.from_iterable(self._told), *self.marking.futures()]
 
     def _release(self, entries: Sequence[Entry]) -> None:
         self.bytes_released += sum(entry.bytes_held for entry in entries)

@@ -9,15 +9,18 @@ from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
+from wal3_core.model.manifest_parts import Durability
 from wal3_core.runtime import Outcome, reentered
+from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import for_store
 
 if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
-    from wal3_core.model.manifest_parts import Durability
+    from wal3_core.log.write.marking import Marks
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+    from wal3_core.workers import Share
 
 
 class Pipeline:
@@ -31,15 +34,21 @@ class Pipeline:
         options: WriterOptions,
         *,
         ordered: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         self._url = manifests.url
         self._runtime = runtime
         self._retry = for_store(options.retry, manifests)
         self._manifests = manifests
-        self._loop = WriteLoop(manifests, base, runtime, options, ordered=ordered)
+        self._loop = WriteLoop(manifests, base, runtime, options, ordered=ordered, marks=marks)
         self._closed = False
 
     # ------------------------------------------------------------------ what the writer calls
+
+    @property
+    def share(self) -> Share:
+        """Whose work its tasks are."""
+        return share_of(self._manifests.objects)
 
     def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
         """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""
@@ -79,7 +88,7 @@ class Pipeline:
                 raise overloaded from None
 
     def resume(self) -> ResumeReport:
-        """Let an ordered writer continue; UnavailableError while the outcome of its appends is unknown."""
+        """Let an ordered writer continue; UnavailableError while the outcome of its appends is unknown or unmarked."""
         self.check_awaited_here()
         halt = self._loop.resolver.halt
         if not halt.ordered:
@@ -94,6 +103,8 @@ class Pipeline:
             if undetermined is not None:
                 lookup = OutcomeLookup(self._manifests, self._loop.snapshots, self._runtime)
                 verdict = lookup.look_up(undetermined, self._retry)
+                if verdict is Durability.DURABLE:
+                    self._loop.marking.ensure(undetermined.flights)
             with self._loop.lock:
                 # Another caller may have resumed it meanwhile, and it may have halted again.
                 under_way = halt.failure is None and (self._loop.in_flight or self._loop.queue or self._loop.admission)
@@ -107,7 +118,9 @@ class Pipeline:
             now_s = self._runtime.monotonic_s()
             oldest = [waiting.oldest.accepted_s for waiting in (self._loop.queue, self._loop.admission) if waiting]
             oldest += [self._loop.in_flight[0].oldest_s] if self._loop.in_flight else []
-            in_flight = sum(len(flight.entries) for flight in self._loop.in_flight)
+            held = self._loop.marking.held
+            oldest += [held[0].oldest_s] if held else []
+            in_flight = sum(len(flight.entries) for flight in (*held, *self._loop.in_flight))
             commit_s_p50, commit_s_max = self._loop.meter.commit_s_p50_and_max()
             return WriterStats(
                 bytes_held=self._loop.admission.bytes_held,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.write.batch import BatchQueue, Entry
     from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.report import Report
     from wal3_core.log.write.stats import Meter
     from wal3_core.log.write.tail import Tail
@@ -52,6 +53,7 @@ class Underway:
     tail: Tail
     meter: Meter
     report: Report
+    marking: Marking
 
 
 class AppendResolver:
@@ -73,7 +75,7 @@ class AppendResolver:
         self._tail, self._meter = underway.tail, underway.meter
         given_s = options.delivery_timeout_s
         self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
-        self.outcomes = Outcomes(underway.report)
+        self.outcomes = Outcomes(underway.report, underway.marking)
         self.halt = Halt(url, ordered=ordered)
         # Until then no batch is cut: it is other writers' turn.
         self.not_before_s = 0.0

@@ -11,7 +11,9 @@ Where an append is, and what moves it on:
 | in flight, uploading | flights | in flight, uploaded | the PUT of its fragment was answered |
 | in flight, uploading | flights | queued, or not durable | the PUT failed; an append with time left is queued again |
 | in flight, uploaded | flights | committing | it is at the head of the flights and no commit is under way |
-| committing | flights | durable | ``Committed`` |
+| committing | flights | durable | ``Committed``, and it is marked or need not be |
+| committing | flights | unmarked | ``Committed``, and its mark has no outcome yet |
+| unmarked | ``Marking`` | durable, or failed as unmarked | its mark has an outcome |
 | committing | flights | queued, or contended | ``Displaced``: another writer took its place |
 | committing | flights | sealed | ``SealedOut`` |
 | committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
@@ -35,6 +37,7 @@ from wal3_core.log.write.batch import BatchQueue
 from wal3_core.log.write.breath import Breath
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
 from wal3_core.log.write.log_clock import LogClock
+from wal3_core.log.write.marking import Marking
 from wal3_core.log.write.outcomes import call_each
 from wal3_core.log.write.report import Report
 from wal3_core.log.write.resolver import AppendResolver, Underway
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from wal3_core.log.write.in_flight import InFlightFragment
+    from wal3_core.log.write.marking import Marks
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -74,6 +78,7 @@ class WriteLoop:
         options: WriterOptions,
         *,
         ordered: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         self._url = manifests.url
         self._store = manifests.objects
@@ -101,7 +106,8 @@ class WriteLoop:
         self._timer_due_s = 0.0
         self._clock = LogClock(self._store, runtime, options)
         self._tail = Tail(base, runtime, self._clock)
-        underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report)
+        self.marking = Marking(marks, log, manifests, runtime, self.drive_on)
+        underway = Underway(self.queue, self.in_flight, self._tail, self.meter, self._report, self.marking)
         self.resolver = AppendResolver(manifests.url, runtime, options, underway, ordered=ordered)
         self.outcomes = self.resolver.outcomes
         self.admission = Admission(self._url, options.bytes_held_max, self.outcomes)
@@ -111,6 +117,7 @@ class WriteLoop:
     def _steps(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
         """Take every step the state allows; return the tasks that follow, and the calls that deliver outcomes."""
         tasks: list[Callable[[], None]] = []
+        self.outcomes.acknowledge_marked()
         if not self._committing and self.in_flight and self.in_flight[0].error is not None:
             self.resolver.drop_failed_head()
         self._admit()
@@ -245,7 +252,9 @@ class WriteLoop:
         if base is not None and flight.seq_no == flight.term.entry.first_seq_no:
             self._snapshotter.begin(base.manifest)
         left_s = self.resolver.until_s(flight.entries) - self._runtime.monotonic_s()
-        flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter.retried)
+        self.marking.begin(flight)
+        if flight.error is None:
+            flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter.retried)
         with self.lock:
             self._uploading -= 1
             tasks, outcomes = self._steps()

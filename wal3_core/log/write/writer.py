@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several
+from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
 from wal3_core.errors import LogExistsError, LogNotFoundError
 from wal3_core.log.write.batch import Entry, check_expected, check_records
 from wal3_core.log.write.pipeline import Pipeline
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from wal3_core.arguments import Check
     from wal3_core.log.write.halt import ResumeReport
+    from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.workers import Share
 
 
 _OPENING: Mapping[str, Check] = {
@@ -37,6 +39,7 @@ _OPENING: Mapping[str, Check] = {
     "options": optional(instance_of(WriterOptions)),
     "ordered": flag,
     "runtime": optional(a_runtime),
+    "marks": optional(with_methods("a dirty log, as DirtyLog.open returns it", "mark")),
 }
 _APPENDING: Mapping[str, Check] = {"expect_next": optional(integer), "timeout_s": optional(seconds)}
 
@@ -80,12 +83,16 @@ class LogWriter:
         options: WriterOptions | None = None,
         runtime: Runtime | None = None,
         ordered: bool = False,
+        marks: Marks | None = None,
     ) -> Self:
         """Open a log for appending: one GET. LogNotFoundError when it was never initialized.
 
         An ``ordered`` writer halts at its first append that fails or whose outcome is unknown: appends
         behind it get HaltedError until ``resume`` is called. So the log always holds the beginning of
         what was submitted, in that order, without a hole.
+
+        With ``marks``, a server's ``DirtyLog``, each fragment is marked there while it is uploaded, and an append is
+        acknowledged when both are durable. UnmarkedError is raised for one that is in the log without a mark.
         """
         runtime, options = runtime or shared_runtime(), options or WriterOptions()
         inside = log_store(store, check_log_name(log))
@@ -93,7 +100,7 @@ class LogWriter:
         retry = options.retry if timeout_s is None else within(options.retry, timeout_s)
         manifests = ManifestStore(inside, runtime, options.retry)
         base = until_answered(manifests.load, for_store(retry, inside), runtime)
-        return cls(Pipeline(manifests, base, runtime, options, ordered=ordered), runtime, options)
+        return cls(Pipeline(manifests, base, runtime, options, ordered=ordered, marks=marks), runtime, options)
 
     @classmethod
     @checked(**_OPENING)
@@ -105,15 +112,26 @@ class LogWriter:
         options: WriterOptions | None = None,
         runtime: Runtime | None = None,
         ordered: bool = False,
+        marks: Marks | None = None,
     ) -> Self:
         """Open a log for appending, creating it first when it does not exist."""
         try:
-            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered, marks=marks)
         except LogNotFoundError:
             # Another process may have created it just now; that is fine.
             with contextlib.suppress(LogExistsError):
                 cls.initialize(store, log, runtime=runtime)
-            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered)
+            return cls.open(store, log, options=options, runtime=runtime, ordered=ordered, marks=marks)
+
+    @property
+    def options(self) -> WriterOptions:
+        """The writer's limits."""
+        return self._options
+
+    @property
+    def share(self) -> Share:
+        """Whose work its tasks are, among all that the process runs."""
+        return self._pipeline.share
 
     def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.

@@ -1,0 +1,255 @@
+"""Marking: an append is acknowledged when its fragment and the fragment's marker are both durable."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.logs import bodies, manifest_of
+from tests.stores import FaultyStore
+from wal3_core import (
+    ClosedError,
+    InvalidRequestError,
+    LogReader,
+    LogWriter,
+    NotDurableError,
+    SealedError,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+    seal,
+)
+from wal3_core.errors import UnmarkedError
+from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.model.marker import Marker, life_of_log
+from wal3_core.options import RetryOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+QUICK = RetryOptions(timeout_s=0.2, pause_s_min=0.001, pause_s_max=0.01)
+HASTY = WriterOptions(retry=QUICK, delivery_timeout_s=0.05)
+LIMIT_S = 30
+
+
+def markers_of(store: ObjectStore, name: str = "dirty/s") -> list[Marker]:
+    """Read the markers of a dirty log."""
+    return [Marker.of_record(record, what=name) for record in LogReader.open(store, name).records()]
+
+
+def spans(store: ObjectStore, log: str, name: str = "dirty/s") -> list[tuple[int, int]]:
+    """The offsets that a dirty log marks in a log."""
+    return [(marker.start, marker.limit.offset) for marker in markers_of(store, name) if marker.log == log]
+
+
+@pytest.fixture
+def faulty(memory_store: MemoryStore) -> FaultyStore:
+    LogWriter.initialize(memory_store, "a")
+    LogWriter.initialize(memory_store, "dirty/s")
+    return FaultyStore(memory_store)
+
+
+@pytest.fixture
+def gate() -> threading.Event:
+    return threading.Event()
+
+
+def hold(store: FaultyStore, gate: threading.Event, part: str, kind: str = "create") -> threading.Event:
+    """Hold requests back until the gate opens; return what is set when the first one has come."""
+    came = threading.Event()
+
+    def before(found: str, path: str) -> None:
+        if found == kind and part in path:
+            came.set()
+            assert gate.wait(LIMIT_S)
+
+    store.before = before
+    return came
+
+
+def test_acknowledged_append_has_its_marker_at_its_place(store: ObjectStore) -> None:
+    with DirtyLog.open(store, "s") as dirty, LogWriter.open_or_initialize(store, "a", marks=dirty) as writer:
+        for number in range(3):
+            position = writer.append_many([b"%d" % number] * (number + 1))
+            newest = markers_of(store)[-1]
+            assert newest.log == "a"
+            assert newest.life == life_of_log(manifest_of(store).log_id)
+            assert newest.start == position.offset
+            assert newest.limit == manifest_of(store).next.position
+            assert (newest.num_records, newest.reinsertions) == (number + 1, 0)
+
+
+def test_append_is_not_acknowledged_before_its_marker_is_durable(faulty: FaultyStore, gate: threading.Event) -> None:
+    came = hold(faulty, gate, "dirty/", "replace")
+    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+        future = writer.submit(b"x")
+        assert came.wait(LIMIT_S)
+        wait_until(lambda: bodies(faulty.inner) == [b"x"])
+        assert not future.done()
+        assert writer.stats().appends_waiting == 1
+        flushed = threading.Thread(target=writer.flush)
+        flushed.start()
+        flushed.join(0.05)
+        assert flushed.is_alive()
+        gate.set()
+        assert future.result(LIMIT_S).offset == 1
+        flushed.join(LIMIT_S)
+        assert not flushed.is_alive()
+        assert writer.stats().appends_waiting == 0
+
+
+def test_marker_is_written_beside_its_fragment_and_not_after_it(faulty: FaultyStore, gate: threading.Event) -> None:
+    came = hold(faulty, gate, "a/Life=")
+    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+        future = writer.submit(b"x")
+        assert came.wait(LIMIT_S)
+        # The fragment is not uploaded yet.
+        wait_until(lambda: spans(faulty.inner, "a") == [(1, 2)])
+        assert not future.done()
+        gate.set()
+        future.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("fault", ["denied", "unavailable", "unknown"])
+def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty: FaultyStore, fault: str) -> None:
+    with (
+        DirtyLog.open(faulty, "s", options=HASTY) as dirty,
+        LogWriter.open(faulty, "a", options=HASTY, marks=dirty) as writer,
+    ):
+        writer.append(b"first")
+        faulty.fail("replace", "dirty/", fault, times=1000)  # type: ignore[arg-type]
+        futures = [writer.submit(b"x"), writer.submit(b"y")]
+        errors = [future.exception(LIMIT_S) for future in futures]
+        assert [type(error) for error in errors] == [UnmarkedError] * 2
+        assert [error.offset for error in errors if isinstance(error, UnmarkedError)] == [2, 3]
+        assert "do not append them again" in str(errors[0])
+        assert not isinstance(errors[0], NotDurableError | UnknownDurabilityError)
+        assert writer.stats().appends_failed == 2
+        faulty.heal()
+        # Neither the writer nor the dirty log is stuck.
+        assert writer.append(b"z").offset == 4
+    assert bodies(faulty.inner) == [b"first", b"x", b"y", b"z"]
+
+
+def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
+    with DirtyLog.open(faulty, "s", lanes_max=1) as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+        writer.append(b"x")
+        seal(faulty.inner, "dirty/s", reason="no server any more")
+        with pytest.raises(UnmarkedError):
+            # In the log before the dirty log's writer learned of its seal.
+            writer.append(b"y")
+        before = faulty.fired.copy()
+        uploads: list[str] = []
+        faulty.before = lambda kind, path: uploads.append(path) if kind == "create" else None
+        with pytest.raises(NotDurableError, match="sealed") as refused:
+            writer.append(b"z")
+        assert isinstance(refused.value.__cause__, SealedError)
+        assert (uploads, faulty.fired) == ([], before)
+    assert bodies(faulty.inner) == [b"x", b"y"]
+
+
+def test_records_that_lose_their_place_are_marked_at_their_new_one(faulty: FaultyStore, gate: threading.Event) -> None:
+    came = hold(faulty, gate, "a/manifest", "replace")
+    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+        future = writer.submit(b"mine")
+        assert came.wait(LIMIT_S)
+        with LogWriter.open(faulty.inner, "a") as other:
+            other.append_many([b"theirs"] * 3)
+        gate.set()
+        assert future.result(LIMIT_S).offset == 4
+    assert (4, 5) in spans(faulty.inner, "a")
+
+
+def test_resumed_writer_has_its_undetermined_appends_marked(faulty: FaultyStore) -> None:
+    """Otherwise the report says that they are in the log, and nobody marks them."""
+    with DirtyLog.open(faulty, "s", options=HASTY) as dirty:
+        writer = LogWriter.open(faulty, "a", options=HASTY, ordered=True, marks=dirty)
+        faulty.fail("replace", "dirty/", "unavailable", times=1000)
+        faulty.fail("replace", "a/manifest", "applied-unknown", times=1)
+        faulty.fail("get", "a/manifest", "unavailable", times=1000)
+        with pytest.raises(UnknownDurabilityError):
+            writer.append(b"x")
+        faulty.plans = [plan for plan in faulty.plans if plan.matches("replace", "dirty/")]
+        with pytest.raises(UnavailableError, match="not marked"):
+            writer.resume()
+        assert spans(faulty.inner, "a") == []
+        faulty.heal()
+        assert writer.resume().appends == 1
+        writer.close()
+    assert spans(faulty.inner, "a") == [(1, 2)]
+
+
+def test_further_lane_takes_markers_while_the_first_is_busy(faulty: FaultyStore, gate: threading.Event) -> None:
+    LogWriter.initialize(faulty.inner, "b")
+    came = hold(faulty, gate, "dirty/s/manifest", "replace")
+    with (
+        DirtyLog.open(faulty, "s") as dirty,
+        LogWriter.open(faulty, "a", marks=dirty) as first,
+        LogWriter.open(faulty, "b", marks=dirty) as second,
+    ):
+        blocked = first.submit(b"x")
+        assert came.wait(LIMIT_S)
+        # Not behind the commit that hangs.
+        assert second.append(b"y").offset == 1
+        assert spans(faulty.inner, "b", "dirty/s/1") == [(1, 2)]
+        assert not blocked.done()
+        assert dirty.lanes == 2
+        gate.set()
+        blocked.result(LIMIT_S)
+
+
+def test_server_that_writes_many_logs_at_once_marks_them_together(faulty: FaultyStore, gate: threading.Event) -> None:
+    names = [f"log{number}" for number in range(20)]
+    came = hold(faulty, gate, "dirty/s/manifest", "replace")
+    with DirtyLog.open(faulty, "s", lanes_max=1) as dirty:
+        writers = [LogWriter.open_or_initialize(faulty, name, marks=dirty) for name in names]
+        futures = [writers[0].submit(b"x")]
+        assert came.wait(LIMIT_S)
+        futures += [writer.submit(b"x") for writer in writers[1:]]
+        wait_until(lambda: all(bodies(faulty.inner, name) == [b"x"] for name in names))
+        gate.set()
+        for future in futures:
+            future.result(LIMIT_S)
+        for writer in writers:
+            writer.close()
+    marked = manifest_of(faulty.inner, "dirty/s")
+    assert (marked.num_records, len(marked.fragments)) == (20, 2)
+
+
+def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStore) -> None:
+    dirty = DirtyLog.open(faulty, "s")
+    writer = LogWriter.open(faulty, "a", marks=dirty)
+    future = writer.submit(b"x")
+    future.result(LIMIT_S)
+    dirty.close()
+    with pytest.raises(NotDurableError, match="found it closed") as refused:
+        writer.append(b"y")
+    assert isinstance(refused.value.__cause__, ClosedError)
+    writer.close()
+    assert bodies(faulty.inner) == [b"x"]
+
+
+@pytest.mark.parametrize("server", ["", "a/b", "log", "ü", 7])
+def test_name_that_no_server_can_have_is_refused(memory_store: MemoryStore, server: object) -> None:
+    with pytest.raises(InvalidRequestError):
+        DirtyLog.open(memory_store, server)  # type: ignore[arg-type]
+
+
+def test_marks_of_another_type_are_refused(faulty: FaultyStore) -> None:
+    with pytest.raises(InvalidRequestError, match="dirty log"):
+        LogWriter.open(faulty, "a", marks="dirty/s")  # type: ignore[arg-type]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition, with a deadline."""
+    waiting = threading.Event()
+    for _ in range(LIMIT_S * 100):
+        if holds():
+            return
+        waiting.wait(0.01)
+    raise AssertionError(f"not within {LIMIT_S} s")

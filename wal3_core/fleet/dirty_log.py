@@ -1,0 +1,248 @@
+"""A server's dirty log: a log of markers, one for each fragment that the server adds to any of its logs.
+
+Maintenance reads it to find the logs that have grown, so its cost follows what was written, not how many logs there
+are. A log commits one batch at a time, and a marker that had to wait for a commit under way would delay its append:
+while its first log is busy, a server uses further ones, its lanes. Source: docs/protocol.md, "Dirty logs".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Self
+
+from wal3_core.arguments import checked, instance_of, integer, optional, text
+from wal3_core.errors import AppendReplacedError, ClosedError, InvalidRequestError, LogError, SealedError
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.paths import check_log_name
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.loggers import WRITER
+from wal3_core.storage.object_store import a_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from wal3_core.model.marker import Marker
+    from wal3_core.model.position import LogPosition
+    from wal3_core.storage.object_store import ObjectStore
+
+# The folder of all dirty logs of a store.
+DIRTY_LOGS = "dirty/"
+# On S3 a marker waits some 7 ms for a free lane on average, a twelfth of what an append takes.
+LANES_MAX = 6
+# Batches are at least this far apart: on a fast store one lane is enough, and more would only cost requests.
+_APART_S = 0.005
+# Markers that come within this share of a commit's duration are appended together.
+_LINGER_SHARE = 0.05
+_LINGER_S_MAX = 0.002
+# After these, the lane takes no marker any more.
+_FINAL = (SealedError, AppendReplacedError, ClosedError)
+
+
+def dirty_log_of(server: str) -> str:
+    """Return the name of a server's dirty log; InvalidRequestError unless the server's name may be part of it."""
+    name = text(server, "server")
+    if "/" in name:
+        message = f"server: expected a name without /, found {name[:80]!r}"
+        raise InvalidRequestError(message)
+    return check_log_name(f"{DIRTY_LOGS}{name}", "dirty log")
+
+
+class _Lane:
+    """One of a server's dirty logs, with at most one batch under way."""
+
+    __slots__ = ("batch", "writer")
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.writer = writer
+        self.batch: list[tuple[Marker, Outcome[None]]] = []
+
+
+class DirtyLog:
+    """Marks the logs that a server writes. Safe to share between threads; close it, or use it as a context manager.
+
+    One for each server process. Pass it as ``marks`` to the writers that the process opens, and close it after them.
+    Its markers lie in the log ``dirty/SERVER`` and, on a busy server, in up to ``lanes_max - 1`` logs below that.
+    Two processes that share a server's name lose no marker, but slow each other down.
+    """
+
+    def __init__(self, open_lane: Callable[[int], LogWriter], name: str, lanes_max: int, runtime: Runtime) -> None:
+        self.name = name
+        self._open_lane = open_lane
+        self._lanes_max = lanes_max
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self._waiting: list[tuple[Marker, Outcome[None]]] = []
+        self._lanes = [_Lane(open_lane(0))]
+        self._share = self._lanes[0].writer.share
+        self._opened = 1
+        self._opening = self._timed = False
+        self._sent_s = 0.0
+        # Why no marker is taken any more.
+        self._refusal: LogError | None = None
+
+    @classmethod
+    @checked(
+        store=a_store,
+        server=text,
+        lanes_max=integer,
+        options=optional(instance_of(WriterOptions)),
+        runtime=optional(a_runtime),
+    )
+    def open(
+        cls,
+        store: ObjectStore,
+        server: str,
+        *,
+        lanes_max: int = LANES_MAX,
+        options: WriterOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Open the dirty log of a server, ``dirty/SERVER``, creating it first when it does not exist."""
+        name, runtime = dirty_log_of(server), runtime or shared_runtime()
+        if lanes_max < 1:
+            message = f"lanes_max: expected at least 1, found {lanes_max}"
+            raise InvalidRequestError(message)
+
+        def open_lane(number: int) -> LogWriter:
+            lane = f"{name}/{number}" if number else name
+            return LogWriter.open_or_initialize(store, lane, options=options, runtime=runtime)
+
+        return cls(open_lane, name, lanes_max, runtime)
+
+    def mark(self, marker: Marker) -> Future[None]:
+        """Append a marker, together with those of other logs; the future is done when it is durable.
+
+        It gets the error of the append if that fails. Never blocks.
+        """
+        outcome: Outcome[None] = Outcome()
+        with self._lock:
+            refusal = self._refusal
+            if refusal is None:
+                self._waiting.append((marker, outcome))
+        if refusal is None:
+            self._go_on()
+        else:
+            outcome.set_exception(copy.copy(refusal))
+        return outcome
+
+    @property
+    def lanes(self) -> int:
+        """How many logs the markers go to."""
+        return len(self._lanes)
+
+    def flush(self) -> None:
+        """Block until every marker so far has its outcome."""
+        with self._lock:
+            outcomes = [outcome for _, outcome in chain(self._waiting, *(lane.batch for lane in self._lanes))]
+        for outcome in outcomes:
+            with contextlib.suppress(LogError):
+                self._runtime.wait(outcome)
+
+    def close(self) -> None:
+        """Take no more markers, and block until those so far have their outcome."""
+        with self._lock:
+            self._refusal = self._refusal or ClosedError(f"dirty log {self.name}: expected it open, found it closed")
+        self.flush()
+        for lane in self._lanes:
+            lane.writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ batches
+
+    def _go_on(self) -> None:
+        """Have the waiting markers sent as soon as a lane is free, and a lane opened if none is."""
+        with self._lock:
+            if not self._waiting or self._timed:
+                return
+            free = self._free()
+            if free is None:
+                if self._opening or self._opened >= self._lanes_max:
+                    return
+                self._opening = True
+            else:
+                self._timed = True
+        if free is None:
+            self._runtime.spawn(self._add_lane, share=self._share)
+            return
+        try:
+            linger_s = min(_LINGER_S_MAX, _LINGER_SHARE * free.writer.stats().commit_s)
+            wait_s = max(linger_s, self._sent_s + _APART_S - self._runtime.monotonic_s())
+            self._runtime.call_later(wait_s, self._send, share=self._share)
+        except BaseException:
+            # No timer was set: what waits is sent with the next marker.
+            with self._lock:
+                self._timed = False
+            raise
+
+    def _free(self) -> _Lane | None:
+        return next((lane for lane in self._lanes if not lane.batch), None)
+
+    def _add_lane(self) -> None:
+        try:
+            lane = _Lane(self._open_lane(self._opened))
+        except LogError as error:
+            WRITER.warning("dirty log %s: no further lane: %s", self.name, error)
+            lane = None
+        finally:
+            with self._lock:
+                self._opening = False
+        with self._lock:
+            self._opened += 1
+            if lane is not None:
+                self._lanes.append(lane)
+        self._go_on()
+
+    def _send(self) -> None:
+        with self._lock:
+            self._timed = False
+            lane = self._free()
+            if lane is None or not self._waiting:
+                return
+            count_max = lane.writer.options.batch_records_max
+            batch, self._waiting = self._waiting[:count_max], self._waiting[count_max:]
+            lane.batch = batch
+            self._sent_s = self._runtime.monotonic_s()
+        try:
+            # Not blocking: the worker that runs this may be needed to make room.
+            future = lane.writer.submit_many([marker.to_message() for marker, _ in batch], timeout_s=0)
+        except BaseException as error:
+            self._end(lane, error)
+            if not isinstance(error, LogError):
+                raise
+        else:
+            future.add_done_callback(partial(self._sent, lane))
+        self._go_on()
+
+    def _sent(self, lane: _Lane, future: Future[LogPosition]) -> None:
+        self._end(lane, future.exception())
+
+    def _end(self, lane: _Lane, error: BaseException | None) -> None:
+        with self._lock:
+            batch, lane.batch = lane.batch, []
+            if isinstance(error, _FINAL):
+                self._lanes.remove(lane)
+                if self._lanes:
+                    # Certainly not marked there: another lane takes them.
+                    batch, self._waiting = [], batch + self._waiting
+                else:
+                    self._refusal = self._refusal or error
+        for _, outcome in batch:
+            if error is None:
+                outcome.set_result(None)
+            else:
+                # Each append raises its own copy: raising one adds to its traceback.
+                outcome.set_exception(copy.copy(error))
+        self._go_on()
