@@ -30,8 +30,14 @@ if TYPE_CHECKING:
     from wal3_core.errors import StoreDeniedError as StoreDeniedError
     from wal3_core.errors import UnavailableError as UnavailableError
     from wal3_core.errors import UnknownDurabilityError as UnknownDurabilityError
+    from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
+    from wal3_core.fleet.dirty_log import DirtyLog as DirtyLog
     from wal3_core.fleet.discovery import list_logs as list_logs
+    from wal3_core.fleet.fleet import Fleet as Fleet
+    from wal3_core.fleet.fleet import FleetStats as FleetStats
+    from wal3_core.fleet.fleet import HeldWriter as HeldWriter
+    from wal3_core.fleet.fleet_options import FleetOptions as FleetOptions
     from wal3_core.log.collect.collection import CollectionReport as CollectionReport
     from wal3_core.log.collect.collection import collect as collect
     from wal3_core.log.collect.collector import Collector as Collector
@@ -77,6 +83,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.bootstrap import Origin as Origin
     from wal3_core.log.write.bootstrap import bootstrap as bootstrap
     from wal3_core.log.write.halt import ResumeReport as ResumeReport
+    from wal3_core.log.write.marking import Marks as Marks
     from wal3_core.log.write.stats import WriterStats as WriterStats
     from wal3_core.log.write.writer import LogWriter as LogWriter
     from wal3_core.model.cursor import Cursor as Cursor
@@ -84,6 +91,7 @@ if TYPE_CHECKING:
     from wal3_core.model.garbage import Garbage as Garbage
     from wal3_core.model.manifest import Manifest as Manifest
     from wal3_core.model.manifest_parts import Seal as Seal
+    from wal3_core.model.marker import Marker as Marker
     from wal3_core.model.parquet.decoding import Fragment as Fragment
     from wal3_core.model.pin import Pin as Pin
     from wal3_core.model.policy import Policy as Policy
@@ -141,13 +149,18 @@ _HOMES = {
     "DeletionReport": "wal3_core.log.collect.deleter",
     "DestroyPart": "wal3_core.log.maintain.destroyer",
     "DestroyPlan": "wal3_core.log.maintain.destroyer",
+    "DirtyLog": "wal3_core.fleet.dirty_log",
     "DueDocument": "wal3_core.log.collect.deleter",
+    "Fleet": "wal3_core.fleet.fleet",
+    "FleetOptions": "wal3_core.fleet.fleet_options",
+    "FleetStats": "wal3_core.fleet.fleet",
     "Following": "wal3_core.log.read.following",
     "Fragment": "wal3_core.model.parquet.decoding",
     "FragmentPointer": "wal3_core.model.fragment",
     "Garbage": "wal3_core.model.garbage",
     "GarbageCollectedError": "wal3_core.errors",
     "HaltedError": "wal3_core.errors",
+    "HeldWriter": "wal3_core.fleet.fleet",
     "InvalidRequestError": "wal3_core.errors",
     "Lag": "wal3_core.log.read.consumed",
     "Limits": "wal3_core.options",
@@ -161,6 +174,8 @@ _HOMES = {
     "LogWriter": "wal3_core.log.write.writer",
     "Manifest": "wal3_core.model.manifest",
     "Marked": "wal3_core.log.collect.pruner",
+    "Marker": "wal3_core.model.marker",
+    "Marks": "wal3_core.log.write.marking",
     "Message": "wal3_core.model.record",
     "NotDurableError": "wal3_core.errors",
     "ObjectMeta": "wal3_core.storage.object_store",
@@ -198,6 +213,7 @@ _HOMES = {
     "ThreadRuntime": "wal3_core.runtime.threads",
     "UnavailableError": "wal3_core.errors",
     "UnknownDurabilityError": "wal3_core.errors",
+    "UnmarkedError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",
     "Waiting": "wal3_core.log.read.following",
     "Walk": "wal3_core.log.read.walk",

@@ -50,7 +50,8 @@ def expanded_bytes(num_bytes: int, num_records: int) -> int:
     return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
 
 
-def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
+def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
+    """Take the fields of an options class as plain values; InvalidRequestError for one out of its range."""
     make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
@@ -91,7 +92,7 @@ class RetryOptions:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         pause_s = (0, _SECONDS_MAX)
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "timeout_s": pause_s,
@@ -128,7 +129,7 @@ class SnapshotOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "fragments_per_snapshot": (1, POINTERS_MAX),
@@ -180,7 +181,7 @@ class WriterOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "record_bytes_max": (1, FRAGMENT_BYTES_MAX),
@@ -226,7 +227,7 @@ class ReaderOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "prefetch_fragments": (0, _COUNT_MAX),
@@ -260,7 +261,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "commit_records_max": (1, _COUNT_MAX),
@@ -337,7 +338,7 @@ class CollectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "interval_s": (0, _SECONDS_MAX),
@@ -372,7 +373,7 @@ class SnapshotCompactorOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "pointers_per_step_max": (1, _COUNT_MAX),
