@@ -54,4 +54,4 @@ def test_policy_of_a_missing_log_is_refused(wal3: Command) -> None:
     result = wal3("policy", "none")
 
     assert result.exit_code == 2
-    assert "expected manifest" in result.stderr
+    assert "expected a log, found none" in result.stderr
