@@ -89,7 +89,18 @@ def test_gc_shows_a_table_for_people(wal3: Command) -> None:
     )
     assert row.split()[:2] == ["a", "2"]
     assert SINCE in row
-    assert "24.0 h" in row
+    assert row.split()[-1] == "1d"
+
+
+@pytest.mark.parametrize(("interval", "shown"), [("2h", "2h"), ("36h", "1d12h")])
+def test_gc_shows_the_wait_in_units_that_fit_it(wal3: Command, interval: str, shown: str) -> None:
+    collectable(wal3)
+
+    row = wal3.ok("gc", "a", "--interval", interval).decode().splitlines()[3]
+    begun = wal3.ok("gc", "a", "--interval", interval, "--dry-run").decode()
+
+    assert row.split()[-1] == shown
+    assert f"to be deleted in {shown}" in begun
 
 
 def test_repeated_gc_finds_nothing(wal3: Command) -> None:
