@@ -163,7 +163,7 @@ def test_inspect_shows_a_collection_that_is_under_way(wal3: Command) -> None:
     [document] = wal3.json("inspect", "events", "--json")
 
     assert f"up to offset 4: {path}" in shown
-    assert document["collecting"]["garbage"] == path  # type: ignore[call-overload, index]
+    assert document["collecting"]["garbage"] == path
 
 
 def test_inspect_shows_tree_epochs_and_cursors(wal3: Command) -> None:

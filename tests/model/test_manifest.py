@@ -173,7 +173,7 @@ def test_broken_invariant_is_refused_with_its_name(
     held: Manifest, broken: dict[str, object], match: str | None
 ) -> None:
     """INV-1 to INV-5."""
-    changed = replace(held, **broken)  # type: ignore[arg-type]
+    changed = replace(held, **broken)
 
     if match is None:
         changed.check()

@@ -66,7 +66,7 @@ def filled(memory_store: MemoryStore) -> Iterator[MemoryStore]:
 
 
 def read(store: ObjectStore, start: object = None, limits: Limits | None = None) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records(start, limits or Limits())]  # type: ignore[arg-type]
+    return [record.body for record in LogReader.open(store, "a").records(start, limits or Limits())]
 
 
 def test_whole_log_reads_back_through_both_levels_of_snapshots(store: ObjectStore) -> None:

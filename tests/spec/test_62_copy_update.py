@@ -250,7 +250,7 @@ def test_commit_without_an_answer_appends_nothing_twice(store: ObjectStore, faul
     backed_up(store)
     fill(store, "a", 20)
     faulty = FaultyStore(store)
-    faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]
+    faulty.fail("replace", "MANIFEST", fault)
 
     updated = update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
     faulty.arrive()

@@ -89,7 +89,7 @@ def gc(
       wal3 gc --all
       wal3 gc orders --fraction-max 1 --interval-s 3600
       wal3 gc audit --without-cursors --up-to-offset 1000000
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if bool(logs) == every:
         message = "name the logs to collect, or give --all"
         raise click.UsageError(message)

@@ -47,7 +47,7 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
       wal3 policy audit
       wal3 policy audit --retention 7d --without-cursors
       wal3 policy orders --percent-max 100
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if wanted["retention_s"] is not None and no_retention:
         message = "give --retention-s or --no-retention, not both"
         raise click.UsageError(message)

@@ -63,7 +63,7 @@ def scrub(
       wal3 scrub orders --bytes 10000000000
       wal3 scrub orders --bytes 10000000000 --from-offset 250001
       wal3 scrub --all --json | jq -c 'select(.sound | not) | .problems[]'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if bool(logs) == every:
         message = "name the logs to scrub, or give --all"
         raise click.UsageError(message)

@@ -51,7 +51,7 @@ def tail(session: Session, /, log: str, wanted: int | None, follow: bool, **chos
       wal3 tail orders -n 100
       wal3 tail orders --from-time -1h
       wal3 tail orders --follow | jq .body
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     start, limits = start_of({**chosen}), limits_of({**chosen})
     if follow and limits != UNLIMITED:
         message = "--follow: expected no --to-offset and no --to-time, since it waits for more"

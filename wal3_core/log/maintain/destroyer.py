@@ -193,7 +193,7 @@ class _Destroying:
                 lives,
                 self._runtime,
                 self._retry,
-                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]
+                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]  # before is an int
             )
             if deleted == before:
                 return deleted

@@ -92,9 +92,8 @@ def _timeouts(options: Mapping[str, str]) -> ClientConfig:
 def _s3_clients(
     parts: SplitResult, options: Mapping[str, str], session: Session | None, timeouts: ClientConfig
 ) -> Clients:
-    # Other stores than S3 do without it.
-    import boto3  # noqa: PLC0415
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+    import boto3  # noqa: PLC0415 - other stores than S3 do without it
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - it imports boto3
 
     session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
