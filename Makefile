@@ -115,5 +115,5 @@ docs: setup ## The documentation site, into site/; fails on a broken link
 history: setup ## 100,000 file changes of a git history through the log and back, compared with its tree
 	$(BIN)/python benchmarks/git_history.py
 
-clean: ## Remove the environments and the demo
-	rm -rf $(VENV) .venv-ministack .demo
+clean: ## Remove the environments, the demo and what builds have left
+	rm -rf $(VENV) .venv-ministack .demo build site *.egg-info

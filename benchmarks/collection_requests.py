@@ -55,7 +55,7 @@ def waiting(request_s: float) -> None:
         measured = number in WAITING
         slow.requests.clear()
         began_s = time.monotonic()
-        collect(slow if measured else inner, "a", options=options)  # type: ignore[arg-type]
+        collect(slow if measured else inner, "a", options=options)
         if measured:
             puts = slow.requests["create"] + slow.requests["replace"]
             print(f"| {number} | {slow.requests.total()} | {puts} | {time.monotonic() - began_s:.2f} |", flush=True)
@@ -73,7 +73,7 @@ def consumers(request_s: float) -> None:
     witness = laggard.init("laggard", LogPosition(1, 0))
 
     def consume(number: int) -> int:
-        saves, cursors = 0, CursorStore(Slow(inner, request_s), "a")  # type: ignore[arg-type]
+        saves, cursors = 0, CursorStore(Slow(inner, request_s), "a")
         seen = cursors.init(f"c{number}", LogPosition(1, 0))
         while not stop.is_set():
             saves += 1
@@ -89,7 +89,7 @@ def consumers(request_s: float) -> None:
             slow.requests.clear()
             began_s = time.monotonic()
             try:
-                done = collect(slow, "a", options=CollectorOptions(orphans_max=0))  # type: ignore[arg-type]
+                done = collect(slow, "a", options=CollectorOptions(orphans_max=0))
                 carried_out += not done.plan.empty
             except LogError as error:
                 print(f"{type(error).__name__}: {error}")

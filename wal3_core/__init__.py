@@ -248,8 +248,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
-            # Imported here, since it takes longer than the rest of this module.
-            from importlib.metadata import version  # noqa: PLC0415
+            from importlib.metadata import version  # noqa: PLC0415 - takes longer than the rest of this module
 
             return version("wal3")
         home = _HOMES.get(name)

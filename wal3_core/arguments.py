@@ -46,7 +46,7 @@ def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
             ]
             named = {name: checks[name](value, name) if name in checks else value for name, value in kwargs.items()}
             # Surplus arguments are left for Python to refuse.
-            return function(*plain, *args[len(plain) :], **named)  # type: ignore[arg-type]
+            return function(*plain, *args[len(plain) :], **named)  # type: ignore[arg-type]  # checked as P says
 
         return call
 

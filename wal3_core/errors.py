@@ -7,7 +7,7 @@
     │   └── ClosedError              the writer was closed, or the log opened before a fork
     ├── AppendError                  an append was not acknowledged
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
-    │   │   ├── ContentionError      ... because another writer took over the log
+    │   │   ├── ContentionError      ... because they lost their place to other writers too often
     │   │   ├── ConditionNotMetError ... because the log's next offset differs: ``next_offset``
     │   │   ├── OverloadedError      ... because too many bytes are waiting: slow down
     │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
@@ -60,7 +60,7 @@ class NotDurableError(AppendError):
 
 
 class ContentionError(NotDurableError):
-    """Another writer took over the log before the records were committed."""
+    """The records lost their place too often, or until their time was over: to other writers, or to maintenance."""
 
 
 class ConditionNotMetError(NotDurableError):

@@ -32,7 +32,7 @@ def init(folder: Path, *, force: bool, **options: str | int | bool) -> None:
     \b
     Example:
       python -m wal3_orchestration init ~/wal3-dagster --store s3://bucket/prefix
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     deployment = Deployment(home=folder.absolute(), **options)  # type: ignore[arg-type]  # click's options are its fields
     if deployment.compose and deployment.kubernetes:
         message = "--compose and --kubernetes need different dagster.yaml files: write them to two folders"

@@ -105,7 +105,7 @@ def test_append_to_a_missing_log_fails_without_create(wal3: Command) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        ": initialize the log first (`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs)\n"
+        ": initialize the log first (`wal3 init events`, or `wal3 append --create events`; `wal3 ls` lists the logs)\n"
     )
     wal3.ok("append", "--create", "events", stdin=TWO)
 

@@ -66,7 +66,7 @@ class Trickle(io.BytesIO):
 
     has_more = False
 
-    def read(self, size: int | None = -1, /) -> bytes | None:  # type: ignore[override] # as a raw stream's
+    def read(self, size: int | None = -1, /) -> bytes | None:  # as a raw stream's
         del size
         self.has_more = not self.has_more
         return super().read(3) if self.has_more else None

@@ -122,7 +122,7 @@ def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
         rest, complaint = process.stdout.read(), process.stderr.read()
 
     assert (before, after) == (["2", "3"], "4")
-    assert (process.returncode, rest, complaint) == (0, b"", b"")
+    assert (process.returncode, rest, complaint) == (130, b"", b"Interrupted.\n")
 
 
 @pytest.mark.slow

@@ -47,8 +47,8 @@ def test_show_distinguishes_a_lopsided_tree_from_a_good_one(wal3: Command) -> No
     assert (good["needs_compaction"], good["fragments"], good["exact"]) == (False, 1, True)
     assert (bad["needs_compaction"], bad["fragments"], bad["exact"]) == (True, 60, False)
     assert (exact["needs_compaction"], exact["fragments"], exact["exact"]) == (True, 60, True)
-    assert [level["depth"] for level in exact["levels"]] == [1, 2, 3]  # type: ignore[attr-defined, index]
-    assert exact["levels"][0]["largest"] == 2  # type: ignore[index]
+    assert [level["depth"] for level in exact["levels"]] == [1, 2, 3]
+    assert exact["levels"][0]["largest"] == 2
     assert b"lopsided" in wal3.ok("snapshot", "show", "bad")
     assert b"good" in wal3.ok("snapshot", "show", "good")
 
@@ -62,7 +62,7 @@ def test_dry_run_says_what_and_why_and_changes_nothing(wal3: Command) -> None:
     printed = wal3.ok("snapshot", "compact", "bad", "--dry-run").decode()
 
     assert plan["findings"]
-    for finding in plan["findings"]:  # type: ignore[attr-defined]
+    for finding in plan["findings"]:
         assert finding["reason"] in printed
         assert finding["where"] in printed
     assert stored(wal3) == before
@@ -78,8 +78,8 @@ def test_compact_makes_the_tree_good_and_then_finds_nothing_to_do(wal3: Command)
     again = wal3.ok("snapshot", "compact", "bad")
     planned = wal3.ok("snapshot", "compact", "bad", "--dry-run").decode()
 
-    assert (done["before"]["needs_compaction"], done["after"]["needs_compaction"]) == (True, False)  # type: ignore[index]
-    assert done["snapshots_written"] > 0  # type: ignore[operator]
+    assert (done["before"]["needs_compaction"], done["after"]["needs_compaction"]) == (True, False)
+    assert done["snapshots_written"] > 0
     assert again == b"bad: nothing to pack\n"
     assert planned.endswith("nothing to pack\n")
     assert stored(wal3) == before

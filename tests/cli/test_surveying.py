@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from .conftest import Command
 
 FEW = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2, snapshots_per_roll=2)
+
+
+RUNBOOK = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
+SECTIONS = {
+    re.sub("[^a-z -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+    for line in RUNBOOK.splitlines()
+    if line.startswith("## ")
+}
 
 
 def appended(wal3: Command, log: str, count: int) -> None:
@@ -154,7 +163,7 @@ def test_inspect_shows_a_collection_that_is_under_way(wal3: Command) -> None:
     [document] = wal3.json("inspect", "events", "--json")
 
     assert f"up to offset 4: {path}" in shown
-    assert document["collecting"]["garbage"] == path  # type: ignore[call-overload, index]
+    assert document["collecting"]["garbage"] == path
 
 
 def test_inspect_shows_tree_epochs_and_cursors(wal3: Command) -> None:
@@ -320,6 +329,30 @@ def test_scrub_names_every_bad_object_and_fails(wal3: Command) -> None:
     reports = {report["log"]: report for report in map(json.loads, programs.stdout.splitlines())}
     assert reports["good"]["sound"]
     assert {problem["path"] for problem in reports["bad"]["problems"]} == names
+
+
+def test_scrub_shows_each_bad_object_once_as_it_is_stored_and_where_to_read_on(wal3: Command) -> None:
+    deep(wal3, "bad")
+    wal3.ok("cursor", "set", "bad", "billing", "first")
+    cut, gone = files(wal3, "bad/Life=*/log/**/*.parquet")[:2]
+    cut.write_bytes(cut.read_bytes()[:-1])
+    gone.unlink()
+    [cursor] = files(wal3, "bad/Life=*/cursor/*.json")
+    cursor.write_bytes(b"nothing")
+
+    lines = wal3("scrub", "bad").stdout.splitlines()
+
+    unsound = "a-check-turns-red-the-log-is-unsound"
+    for file, section in ((cut, unsound), (gone, unsound), (cursor, "a-collection-refuses")):
+        stored = f"{wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}"
+        [place] = [number for number, line in enumerate(lines) if file.name in line]
+        assert lines[place - 1 : place + 1] == ["bad: bad object", f"  {stored}"]
+        block = lines[place + 1 : lines.index("", place)]
+        assert block[-1] == f"  next: docs/operations.md#{section}"
+        assert max(map(len, block)) <= 100
+        assert section in SECTIONS
+    [what] = [lines[number + 1] for number, line in enumerate(lines) if cut.name in line]
+    assert re.fullmatch(r"  fragment \d+: the file's bytes changed: expected \d+ bytes, found \d+", what)
 
 
 @pytest.mark.parametrize("arguments", [(), ("events", "--all")])

@@ -15,7 +15,7 @@ WIDTH = 80
 ROWS = {
     "ls": (ls._COLUMNS, ("tenants/acme/a-long-name-of-orders", "12,345", "1.2 GB", "123", "1", "12,346", "sealed")),
     "scrub": (scrub._SCRUB_COLUMNS, ("tenants/acme/a-long-name", "sound", "12,345", "1.2 GB", "123", "4")),
-    "gc": (gc._COLUMNS, ("orders", "12,345", "1.2 GB", "0", "123", "0", "cursor billing is at offset 12346", "24.0 h")),
+    "gc": (gc._COLUMNS, ("orders", "12,345", "1.2 GB", "0", "123", "0", "cursor billing is at offset 12346", "23h59m")),
     "cursors": (
         cursor.CURSOR_COLUMNS,
         (

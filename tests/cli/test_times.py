@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from wal3_core.cli.times import Duration, Time
+from wal3_core.cli.times import Duration, Time, seconds_of, wait_of
 from wal3_core.runtime import US_PER_S, shared_runtime
 
 if TYPE_CHECKING:
@@ -122,6 +122,15 @@ def test_ranges_begin_at_and_end_before(wal3: Command) -> None:
     assert offsets(wal3, "tail", "a", "-n", "2") == [9, 10]
     wal3.ok("pin", "create", "a", "p", "--reason", "a test")
     assert offsets(wal3, "cat", "a", "--pin", "p", "--from-offset", "9", "--to-offset", "10") == [9]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.01, "1s"), (59.2, "1m"), (3600, "1h"), (3601, "1h1m"), (86_399.5, "1d"), (90_001, "1d2h"), (1_209_600, "14d")],
+)
+def test_wait_is_rounded_up_to_its_second_unit_and_reads_as_a_duration(seconds: float, shown: str) -> None:
+    assert wait_of(seconds) == shown
+    assert (seconds_of(shown) or 0) >= seconds
 
 
 def test_follower_of_a_range_with_an_end_is_refused(wal3: Command) -> None:

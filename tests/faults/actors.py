@@ -370,7 +370,7 @@ class Freezer:
     for_s: float
     clock_stops: bool
 
-    def play(self, stage: Stage, process: SimProcess) -> None:  # noqa: ARG002
+    def play(self, stage: Stage, process: SimProcess) -> None:  # noqa: ARG002 - the victim is another
         stage.simulation.pause(self.after_s)
         stage.simulation.freeze(stage.processes[self.victim], self.for_s, clock_stops=self.clock_stops)
         stage.world.fired["frozen"] += 1

@@ -76,7 +76,7 @@ class Name:
     def copying(self) -> Vacancy | None:
         """The vacancy of a copy to this name."""
         copying = isinstance(self.entry, Vacancy) and self.entry.kind is VacancyKind.COPYING
-        return self.entry if copying else None  # type: ignore[return-value]
+        return self.entry if copying else None
 
     def was_taken_since(self, since_s: float) -> bool:
         """Whether the name was a log's, or claimed by a copy, at some moment since then."""

@@ -244,7 +244,7 @@ class SimProcess:
         if not self.dead:
             self.simulation.spawn(self, f"{self.name}:worker", task)
 
-    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> SimTimer:  # noqa: ARG002
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> SimTimer:  # noqa: ARG002 - as spawn
         timer = SimTimer()
 
         def later() -> None:

@@ -50,7 +50,7 @@ class World:
     fired_at: dict[int, str] = field(default_factory=dict)
     kinds: list[Kind] = field(default_factory=list)
     outages: dict[str, float] = field(default_factory=dict)
-    objects: MemoryStore = field(default=None)  # type: ignore[assignment]
+    objects: MemoryStore = field(default=None)
     names: Names = field(init=False)
     network: SimProcess = field(init=False)
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)

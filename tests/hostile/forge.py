@@ -31,7 +31,7 @@ class Struct:
     fields: list[list[object]] = field(default_factory=list)
 
     def __getitem__(self, number: int) -> Value:
-        return next(value for each, _, value in self.fields if each == number)  # type: ignore[return-value]
+        return next(value for each, _, value in self.fields if each == number)
 
     def has(self, number: int) -> bool:
         return any(each == number for each, _, _ in self.fields)
@@ -43,7 +43,7 @@ class Struct:
                 each[2] = value
                 return
         self.fields.append([number, kind, value])
-        self.fields.sort(key=lambda each: each[0])  # type: ignore[arg-type, return-value]
+        self.fields.sort(key=lambda each: each[0])
 
     def items(self, number: int) -> list[Value]:
         found = self[number]
@@ -144,7 +144,7 @@ def _dump_struct(value: Struct) -> bytes:
         marked = (TRUE if each else FALSE) if kind in (TRUE, FALSE) else kind
         delta = number - last
         out += bytes([delta << 4 | marked]) if 0 < delta < 16 else bytes([marked]) + zigzag(number)
-        out += b"" if kind in (TRUE, FALSE) else dump(each, kind)  # type: ignore[arg-type]
+        out += b"" if kind in (TRUE, FALSE) else dump(each, kind)
         last = number
     return bytes(out) + b"\0"
 
@@ -180,7 +180,7 @@ class Forgery:
     def of(cls, data: bytes) -> Forgery:
         """Take a sound file apart."""
         footer = Parser(footer_bytes(data)).struct()
-        groups = [[_chunk(data, entry) for entry in group.items(1)] for group in footer.items(4)]  # type: ignore[union-attr, arg-type]
+        groups = [[_chunk(data, entry) for entry in group.items(1)] for group in footer.items(4)]
         return cls(footer, groups)
 
     def chunks(self, column: int) -> list[Chunk]:

@@ -172,7 +172,7 @@ def repacked(data: bytes, rng: random.Random) -> bytes:
     forgery = Forgery.of(data)
     chunk = rng.choice([chunk for group in forgery.groups for chunk in group])
     page = rng.choice(chunk.pages)
-    codec = {1: "snappy", 6: "zstd"}.get(chunk.metadata[4])  # type: ignore[arg-type]
+    codec = {1: "snappy", 6: "zstd"}.get(chunk.metadata[4])
     content = _unpacked(page, codec)
     damaged = rng.choice((flipped, scrambled, _counted))(content, rng) if content else rng.randbytes(8)
     packed = page.header.has(8) or codec is None

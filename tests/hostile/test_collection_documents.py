@@ -188,12 +188,12 @@ def test_value_confirmed_by_the_rest_of_a_document_cannot_be_changed(name: str) 
         forged = deepcopy(document)
         holder = forged
         for step in place[:-1]:
-            holder = holder[step]  # type: ignore[index, call-overload, assignment]
-        value = holder[place[-1]]  # type: ignore[index, call-overload]
+            holder = holder[step]
+        value = holder[place[-1]]
         if isinstance(value, dict | list | bool):
             continue
-        other = abs(value - 1) if isinstance(value, int) else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"  # type: ignore[index, operator]
-        holder[place[-1]] = other  # type: ignore[index, call-overload]
+        other = abs(value - 1) if isinstance(value, int) else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"
+        holder[place[-1]] = other
         if accepted(name, dumped(forged)) is not None:
             stands_alone.add(place)
 
@@ -246,7 +246,7 @@ def test_no_forged_garbage_document_costs_a_record(name: str, data: st.DataObjec
     document = content(name)
     document["pruned"] = data.draw(st.booleans())
     mine = [{"fragment": pointer.to_json()} for pointer in manifest.fragments]
-    document["dropped"] = data.draw(st.sampled_from([document["dropped"], mine, mine[:3], mine[3:]]))  # type: ignore[assignment]
+    document["dropped"] = data.draw(st.sampled_from([document["dropped"], mine, mine[:3], mine[3:]]))
     document["orphans"] = [{"path": pointer.path} for pointer in manifest.fragments[: data.draw(st.integers(0, 8))]]
     place = data.draw(st.sampled_from([manifest.first, manifest.next]))
     document["first"] = place.to_json()

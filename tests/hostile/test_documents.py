@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,7 +59,7 @@ def test_every_damage_is_an_error_that_names_the_document(name: str, damage: obj
     data, count = stored(name), 0
     load(name, data)
 
-    for damaged in damage(data):  # type: ignore[operator]
+    for damaged in damage(data):
         if damaged == data:
             continue
         with pytest.raises(CorruptError) as caught:
@@ -70,13 +71,9 @@ def test_every_damage_is_an_error_that_names_the_document(name: str, damage: obj
     assert count >= 250
 
 
-@every_document
-@pytest.mark.parametrize("other", NAMES)
+@pytest.mark.parametrize(("name", "other"), list(permutations(NAMES, 2)))
 def test_one_kind_of_document_is_never_read_as_another(name: str, other: str) -> None:
     """Complete and sound, with a valid checksum, in the wrong place."""
-    if name == other:
-        pytest.skip("the same")
-
     with pytest.raises(CorruptError):
         load(name, sealed(name, strict_json.dump(content(other))), renamed=True)
 

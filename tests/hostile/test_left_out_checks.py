@@ -67,7 +67,7 @@ def truth_for_a_number() -> object:
 
 
 def too_many_epochs() -> object:
-    entry = content("manifest")["epochs"][0]  # type: ignore[index, call-overload]
+    entry = content("manifest")["epochs"][0]
     return load("manifest", _document("manifest", epochs=[{**entry, "epoch": epoch} for epoch in range(17)]))
 
 

@@ -78,23 +78,23 @@ def changed(document: JsonValue, place: tuple[str | int, ...], change: str, valu
     """Delete, replace, repeat, move, or add to the value at a place."""
     holder = document
     for step in place[:-1]:
-        holder = holder[step]  # type: ignore[index, call-overload]
+        holder = holder[step]
     last = place[-1]
     match change, holder:
         case "delete", dict() | list():
-            del holder[last]  # type: ignore[arg-type]
+            del holder[last]
         case "double", list():
-            holder.insert(last, deepcopy(holder[last]))  # type: ignore[arg-type, index]
+            holder.insert(last, deepcopy(holder[last]))
         case "reverse", list():
             holder.reverse()
-        case "nudge", dict() | list() if isinstance(holder[last], int):  # type: ignore[index]
-            holder[last] += value if isinstance(value, int) and -3 < value < 3 else 1  # type: ignore[index, operator]
+        case "nudge", dict() | list() if isinstance(holder[last], int):
+            holder[last] += value if isinstance(value, int) and -3 < value < 3 else 1
         case "wrap", dict() | list():
-            holder[last] = [holder[last]]  # type: ignore[index]
+            holder[last] = [holder[last]]
         case "add", dict():
-            holder[f"{last}2"] = deepcopy(holder[last])  # type: ignore[index]
+            holder[f"{last}2"] = deepcopy(holder[last])
         case _:
-            holder[last] = value  # type: ignore[index, assignment]
+            holder[last] = value
 
 
 @pytest.mark.slow
@@ -179,13 +179,13 @@ def test_every_other_number_and_name_of_a_document_is_confirmed_by_the_rest(name
         forged = deepcopy(document)
         holder = forged
         for step in place[:-1]:
-            holder = holder[step]  # type: ignore[index, call-overload, assignment]
-        value = holder[place[-1]]  # type: ignore[index, call-overload]
+            holder = holder[step]
+        value = holder[place[-1]]
         if isinstance(value, dict | list):
             continue
         # Replace a digit by another, as in a path or a hash, so that it stays well-formed.
         other = value - 1 if isinstance(value, int) and value else 1 if isinstance(value, int) else None
-        holder[place[-1]] = other if other is not None else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"  # type: ignore[index, call-overload]
+        holder[place[-1]] = other if other is not None else f"{value[:-1]}{'1' if value[-1] != '1' else '2'}"
         if accepted(name, dumped(forged)) is not None:
             stands_alone.add(place)
 

@@ -140,7 +140,7 @@ def test_footer_that_would_crash_the_decoder_is_an_error() -> None:
     forgery = Forgery.of(written(table_of(KEYED), compression="none", use_dictionary=False))
     sizes = next(chunk.metadata for chunk in forgery.groups[0] if chunk.metadata.has(16)).inner(16)
     histogram = next(each for each in sizes.fields if each[0] == 3)[2]
-    histogram.values.append(1)  # type: ignore[attr-defined]
+    histogram.values.append(1)
     data = forgery.build()
 
     assert decoded(data, pointer_to(data, len(KEYED))) is None

@@ -155,7 +155,7 @@ def test_encrypted_file_is_an_error() -> None:
 def _described(stored: bytes, **changes: bytes | None) -> bytes:
     """Change or remove entries of a file's metadata."""
     forgery = Forgery.of(stored)
-    kept = {bytes(each[1]): each for each in forgery.footer.items(5)}  # type: ignore[index, arg-type]
+    kept = {bytes(each[1]): each for each in forgery.footer.items(5)}
     for name, value in changes.items():
         kept.pop(f"wal3.{name}".encode(), None)
         if value is not None:

@@ -125,7 +125,7 @@ def test_cut_through_a_snapshot_of_depth_2_writes_one_of_each_depth_deepest_firs
     assert (leaf.depth, node.depth) == (1, 2)
     assert node.pointers == (leaf.pointer_to(leaf.to_bytes()),)
     assert found.replaced == (second, tree.manifest.snapshots[0])
-    assert found.dropped == (first, *tree.snapshots[second.path].pointers[:1])  # type: ignore[union-attr]
+    assert found.dropped == (first, *tree.snapshots[second.path].pointers[:1])
 
 
 def test_compacted_fragment_is_dropped_whole_or_kept_whole() -> None:
@@ -320,7 +320,7 @@ def test_every_shorter_document_is_an_error() -> None:
 def forged(garbage: Garbage, **changes: object) -> bytes:
     document = json.loads(garbage.to_bytes())
     del document["checksum"]
-    return strict_json.dump_checksummed({**document, **changes})  # type: ignore[dict-item]
+    return strict_json.dump_checksummed({**document, **changes})
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_broken_invariant_is_refused_with_its_name(
     held: Manifest, broken: dict[str, object], match: str | None
 ) -> None:
     """INV-1 to INV-5."""
-    changed = replace(held, **broken)  # type: ignore[arg-type]
+    changed = replace(held, **broken)
 
     if match is None:
         changed.check()
@@ -264,7 +264,7 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
 
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [(0, "an older one wrote it"), (1, "an older one wrote it"), (3, "a newer wal3"), (99, "a newer wal3")],
+    [(0, "an older wal3 wrote it"), (1, "an older wal3 wrote it"), (3, "a newer wal3"), (99, "a newer wal3")],
 )
 def test_unknown_format_version_is_refused_with_advice(held: Manifest, version: int, advice: str) -> None:
     from wal3_core.model import strict_json  # noqa: PLC0415 - only here is a document forged

@@ -115,6 +115,31 @@ def test_each_contradiction_with_the_pointer_is_named() -> None:
         parquet.decode(stored, pointer, expanded_bytes_max=10)
 
 
+def test_an_error_says_first_what_is_known_of_the_file() -> None:
+    stored, pointer = fragment_of([(b"k", b"a body that is stored as it is")])
+    other, of_other = fragment_of([(b"k", b"A body that is stored as it is")])
+    body = stored.index(b"a body")
+    header = stored.index(b"PAR1") + 4
+    found = {
+        "the file's bytes changed: .* CRC checksum": _damaged(stored, body),
+        "the file cannot be read as it was written: column 0: expected a page at byte 4": _damaged(stored, header),
+        "the file cannot be read as it was written: expected a Parquet file": _damaged(stored, -1),
+        "the file's records are not those that were appended: expected setsum": other.replace(
+            of_other.setsum.hexdigest().encode(), pointer.setsum.hexdigest().encode()
+        ),
+    }
+
+    for said, data in found.items():
+        with pytest.raises(CorruptError, match=rf"^fragment 7 \(.*\): {said}"):
+            parquet.decode(data, pointer, expanded_bytes_max=GIB)
+
+
+def _damaged(data: bytes, index: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[index] ^= 0xFF
+    return bytes(damaged)
+
+
 def test_file_whose_own_metadata_is_wrong_is_an_error() -> None:
     stored, pointer = fragment_of([(b"a", b"1"), (b"b", b"2")])
     for written, other in (

@@ -106,7 +106,7 @@ class Root:
                 kept = len(self.snapshots) - len(roll.replaced)
                 *taken_in, last = roll.replaced
                 assert isinstance(last, SnapshotPointer)
-                sizes = [each.num_pointers for each in taken_in if each.depth > last.depth]  # type: ignore[union-attr]
+                sizes = [each.num_pointers for each in taken_in if each.depth > last.depth]
                 size = sum(sizes) + len(roll.replaced) - len(sizes)
                 self.snapshots = (*self.snapshots[:kept], sized(last.depth + 1, size))
             self.most = max(self.most, len(self.snapshots))

@@ -16,7 +16,7 @@ from wal3_orchestration.partitions import run_request
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-resources_module.open_store = lambda url, session=None: wait_at_gates(open_store(url, session=session))  # type: ignore[assignment]
+resources_module.open_store = lambda url, session=None: wait_at_gates(open_store(url, session=session))
 
 
 def execute(job: str, log: str, environment: Mapping[str, str]) -> None:

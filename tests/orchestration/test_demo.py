@@ -74,7 +74,7 @@ def test_java_is_judged_by_its_version(
 def test_parts_hold_every_message_once_and_in_order() -> None:
     messages = {"long": list(range(23)), "short": [1]}
 
-    split = list(parts(messages))  # type: ignore[arg-type]
+    split = list(parts(messages))
 
     assert len(split) == PARTS
     assert {log: [number for part in split for number in part[log]] for log in messages} == messages

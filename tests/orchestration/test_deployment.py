@@ -148,7 +148,7 @@ def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_dae
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="apt-get install systemd runs it")
 def test_units_are_accepted_by_systemd(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     _init(folder, "--systemd")

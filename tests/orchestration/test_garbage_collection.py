@@ -389,7 +389,7 @@ def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_col
         covered = request.partition_key_range
         assert covered is not None
         assert (covered.start, covered.end) == (known[0], known[-1])
-    assert [COLLECT_TAG in request.tags for request in requests] == [True, False, False]  # type: ignore[union-attr]
+    assert [COLLECT_TAG in request.tags for request in requests] == [True, False, False]
 
 
 @pytest.mark.slow

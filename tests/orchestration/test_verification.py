@@ -204,7 +204,7 @@ def test_long_list_of_problems_is_cut_but_counted() -> None:
     outcome = verdict(open_store("memory:none"), report)
 
     assert outcome.details["num_problems"] == PROBLEMS_SHOWN_MAX + 7
-    assert len(outcome.details["problems"].value) == PROBLEMS_SHOWN_MAX  # type: ignore[union-attr, arg-type]
+    assert len(outcome.details["problems"].value) == PROBLEMS_SHOWN_MAX
     assert outcome.problem is not None
     assert outcome.problem.startswith(f"{PROBLEMS_SHOWN_MAX + 7} problems: gone (file ")
     assert outcome.problem.endswith(f"; and {PROBLEMS_SHOWN_MAX + 4} more")

@@ -35,4 +35,4 @@ def test_version_is_the_installed_package_s() -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'wal3_core' has no attribute 'Nothing'"):
-        _ = wal3_core.Nothing  # type: ignore[attr-defined]
+        _ = wal3_core.Nothing

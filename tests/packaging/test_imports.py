@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from wal3_core.runtime.extras import PACKAGES
 
+PROJECT = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 HEAVY = ("pyarrow", "numpy", "pandas", "obstore", "boto3", "botocore", "rich", "click", "pyspark", "dagster")
 LIBRARY = "from wal3_core import LogReader, LogWriter, collect, open_store; open_store('memory:a')"
 CLI = "from wal3_core.cli import main; import sys; sys.argv = ['wal3', *{arguments}]; main()"
@@ -90,7 +92,7 @@ sys.meta_path.insert(0, Missing())
         (["pyspark"], "import wal3_core.spark", "spark"),
     ],
 )
-def test_missing_extra_is_an_error_that_names_the_command_which_installs_it(
+def test_missing_extra_is_an_error_that_names_the_command_which_installs_its_packages(
     missing: list[str], code: str, extra: str
 ) -> None:
     ended = subprocess.run(
@@ -102,7 +104,14 @@ def test_missing_extra_is_an_error_that_names_the_command_which_installs_it(
     )
 
     assert ended.returncode == 1
-    assert f"pip install 'wal3[{extra}]'" in ended.stderr.splitlines()[-1]
+    packages = " ".join(f"'{each}'" for each in EXTRAS[extra])
+    assert ended.stderr.splitlines()[-1].endswith(f": pip install {packages} (wal3's extra {extra})")
+
+
+def test_errors_about_missing_extras_name_the_packages_that_the_project_declares() -> None:
+    assert {extra: list(packages) for extra, packages in PACKAGES.items()} == {
+        extra: packages for extra, packages in EXTRAS.items() if extra not in {"orchestration", "postgres"}
+    }
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 import venv
 from pathlib import Path
 
@@ -20,21 +19,15 @@ PROJECT = ROOT / "tests" / "typing"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python into which the library is installed as from a wheel: its modules and the files it declares."""
+    """A Python into which the library is installed as from a wheel, which holds all files of the package."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python3*/site-packages"))
-    shutil.copytree(
-        Path(str(wal3_core.__file__)).parent, site / "wal3_core", ignore=lambda _, names: _not_shipped(names)
-    )
+    package = Path(str(wal3_core.__file__)).parent
+    shutil.copytree(package, site / "wal3_core", ignore=shutil.ignore_patterns("__pycache__"))
     # The packages that it depends on.
     (site / "others.pth").write_text(str(Path(pytest.__file__).parents[1]))
     return folder / "bin" / "python"
-
-
-def _not_shipped(names: list[str]) -> list[str]:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["wal3_core"]
-    return [name for name in names if "." in name and not name.endswith(".py") and name not in declared]
 
 
 def wrong_lines(file: Path) -> list[int]:

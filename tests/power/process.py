@@ -69,7 +69,7 @@ class Process:
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:  # noqa: ARG002 - one thread for all
         self._tasks.append(task)
 
-    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Alarm:  # noqa: ARG002
+    def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Alarm:  # noqa: ARG002 - as spawn
         alarm = Alarm(task)
         heapq.heappush(self._alarms, (self.now_s + delay_s, next(self._steps), alarm))
         return alarm

@@ -25,7 +25,7 @@ def journals(tmp_path: Path) -> Path:
 def proxy(s3_endpoint: str) -> Iterator[FaultProxy]:
     """A proxy that passes every request on until it is set to fail some."""
     if not s3_endpoint.startswith("http://"):
-        pytest.skip("the proxy speaks plain HTTP: name a server in WAL3_TEST_S3_ENDPOINT that does too")
+        pytest.skip("the proxy speaks plain HTTP: run it with WAL3_TEST_S3_ENDPOINT=http://… or without that variable")
     with fault_proxy(s3_endpoint) as running:
         yield running
 

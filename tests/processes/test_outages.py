@@ -41,8 +41,8 @@ def test_no_line_of_a_slow_stream_is_missing_or_out_of_order_after_refused_conne
     def feed(some: list[bytes]) -> None:
         for line in some:
             time.sleep(0.1)
-            process.stdin.write(line + b"\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
 
     feed(lines[:15])
     with proxy.refusing():

@@ -21,7 +21,7 @@ def evaluating(s3_endpoint: str, s3_bucket_url: str) -> Iterator[EvaluatingServe
     """A server that lets everyone do everything, behind proxies that evaluate the policies."""
     assert s3_bucket_url
     if not s3_endpoint.startswith("http://"):
-        pytest.skip("the proxy speaks plain HTTP: name a server in WAL3_TEST_S3_ENDPOINT that does too")
+        pytest.skip("the proxy speaks plain HTTP: run it with WAL3_TEST_S3_ENDPOINT=http://… or without that variable")
     with ExitStack() as stack:
         yield EvaluatingServer(s3_endpoint, stack)
 

@@ -65,7 +65,7 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    collect_module.DeleteWork = DyingWork  # type: ignore[misc]
+    collect_module.DeleteWork = DyingWork
     options = CollectorOptions(interval_s=0)
     with ThreadPoolExecutor(2) as threads:
         jobs = [threads.submit(collect_module.delete_objects, spark, url, [(log, path)], options) for _ in range(2)]

@@ -110,7 +110,7 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
     run = collect._run
 
     def run_and_destroy(*args: object) -> object:
-        found = run(*args)  # type: ignore[arg-type]
+        found = run(*args)
         destroy(local_store, BAD)
         return found
 

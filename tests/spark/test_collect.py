@@ -65,9 +65,9 @@ def referred(store: ObjectStore, log: str) -> set[str]:
 
     def follow(pointers: tuple[object, ...]) -> None:
         for pointer in pointers:
-            found.add(pointer.path)  # type: ignore[attr-defined]
+            found.add(pointer.path)
             if hasattr(pointer, "depth"):
-                follow(reader.load_snapshot(pointer).pointers)  # type: ignore[arg-type]
+                follow(reader.load_snapshot(pointer).pointers)
 
     follow(reader.manifest().pointers)
     return found

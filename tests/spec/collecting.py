@@ -204,7 +204,7 @@ def documents(store: ObjectStore, *, log: str = LOG) -> list[str]:
 
 def gather(store: ObjectStore, options: CollectorOptions = NOW, **more: object) -> CollectionReport:
     """Collect the log once."""
-    return collect(store, LOG, options=options, **more)  # type: ignore[arg-type]
+    return collect(store, LOG, options=options, **more)
 
 
 def announce(store: ObjectStore, options: CollectorOptions = NOW) -> str:

@@ -34,7 +34,7 @@ ANSWER_S_MAX = 30
 
 def handler(code: CodeType, offset: int) -> int | None:
     """The handler within its function of an exception raised at an instruction."""
-    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    entries = dis._parse_exception_table(code)
     return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
 
 

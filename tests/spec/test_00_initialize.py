@@ -79,10 +79,12 @@ def test_store_that_ignores_conditions_is_refused_and_left_without_a_log(
     assert list(memory_store.list_objects("")) == []
 
 
-def test_missing_log_is_named_by_writer_and_reader(store: ObjectStore) -> None:
-    with pytest.raises(LogNotFoundError, match="no/such"):
+def test_missing_log_is_named_by_writer_and_reader_with_how_to_create_it(store: ObjectStore) -> None:
+    said = r"^log \S+/no/such: .*\(`wal3 init no/such`, or LogWriter.initialize\)$"
+
+    with pytest.raises(LogNotFoundError, match=said):
         LogWriter.open(store, "no/such")
-    with pytest.raises(LogNotFoundError, match="no/such"):
+    with pytest.raises(LogNotFoundError, match=said):
         LogReader.open(store, "no/such")
 
 

@@ -166,7 +166,7 @@ class Entry:
     def call(self, store: ObjectStore) -> Callable[..., object]:
         found = getattr(wal3_core, self.of)
         if self.method is None:
-            return found  # type: ignore[no-any-return]
+            return found
         made: dict[str, Callable[[], object]] = {
             "Consumer": lambda: Consumer(store, LOG, "c"),
             "LogWriter": lambda: LogWriter.open(store, LOG),
@@ -176,7 +176,7 @@ class Entry:
         }
         bound = inspect.ismethod(getattr(found, self.method))
         of = found if bound else made.get(self.of, lambda: found(store, LOG))()
-        return getattr(of, self.method)  # type: ignore[no-any-return]
+        return getattr(of, self.method)
 
 
 def entries() -> Iterator[Entry]:
@@ -244,7 +244,7 @@ def test_every_entry_is_called() -> None:
 def test_integers_of_any_type_are_accepted_and_stored_as_plain_ones(memory_store: MemoryStore) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         writer.append_many([b"1", b"2", b"3"])
-    position = LogPosition(np.uint64(3), np.int64(0))  # type: ignore[arg-type]
+    position = LogPosition(np.uint64(3), np.int64(0))
 
     CursorStore(memory_store, LOG).init("c", position)
 
@@ -252,25 +252,25 @@ def test_integers_of_any_type_are_accepted_and_stored_as_plain_ones(memory_store
     found = CursorStore(memory_store, LOG).load("c")
     assert found is not None
     assert found.cursor.position == LogPosition(3, 0)
-    limits = Limits(records=np.uint8(1))  # type: ignore[arg-type]
+    limits = Limits(records=np.uint8(1))
     reader = LogReader.open(memory_store, LOG)
     assert [each.body for each in reader.records(np.int32(2), limits)] == [b"2"]
-    assert [each.body for each in records_across(memory_store, LOG, np.uint64(3))] == [b"3"]  # type: ignore[arg-type]
-    assert next(reader.records(AtTime(np.uint64(0)))).offset == 1  # type: ignore[arg-type]
-    policy = PolicyStore(memory_store, LOG).change(lambda _: Policy(retention_s=np.int64(60)))  # type: ignore[arg-type]
+    assert [each.body for each in records_across(memory_store, LOG, np.uint64(3))] == [b"3"]
+    assert next(reader.records(AtTime(np.uint64(0)))).offset == 1
+    policy = PolicyStore(memory_store, LOG).change(lambda _: Policy(retention_s=np.int64(60)))
     assert type(policy.retention_s) is int
-    assert type(WriterOptions(uploads_max=np.int8(3)).uploads_max) is int  # type: ignore[arg-type]
-    assert collect(memory_store, LOG, limit_offset=np.uint64(1)).plan.empty  # type: ignore[arg-type]
+    assert type(WriterOptions(uploads_max=np.int8(3)).uploads_max) is int
+    assert collect(memory_store, LOG, limit_offset=np.uint64(1)).plan.empty
     target = LogAt(memory_store, "t")
-    assert copy(LogAt(memory_store, LOG), target, from_offset=np.uint16(1)).num_records == 3  # type: ignore[arg-type]
+    assert copy(LogAt(memory_store, LOG), target, from_offset=np.uint16(1)).num_records == 3
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None, True, np.float64(3), np.bool_(1), np.array([1, 2])])
 def test_non_integer_is_refused_as_an_offset(wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="offset: expected an integer"):
-        LogPosition(wrong, 0)  # type: ignore[arg-type]
+        LogPosition(wrong, 0)
     with pytest.raises(InvalidRequestError, match="timestamp_us: expected an integer"):
-        LogPosition(3, wrong)  # type: ignore[arg-type]
+        LogPosition(3, wrong)
 
 
 def test_buffers_are_appended_as_they_were_when_passed_in(memory_store: MemoryStore) -> None:
@@ -278,11 +278,11 @@ def test_buffers_are_appended_as_they_were_when_passed_in(memory_store: MemorySt
     buffer = bytearray(b"first")
     everyother = memoryview(b"a-b-c-")[::2]
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
-        futures = [writer.submit(buffer)]  # type: ignore[arg-type]
+        futures = [writer.submit(buffer)]
         buffer[:] = b"other"
-        futures.append(writer.submit(memoryview(buffer)))  # type: ignore[arg-type]
+        futures.append(writer.submit(memoryview(buffer)))
         buffer[:] = b"third"
-        futures.append(writer.submit_many([Message(None, buffer), everyother, b"plain"]))  # type: ignore[arg-type,list-item]
+        futures.append(writer.submit_many([Message(None, buffer), everyother, b"plain"]))
         buffer[:] = b"-----"
         for future in futures:
             shared_runtime().wait(future, 30)
@@ -303,7 +303,7 @@ def test_part_of_a_log_s_name_that_no_file_system_accepts_is_refused_by_name(sto
 
     for entry in (LogWriter.initialize, LogWriter.open, LogReader.open, CursorStore, PinStore, collect, destroy, scrub):
         with pytest.raises(InvalidRequestError, match="log name .*parts of at most 255 bytes.*found one of 256"):
-            entry(store, f"team/{'p' * 256}")  # type: ignore[operator]
+            entry(store, f"team/{'p' * 256}")
 
     with pytest.raises(InvalidRequestError, match="successor name .*at most 255 bytes"):
         seal(store, longest, reason="full", successor="p" * 256)
@@ -330,7 +330,7 @@ def test_seal_by_a_number_is_refused_and_the_log_stays_readable(store: ObjectSto
         writer.append(b"x")
 
     with pytest.raises(InvalidRequestError, match="sealed_by: expected text, found int 4711"):
-        seal(store, LOG, reason="r", sealed_by=4711)  # type: ignore[arg-type]
+        seal(store, LOG, reason="r", sealed_by=4711)
 
     assert [record.body for record in LogReader.open(store, LOG).records()] == [b"x"]
 
@@ -341,7 +341,7 @@ def test_generators_check_their_arguments_when_they_are_called(memory_store: Mem
     counting = CountingStore(memory_store)
 
     with pytest.raises(InvalidRequestError, match="limits"):
-        records_across(counting, LOG, 1, 5)  # type: ignore[arg-type]
+        records_across(counting, LOG, 1, 5)
 
     assert not counting.requests
 
@@ -359,11 +359,11 @@ def test_incomparable_time_is_refused() -> None:
 
 def test_values_of_the_wrong_type_are_refused_where_they_are_made() -> None:
     with pytest.raises(InvalidRequestError, match="store: expected a store"):
-        LogAt("memory:a", LOG)  # type: ignore[arg-type]
+        LogAt("memory:a", LOG)
     with pytest.raises(InvalidRequestError, match="cursor: expected Cursor"):
-        Witness(None, "e")  # type: ignore[arg-type]
+        Witness(None, "e")
     with pytest.raises(InvalidRequestError, match="url: expected text"):
-        open_store(b"memory:a")  # type: ignore[arg-type]
+        open_store(b"memory:a")
     assert FragmentSeqNo(3) == 3
     assert isinstance(PinStore(MemoryStore(shared_runtime()), LOG), PinStore)
     assert isinstance(Deleter(MemoryStore(shared_runtime()), LOG), Deleter)

@@ -212,7 +212,7 @@ def test_callers_who_wait_for_room_are_served_in_the_order_they_came(memory_stor
         for number, body in enumerate((big, small, big, small), start=1):
             threads.append(threading.Thread(target=writer.submit, args=(body,)))
             threads[-1].start()
-            wait_until(lambda number=number: len(waiting) == number)  # type: ignore[misc]
+            wait_until(lambda number=number: len(waiting) == number)
         store.gate.set()
         for thread in threads:
             thread.join(30)

@@ -269,7 +269,7 @@ def test_reads_by_time_skip_nothing_where_the_time_steps_back(memory_store: Memo
     with LogWriter.open(memory_store, "b") as writer:
         writer.append_many([b"7", b"8"])
 
-    def bodies(start: AtTime | None = None, limits: Limits = Limits()) -> list[bytes | None]:  # noqa: B008
+    def bodies(start: AtTime | None = None, limits: Limits = Limits()) -> list[bytes | None]:  # noqa: B008 - it never changes
         return [record.body for record in records_across(memory_store, LOG, start, limits)]
 
     # The first record at that time or later, and every record after it.

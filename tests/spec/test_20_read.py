@@ -66,7 +66,7 @@ def filled(memory_store: MemoryStore) -> Iterator[MemoryStore]:
 
 
 def read(store: ObjectStore, start: object = None, limits: Limits | None = None) -> list[bytes | None]:
-    return [record.body for record in LogReader.open(store, "a").records(start, limits or Limits())]  # type: ignore[arg-type]
+    return [record.body for record in LogReader.open(store, "a").records(start, limits or Limits())]
 
 
 def test_whole_log_reads_back_through_both_levels_of_snapshots(store: ObjectStore) -> None:
@@ -214,6 +214,18 @@ def test_damaged_fragment_is_named_and_the_records_before_it_are_delivered(fille
 
     assert victim.path in str(raised.value)
     assert found == ALL[: 20 * EACH]
+
+
+def test_error_about_a_file_that_was_cut_says_that_its_bytes_changed(filled: MemoryStore) -> None:
+    inside, victim = life_store(filled, "a"), LogReader.open(filled, "a").scan()[20]
+    data = inside.read(victim.path)
+    assert data is not None
+    inside.delete(victim.path)
+    inside.create(victim.path, data[:-1])
+
+    said = f"the file's bytes changed: expected {len(data)} bytes, found {len(data) - 1}$"
+    with pytest.raises(CorruptError, match=rf"^fragment {victim.seq_no} \(.*\): {said}"):
+        LogReader.open(filled, "a").fetch(victim)
 
 
 def test_missing_fragment_is_corruption_and_never_a_short_list(filled: MemoryStore) -> None:

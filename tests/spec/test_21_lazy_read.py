@@ -131,7 +131,7 @@ def test_first_record_takes_a_handful_of_requests_and_a_full_read_no_more_than_b
 
 def opened(reader: LogReader, snapshot: object) -> Iterator[object]:
     yield snapshot
-    for pointer in reader.load_snapshot(snapshot).pointers:  # type: ignore[arg-type]
+    for pointer in reader.load_snapshot(snapshot).pointers:
         if hasattr(pointer, "depth"):
             yield from opened(reader, pointer)
 
@@ -204,7 +204,7 @@ def repack(store: MemoryStore) -> None:
     fragments = tuple(reader.scan())
     assert isinstance(manifests.install(replace(base.manifest, snapshots=(), fragments=fragments), base), Installed)
     for pointer in snapshots:
-        life_store(store, "a").delete(pointer.path)  # type: ignore[attr-defined]
+        life_store(store, "a").delete(pointer.path)
 
 
 @pytest.mark.slow
@@ -384,18 +384,18 @@ def test_lost_snapshot_is_an_error_after_all_records_before_it(
     long_log: MemoryStore, options: ReaderOptions, spoil: str
 ) -> None:
     reader = LogReader.open(long_log, "a")
-    leaves = [each for top in reader.manifest().snapshots for each in opened(reader, top) if each.depth == 1]  # type: ignore[attr-defined]
+    leaves = [each for top in reader.manifest().snapshots for each in opened(reader, top) if each.depth == 1]
     victim, found = leaves[12], []
-    data = life_store(long_log, "a").read(victim.path)  # type: ignore[attr-defined]
-    life_store(long_log, "a").delete(victim.path)  # type: ignore[attr-defined]
+    data = life_store(long_log, "a").read(victim.path)
+    life_store(long_log, "a").delete(victim.path)
     if spoil == "damage":
-        life_store(long_log, "a").create(victim.path, (data or b"")[:-1])  # type: ignore[attr-defined]
+        life_store(long_log, "a").create(victim.path, (data or b"")[:-1])
 
     with pytest.raises(CorruptError, match="SNAPSHOT"):
         for record in LogReader.open(long_log, "a", options=options).records():
             found.append(record.offset)
 
-    assert found == list(range(1, victim.start.offset))  # type: ignore[attr-defined]
+    assert found == list(range(1, victim.start.offset))
 
 
 def test_failed_load_ahead_is_tried_again_when_its_turn_comes(long_log: MemoryStore) -> None:

@@ -280,7 +280,7 @@ def test_no_record_is_skipped_by_a_save_that_fails_though_the_caller_goes_on(
                 continue
             processed.append(record.offset)
             if len(processed) == number:
-                store.fail("replace", "cursor/", fault, times=10)  # type: ignore[arg-type]
+                store.fail("replace", "cursor/", fault, times=10)
         # Numbers that no fault belongs to must fail, too.
         raise UnavailableError
 
@@ -360,7 +360,7 @@ def test_first_run_starts_where_it_is_asked_to_and_later_ones_at_the_cursor(memo
 
     for name, (start, expected) in starts.items():
         for found in (expected, []):
-            with Consumer(memory_store, "a", name, start=start, options=ONCE) as consumer:  # type: ignore[arg-type]
+            with Consumer(memory_store, "a", name, start=start, options=ONCE) as consumer:
                 assert offsets(consumer) == found, name
         assert cursor_of(memory_store, name=name) == 5
     with pytest.raises(InvalidRequestError, match="from 1 to 5, found 6"):

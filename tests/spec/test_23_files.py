@@ -67,11 +67,11 @@ ENGINES = pytest.mark.parametrize("read", [by_duckdb, by_pandas, by_polars])
 
 
 def locations(reader: LogReader, *bounds: object) -> list[str]:
-    return [each.location for each in reader.files(*bounds)]  # type: ignore[arg-type]
+    return [each.location for each in reader.files(*bounds)]
 
 
 def rows_of(reader: LogReader, *bounds: object) -> list[Row]:
-    return [(each.offset, each.key, each.body) for each in reader.records(*bounds)]  # type: ignore[arg-type]
+    return [(each.offset, each.key, each.body) for each in reader.records(*bounds)]
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_range_gives_the_files_that_hold_it_as_a_whole(memory_store: ObjectStore
     last = list(reader.records())[-1]
 
     def starts(*bounds: object) -> list[int]:
-        return [each.start.offset for each in reader.files(*bounds)]  # type: ignore[arg-type]
+        return [each.start.offset for each in reader.files(*bounds)]
 
     assert starts() == [1, 4, 7, 10]
     assert starts(5) == [4, 7, 10]

@@ -52,25 +52,25 @@ def reader(store: ObjectStore) -> LogReader:
 def rows_of(reader: LogReader, *bounds: object) -> list[Row]:
     return [
         (each.offset, EPOCH + timedelta(microseconds=each.timestamp_us), each.key, each.body)
-        for each in reader.records(*bounds)  # type: ignore[arg-type]
+        for each in reader.records(*bounds)
     ]
 
 
 def arrow_rows(reader: LogReader, *bounds: object) -> list[Row]:
-    table = reader.to_arrow(*bounds)  # type: ignore[arg-type]
+    table = reader.to_arrow(*bounds)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def pandas_rows(reader: LogReader, *bounds: object) -> list[Row]:
-    frame = reader.to_pandas(*bounds)  # type: ignore[arg-type]
+    frame = reader.to_pandas(*bounds)
     assert isinstance(frame, pd.DataFrame)
     return [(row.offset, row.timestamp_us.to_pydatetime(), row.key, row.body) for row in frame.itertuples()]
 
 
 def polars_rows(reader: LogReader, *bounds: object) -> list[Row]:
-    frame = reader.to_polars(*bounds)  # type: ignore[arg-type]
+    frame = reader.to_polars(*bounds)
     assert isinstance(frame, pl.DataFrame)
-    return frame.rows()  # type: ignore[return-value]
+    return frame.rows()
 
 
 WAYS = pytest.mark.parametrize("rows", [arrow_rows, pandas_rows, polars_rows])

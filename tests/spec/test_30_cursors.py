@@ -138,7 +138,7 @@ def test_bad_cursor_name_is_refused(memory_store: MemoryStore, name: str) -> Non
 
 
 @pytest.mark.parametrize("offset", [0, 7, 2**64 - 1])
-def test_position_outside_the_log_is_refused(store: ObjectStore, log: list[LogPosition], offset: int) -> None:  # noqa: ARG001
+def test_position_outside_the_log_is_refused(store: ObjectStore, log: list[LogPosition], offset: int) -> None:  # noqa: ARG001 - the log
     with pytest.raises(InvalidRequestError, match="from 1 to 6"):
         CursorStore(store, "a").init("reader", LogPosition(offset, 0))
 
@@ -149,8 +149,8 @@ def test_save_without_an_answer_determines_its_outcome(memory_store: MemoryStore
         writer.append_many([b"x"] * 5)
     store = FaultyStore(memory_store)
     cursors = CursorStore(store, "a", retry=QUICK)
-    store.fail("create", "cursor/", fault)  # type: ignore[arg-type]
-    store.fail("replace", "cursor/", fault)  # type: ignore[arg-type]
+    store.fail("create", "cursor/", fault)
+    store.fail("replace", "cursor/", fault)
 
     witness = cursors.init("reader", LogPosition(1, 0))
     saved = cursors.save("reader", LogPosition(4, 0), witness)

@@ -117,7 +117,7 @@ def test_failed_roll_fails_no_append_and_the_next_writer_rolls(memory_store: Mem
     faulty = FaultyStore(memory_store)
     for _ in range(DUE):
         append_once(faulty, SHORT)
-    faulty.fail("create", SNAPSHOT_FOLDER, fault, times=2)  # type: ignore[arg-type]
+    faulty.fail("create", SNAPSHOT_FOLDER, fault, times=2)
 
     append_once(faulty, SHORT)
     faulty.heal()

@@ -349,7 +349,7 @@ def test_replaced_snapshots_are_collected_as_orphans_and_nothing_else_is(store: 
     needed = set(snapshots(store))
     orphans = deleter.orphans()
     marked = collector.mark_orphans(orphans, "replaced by a compaction")
-    deleter.delete(marked.path)  # type: ignore[union-attr]
+    deleter.delete(marked.path)
 
     assert set(orphans) == before - needed != set()
     assert stored_snapshots(store) == needed

@@ -386,7 +386,7 @@ def two_at_once(store: ObjectStore, first: Callable[[ClockStore], object]) -> li
         clock = ClockStore(replant(template, store, number))
         clock.changed_us = {meta.path: clock.now_us for meta in clock.inner.list_objects("")}
         other = ClockStore(clock.inner, now_us=clock.now_us, changed_us=clock.changed_us)
-        Later(clock, number, lambda other=other: first(other))  # type: ignore[misc]
+        Later(clock, number, lambda other=other: first(other))
         try:
             gather(clock, LATER)
         except (CollectionRefusedError, InvalidRequestError) as error:

@@ -370,7 +370,7 @@ def test_two_deletions_at_once_finish_both(store: ObjectStore) -> None:
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
         faulty = FaultyStore(log)
-        Later(faulty, number, lambda log=log: delete(log, path))  # type: ignore[misc]
+        Later(faulty, number, lambda log=log: delete(log, path))
         done = delete(faulty, path)
         assert done.finished, f"request {number}"
         assert held(log) == reachable(log)

@@ -273,7 +273,7 @@ def test_copy_that_races_appends_and_collections_has_no_holes(store: ObjectStore
     for number in range(1, requests + 1, 4 * stride(store)):
         log = replant(template, store, number)
         faulty = FaultyStore(log)
-        Later(faulty, number, lambda log=log: churn(log))  # type: ignore[misc]
+        Later(faulty, number, lambda log=log: churn(log))
 
         copied = copy(LogAt(faulty, LOG), LogAt(faulty, "b"))
 
@@ -310,7 +310,7 @@ def at_every_request(store: ObjectStore, come: Callable[[ObjectStore], int | Non
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
         faulty, relied = FaultyStore(log), list[int | None]()
-        Later(faulty, number, lambda log=log, relied=relied: relied.append(come(log)))  # type: ignore[misc]
+        Later(faulty, number, lambda log=log, relied=relied: relied.append(come(log)))
         with contextlib.suppress(CollectionRefusedError):
             gather(faulty)
         for _ in range(2):
@@ -381,7 +381,7 @@ def test_pin_made_during_a_collection_holds_everything_it_names(store: ObjectSto
     for number in range(1, requests + 1, stride(store)):
         log = replant(template, store, number)
         faulty = FaultyStore(log)
-        Later(faulty, number, lambda log=log: PinStore(log, LOG).create("audit", reason="a test"))  # type: ignore[misc]
+        Later(faulty, number, lambda log=log: PinStore(log, LOG).create("audit", reason="a test"))
         gather(faulty)
         gather(log)
 
@@ -406,7 +406,7 @@ def test_collection_during_the_creation_of_a_cursor_never_deletes_records_promis
         for number in range(1, requests + 1):
             log = replant(template, store, 100 * index + number)
             faulty = FaultyStore(log)
-            happening = Later(faulty, number, lambda log=log, action=action: action(log))  # type: ignore[misc]
+            happening = Later(faulty, number, lambda log=log, action=action: action(log))
             held_back = True
             try:
                 place(faulty, 6, "late")
@@ -428,7 +428,7 @@ def test_append_acknowledged_during_a_collection_is_kept(store: ObjectStore) -> 
         log = replant(template, store, number)
         faulty = FaultyStore(log)
         with LogWriter.open(log, LOG, options=UNROLLED) as writer:
-            Later(faulty, number, lambda writer=writer: writer.append(b"during"))  # type: ignore[misc]
+            Later(faulty, number, lambda writer=writer: writer.append(b"during"))
             gather(faulty)
             after = writer.append(b"after").offset
         assert offsets(log) == list(range(12, after + 1)), f"request {number}"

@@ -120,7 +120,7 @@ def test_missing_log_cannot_be_sealed(store: ObjectStore) -> None:
 def test_seal_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
     fill(memory_store, "a", b"1")
     store = FaultyStore(memory_store)
-    store.fail("replace", "MANIFEST", fault, times=2)  # type: ignore[arg-type]
+    store.fail("replace", "MANIFEST", fault, times=2)
 
     made = seal(store, "a", reason="full")
 
@@ -305,7 +305,7 @@ def test_migration_that_was_cut_short_anywhere_is_finished_by_the_next(memory_st
         left = iter(range(cut))
 
         def crash(_kind: str, _path: str, left: object = left) -> None:
-            if next(left, None) is None:  # type: ignore[call-overload]
+            if next(left, None) is None:
                 raise Crashed
 
         store.before = crash

@@ -311,7 +311,7 @@ def test_unanswered_writes_are_resolved(memory_store: MemoryStore, fault: str, p
     grow(memory_store, "a")
     CursorStore(memory_store, "a").init("reader", LogPosition(2, 0))
     other = FaultyStore(MemoryStore(shared_runtime()))
-    other.fail("create", part, fault)  # type: ignore[arg-type]
+    other.fail("create", part, fault)
 
     copy(LogAt(memory_store, "a"), LogAt(other, "b"), with_cursors=True)
 

@@ -250,7 +250,7 @@ def test_commit_without_an_answer_appends_nothing_twice(store: ObjectStore, faul
     backed_up(store)
     fill(store, "a", 20)
     faulty = FaultyStore(store)
-    faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]
+    faulty.fail("replace", "MANIFEST", fault)
 
     updated = update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
     faulty.arrive()
@@ -322,6 +322,29 @@ def test_record_appended_to_the_copy_meanwhile_is_kept_and_ends_the_update(store
         update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
 
     assert len(records(store, "b")) == 6
+    assert scrub(store, "b").sound
+
+
+def test_record_appended_to_the_copy_after_a_commit_without_an_answer_is_not_reported_as_the_source_s(
+    store: ObjectStore,
+) -> None:
+    backed_up(store)
+    fill(store, "a", 3)
+    faulty = FaultyStore(store)
+    faulty.fail("replace", "MANIFEST", "applied-unknown")
+
+    def before(kind: str, path: str) -> None:
+        # The manifest is loaded because the commit was not answered.
+        if kind == "get" and path.endswith("b/manifest/MANIFEST.json") and faulty.fired:
+            faulty.before = lambda _kind, _path: None
+            fill(store, "b", 1)
+
+    faulty.before = before
+
+    with pytest.raises(InvalidRequestError, match="expected a copy of .*, found records that it does not have"):
+        update_copy(LogAt(store, "a"), LogAt(faulty, "b"))
+
+    assert len(records(store, "b")) == 9
     assert scrub(store, "b").sound
 
 

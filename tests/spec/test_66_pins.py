@@ -178,7 +178,7 @@ def test_impossible_read_of_a_pin_is_refused(memory_store: MemoryStore) -> None:
 def test_create_without_an_answer_determines_its_outcome(memory_store: MemoryStore, fault: str) -> None:
     fill(memory_store, "a", 3)
     store = FaultyStore(memory_store)
-    store.fail("create", "/pin/", fault)  # type: ignore[arg-type]
+    store.fail("create", "/pin/", fault)
 
     pin = PinStore(store, "a", retry=QUICK).create("audit", reason="a test")
 

@@ -92,7 +92,7 @@ def test_pin_that_was_never_finished_is_not_read(memory_store: MemoryStore) -> N
 
 
 def collect_next(store: ObjectStore, begins: object) -> None:
-    collect(store, "a", next(begins))  # type: ignore[call-overload]
+    collect(store, "a", next(begins))
 
 
 @pytest.mark.parametrize("when", ["before it is written", "before it is checked"])

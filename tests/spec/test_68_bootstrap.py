@@ -123,7 +123,7 @@ def test_log_may_be_bootstrapped_without_a_record(memory_store: MemoryStore) -> 
 
 def wrong(at: int, **changes: object) -> list[Record]:
     records = foreign(12)
-    records[at] = replace(records[at], **changes)  # type: ignore[arg-type]
+    records[at] = replace(records[at], **changes)
     return records
 
 
@@ -134,7 +134,7 @@ def test_records_whose_buffer_is_used_again_are_kept_as_they_were_given(memory_s
     def given() -> Iterator[Record]:
         for number in range(10):
             buffer[:] = b"r%03d" % number
-            yield Record(np.int64(FIRST + number), np.uint64(number), memoryview(buffer), buffer)  # type: ignore[arg-type]
+            yield Record(np.int64(FIRST + number), np.uint64(number), memoryview(buffer), buffer)
 
     bootstrap(memory_store, "a", given(), Origin(first_offset=FIRST), options=FEW)
 
@@ -178,7 +178,7 @@ def assert_no_log_yet(store: ObjectStore) -> None:
 @pytest.mark.parametrize("origin", [{"first_offset": 0}, {"first_offset": 2**64}, {"timestamp_us": -1}])
 def test_invalid_origin_is_refused(origin: dict[str, int]) -> None:
     with pytest.raises(InvalidRequestError, match="bootstrap"):
-        Origin(**origin)  # type: ignore[arg-type]
+        Origin(**origin)
 
 
 def test_records_of_another_setsum_than_the_source_s_make_no_log(memory_store: MemoryStore) -> None:

@@ -62,7 +62,7 @@ def test_upload_that_fails_leaves_no_hole_in_an_ordered_stream(faulty: FaultySto
     gate = threading.Event()
     faulty.before = lambda kind, path: gate.wait(10) and None if kind == "create" and "/log/" in path else None
     with ordered(faulty) as writer:
-        faulty.fail("create", "FragmentSeqNo=0000000000000003", fault, times=10_000)  # type: ignore[arg-type]
+        faulty.fail("create", "FragmentSeqNo=0000000000000003", fault, times=10_000)
         futures = [writer.submit(b"%d" % number) for number in range(6)]
         gate.set()
         outcomes = [type(future.exception(30)) for future in futures]
@@ -86,7 +86,7 @@ def test_unknown_outcome_is_determined_when_the_writer_is_resumed(faulty: Faulty
     with ordered(faulty) as writer:
         writer.append(b"first")
         # Neither the CAS nor the read that would resolve it is answered.
-        faulty.fail("replace", "MANIFEST", fault, times=10_000)  # type: ignore[arg-type]
+        faulty.fail("replace", "MANIFEST", fault, times=10_000)
         faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
         outcomes = outcomes_of(writer, 4)
         with pytest.raises(UnavailableError):

@@ -116,9 +116,9 @@ def test_append_that_loses_its_place_meanwhile_reports_the_new_end(faulty: Fault
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown"])
 def test_unanswered_commit_with_a_condition_is_applied_once_or_reported(faulty: FaultyStore, fault: str) -> None:
     with LogWriter.open(faulty, "a", options=OPTIONS) as writer:
-        faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]
+        faulty.fail("replace", "MANIFEST", fault)
         assert writer.append(b"1", expect_next=1).offset == 1
-        faulty.fail("replace", "MANIFEST", fault, times=10_000)  # type: ignore[arg-type]
+        faulty.fail("replace", "MANIFEST", fault, times=10_000)
         faulty.fail("get", "MANIFEST", "unavailable", times=10_000)
         with pytest.raises(UnknownDurabilityError):
             writer.append(b"2", expect_next=2)

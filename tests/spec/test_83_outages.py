@@ -276,7 +276,7 @@ def test_interrupted_listing_continues_where_it_was(memory_store: MemoryStore) -
         memory_store.create(f"x/{number}", b"")
 
     class Breaking(FaultyStore):
-        def list_objects(self, folder: str, *, start_after: str = "") -> object:  # type: ignore[override]
+        def list_objects(self, folder: str, *, start_after: str = "") -> object:
             for at, meta in enumerate(self.inner.list_objects(folder, start_after=start_after)):
                 if at == 2:
                     raise UnavailableError("expected another page, found none")

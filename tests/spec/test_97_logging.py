@@ -201,7 +201,7 @@ def test_store_that_is_silent_for_two_seconds_is_reported_once_while_it_is(
 ) -> None:
     gate, reported = threading.Event(), threading.Event()
     handler = logging.Handler()
-    handler.emit = lambda _: reported.set()  # type: ignore[method-assign]
+    handler.emit = lambda _: reported.set()
     logging.getLogger("wal3.store.waiting").addHandler(handler)
     faulty.before = lambda _kind, _path: gate.wait(WAIT_S_MAX) and None
     store = ObservedStore(faulty, shared_runtime())

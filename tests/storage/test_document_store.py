@@ -78,9 +78,9 @@ def test_save_survives_a_fault_and_is_done_once(store: ObjectStore, fault: str, 
     faulty = FaultyStore(store)
     kept = documents(faulty)
 
-    faulty.fail("create", "cursor/", fault, times=times)  # type: ignore[arg-type]
+    faulty.fail("create", "cursor/", fault, times=times)
     created = kept.save(PATH, FIRST, None)
-    faulty.fail("replace", "cursor/", fault, times=times)  # type: ignore[arg-type]
+    faulty.fail("replace", "cursor/", fault, times=times)
     changed = kept.save(PATH, SECOND, created)
 
     assert created is not None
@@ -91,7 +91,7 @@ def test_save_survives_a_fault_and_is_done_once(store: ObjectStore, fault: str, 
 @pytest.mark.parametrize("fault", ["unknown", "conflict"])
 def test_save_gives_up_after_its_tries_and_says_why(store: ObjectStore, fault: str) -> None:
     faulty = FaultyStore(store)
-    faulty.fail("create", "cursor/", fault, times=9)  # type: ignore[arg-type]
+    faulty.fail("create", "cursor/", fault, times=9)
     cause = {"unknown": "the request was dropped", "conflict": "conflicts"}[fault]
 
     with pytest.raises(UnavailableError, match=f"not saved in 3 tries: {cause}"):

@@ -106,7 +106,7 @@ def fork_and_die(connection: Connection, url: str) -> None:
         connection.send(("forked", forked))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    os.rename = rename  # type: ignore[assignment] # in this process alone
+    os.rename = rename  # in this process alone
     store.replace("object", b"never", found.etag)
 
 

@@ -48,14 +48,14 @@ def test_log_reached_through_two_urls_loses_no_append_since_the_second_is_refuse
         await_word(one, "up")
         await_word(two, "up")
         one.send("go")
-        acked = [tuple(each) for each in await_word(one, "acked")]  # type: ignore[attr-defined]
+        acked = [tuple(each) for each in await_word(one, "acked")]
         before = sorted(tmp_path.rglob("*"))
 
         two.send("go")
         refusal = str(await_word(two, "refused"))
         after = sorted(tmp_path.rglob("*"))
         one.send("go")
-        acked += [tuple(each) for each in await_word(one, "acked")]  # type: ignore[attr-defined]
+        acked += [tuple(each) for each in await_word(one, "acked")]
 
     assert f"store {names[second][0].removeprefix('file://')}: " in refusal
     assert f"open {names[first][0]}" in refusal
@@ -103,7 +103,7 @@ def test_two_processes_that_make_stores_in_one_another_at_once_do_not_both_write
             await_word(connection, "up")
         for connection in (one, two):
             connection.send("go")
-        pairs = list(zip(await_word(one, "outcomes"), await_word(two, "outcomes"), strict=True))  # type: ignore[call-overload]
+        pairs = list(zip(await_word(one, "outcomes"), await_word(two, "outcomes"), strict=True))
 
     print(f"outer, inner: {pairs}")
     assert ("Done", "Done") not in pairs

@@ -296,7 +296,10 @@ def in_small_file_system(root: Path) -> list[str]:
 def test_full_device_and_read_only_mount_are_denials_and_nothing_is_half_written(tmp_path: Path) -> None:
     prefix = in_small_file_system(tmp_path)
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False, timeout=600).returncode != 0:
-        pytest.skip("this system does not allow a private mount")
+        pytest.skip(
+            "no file system of our own can be mounted here: run as root (in a container: --cap-add SYS_ADMIN),"
+            " or allow user namespaces (sysctl -w kernel.unprivileged_userns_clone=1)"
+        )
 
     output = subprocess.run(
         [*prefix, sys.executable, "-c", FILL, tmp_path], check=True, stdout=subprocess.PIPE, timeout=600

@@ -41,15 +41,15 @@ def objects_of(store: ObjectStore) -> dict[str, bytes | None]:
     return {meta.path: store.read(meta.path) for meta in store.list_objects("")}
 
 
-def documents(store: ObjectStore, read: Callable[[bytes, str], object]) -> DocumentStore:  # type: ignore[type-arg]
+def documents(store: ObjectStore, read: Callable[[bytes, str], object]) -> DocumentStore:
     manifests = ManifestStore(log_store(store, LOG), shared_runtime())
     return DocumentStore(
         manifests.objects, shared_runtime(), RetryOptions(), read, log_id=manifests.log_id, bytes_max=2**20
-    )  # type: ignore[type-var]
+    )
 
 
 def save_cursor(store: ObjectStore, **wrong: object) -> None:
-    cursor = replace(Cursor(position=POSITION, epoch_us=0, writer="w", generation=1), **wrong)  # type: ignore[arg-type]
+    cursor = replace(Cursor(position=POSITION, epoch_us=0, writer="w", generation=1), **wrong)
     documents(store, lambda data, what: Cursor.from_bytes(data, what=what)).save("cursor/c.json", cursor, None)
 
 
@@ -63,13 +63,13 @@ def save_policy(store: ObjectStore, **wrong: object) -> None:
 
 def save_pin(store: ObjectStore, **wrong: object) -> None:
     manifest = LogReader.open(store, LOG).manifest()
-    pin = replace(Pin(manifest=manifest, reason="r", epoch_us=0, writer="w", generation=1), **wrong)  # type: ignore[arg-type]
+    pin = replace(Pin(manifest=manifest, reason="r", epoch_us=0, writer="w", generation=1), **wrong)
     documents(store, lambda data, what: Pin.from_bytes(data, what=what)).save("pin/p.json", pin, None)
 
 
 def save_garbage(store: ObjectStore, **wrong: object) -> None:
     garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
-    saved = replace(garbage, **wrong)  # type: ignore[arg-type]
+    saved = replace(garbage, **wrong)
     manifests = ManifestStore(log_store(store, LOG), shared_runtime())
     GarbageStore(manifests, shared_runtime(), RetryOptions()).save(garbage.path, saved, None)
 
@@ -77,12 +77,12 @@ def save_garbage(store: ObjectStore, **wrong: object) -> None:
 def install(store: ObjectStore, **wrong: object) -> None:
     manifests = ManifestStore(log_store(store, LOG), shared_runtime())
     base = manifests.load()
-    manifests.install(replace(base.manifest, **wrong), base)  # type: ignore[arg-type]
+    manifests.install(replace(base.manifest, **wrong), base)
 
 
 def write_snapshot(store: ObjectStore, **wrong: object) -> None:
     manifest = LogReader.open(store, LOG).manifest()
-    snapshot = replace(Snapshot(manifest.fragments, 0, manifest.log_id), **wrong)  # type: ignore[arg-type]
+    snapshot = replace(Snapshot(manifest.fragments, 0, manifest.log_id), **wrong)
     manifests = ManifestStore(log_store(store, LOG), shared_runtime())
     manifests.load()
     SnapshotStore(manifests, shared_runtime(), loaded_max=0).write(snapshot, RetryOptions())
@@ -113,7 +113,7 @@ CASES = [
         install,
         {"seal": Seal(reason="r", sealed_by=4711, timestamp_us=1)},
         "MANIFEST.json.*sealed_by: expected a string",
-    ),  # type: ignore[arg-type]
+    ),
     (write_snapshot, {"fence": 1.5}, "SNAPSHOT.*fence.*float"),
     (write_snapshot, {"fence": np.int64(1)}, "snapshot.*fence.*int64"),
 ]
@@ -137,6 +137,6 @@ def test_cursor_at_a_time_that_is_no_integer_is_refused_and_the_log_can_be_colle
     cursors = CursorStore(store, LOG)
 
     with pytest.raises(InvalidRequestError, match="timestamp_us: expected an integer, found float"):
-        cursors.init("c", LogPosition(1, 1.7e15))  # type: ignore[arg-type]
+        cursors.init("c", LogPosition(1, 1.7e15))
 
     assert cursors.list() == {}

@@ -252,7 +252,7 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv(f"AWS_{name}", value)
 
-    with pytest.raises(StoreDeniedError, match="expected AWS credentials, found none: set AWS_PROFILE"):
-        open_store("s3://b")
+    with pytest.raises(StoreDeniedError, match="^store s3://b/logs: expected AWS credentials, found none: set AWS_P"):
+        open_store("s3://b/logs?timeout_s=1")
     with pytest.raises(StoreDeniedError, match=r"profile \(none\) could not be found: correct the URL, the profile"):
         open_store("s3://b?profile=none")

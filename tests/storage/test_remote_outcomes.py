@@ -43,7 +43,7 @@ def answer_outside_of_tls(
 @pytest.fixture
 def context(tmp_path: Path) -> ssl.SSLContext:
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
+        pytest.skip("no openssl to make a certificate with: apt-get install openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     asked = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -keyout {key} -out {certificate}"
     subprocess.run(asked.split(), check=True, capture_output=True, timeout=WAIT_S_MAX)

@@ -47,7 +47,7 @@ def test_concurrent_creators_all_get_the_same_identity(store: ObjectStore) -> No
 @pytest.mark.parametrize("fault", ["applied-unknown", "unknown", "late", "conflict"])
 def test_identity_created_without_an_answer_is_the_stored_one(memory_store: ObjectStore, fault: str) -> None:
     faulty = FaultyStore(memory_store)
-    faulty.fail("create", STORE_IDENTITY, fault)  # type: ignore[arg-type]
+    faulty.fail("create", STORE_IDENTITY, fault)
 
     made = store_identity(faulty, create=True)
     faulty.arrive()

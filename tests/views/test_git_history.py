@@ -308,7 +308,7 @@ def test_abandoned_replay_leaves_no_process(repository: Repository) -> None:
     next(messages)
     before = children()
 
-    messages.close()  # type: ignore[attr-defined]
+    messages.close()
 
     assert before
     assert children() == []

@@ -22,8 +22,9 @@ def main() -> None:
         except ModuleNotFoundError as error:
             if error.name not in {"click", "rich"}:
                 raise
-            message = f"expected the package {error.name}, found that it is not installed: pip install 'wal3[cli]'"
-            sys.exit(f"wal3: {message}")
+            from wal3_core.runtime.extras import missing  # noqa: PLC0415 - for a quick start
+
+            sys.exit(f"wal3: {missing(error.name, 'cli')}")
         try:
             cli()
         finally:

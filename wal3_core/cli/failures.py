@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -11,11 +12,10 @@ import click
 
 from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, SealedError, UnknownDurabilityError
 
-_NEW_LOG = "`wal3 init LOG`, or `wal3 append --create LOG`; `wal3 ls` lists the logs"
-# What the library's messages advise, and the commands that do it.
+# What the library's messages advise a program, and the commands that do it.
+_INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
+_NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
-    "initialize the log first": _NEW_LOG,
-    "initialize it again": _NEW_LOG,
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
 
@@ -85,6 +85,7 @@ def again(error: LogError) -> str:
 
 
 def with_commands(message: str) -> str:
-    """Append the commands that do what the message advises."""
+    """Name the commands that do what the message advises."""
+    message = _INITIALIZE.sub(_NEW_LOG, message)
     commands = next((commands for words, commands in _COMMANDS.items() if words in message), None)
     return message if commands is None else f"{message} ({commands})"

@@ -134,6 +134,6 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
       wal3 ls
 
     Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)

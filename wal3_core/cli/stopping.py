@@ -39,7 +39,7 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type] # as it was returned
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was returned
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self._received.append(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
@@ -10,6 +11,9 @@ import click
 from wal3_core.runtime import US_PER_S, shared_runtime
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SHOWN_UNITS = ("d", "h", "m", "s")
+# What is longer than the first is rounded to the second.
+_ROUNDED_TO = ((86_400, 3600), (3600, 60))
 _PART = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)(ms|s|min|m|h|d|w)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 
@@ -22,6 +26,21 @@ def seconds_of(text: str) -> float | None:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def duration_of(seconds: int) -> str:
+    """Write a duration as ``seconds_of`` reads it: ``90`` is ``1m30s``."""
+    parts, left = "", seconds
+    for name in _SHOWN_UNITS:
+        number, left = divmod(left, int(_UNITS_S[name]))
+        parts += f"{number}{name}" if number else ""
+    return parts or "0s"
+
+
+def wait_of(seconds: float) -> str:
+    """Write how long to wait, rounded up to its second unit: ``1s``, ``23h59m``, ``6d23h``."""
+    least = next((unit for above, unit in _ROUNDED_TO if seconds > above), 1)
+    return duration_of(math.ceil(seconds / least) * least)
 
 
 class Time(click.ParamType[int]):

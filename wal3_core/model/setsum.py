@@ -54,8 +54,7 @@ class Setsum:
     @checked(digests=instance_of(bytes))
     def of_digests(cls, digests: bytes) -> Setsum:
         """Checksum a set given by its items' SHA3-256 digests, joined; at most 2**32 of them."""
-        # Imported here: documents have setsums, too, and their readers do without numpy.
-        import numpy as np  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415 - documents have setsums, too, and their readers do without it
 
         words = np.frombuffer(digests, dtype="<u4").reshape(-1, COLUMNS)
         # The sum of words equals the sum of reduced words modulo the prime, and fits in 64 bits.

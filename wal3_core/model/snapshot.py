@@ -214,6 +214,6 @@ def check_format_version(fields: Fields, known: int) -> None:
     """Refuse a document of a format that this program does not read."""
     version = fields.integer("format_version")
     if version != known:
-        reader = "a newer wal3 may read it" if version > known else "an older one wrote it, before the first release"
+        reader = "a newer wal3 may read it" if version > known else "an older wal3 wrote it, and may read it"
         message = f"{fields.what}: expected format_version {known}, found {version}: {reader}"
         raise CorruptError(message)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, flag, instance_of, optional, with_methods
 from wal3_core.errors import InvalidRequestError
+from wal3_core.runtime.extras import missing
 from wal3_core.runtime.observer import AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.threads import ThreadRuntime, shared_runtime
 
@@ -38,7 +39,7 @@ def enable_metrics(
     try:
         from opentelemetry import metrics  # noqa: PLC0415 - optional
     except ImportError as error:
-        message = "metrics: expected the package opentelemetry-api, found none: pip install 'wal3[metrics]'"
+        message = f"metrics: {missing('opentelemetry-api', 'metrics')}"
         raise InvalidRequestError(message) from error
     meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
     (runtime or shared_runtime()).observer = OpenTelemetryObserver(meter, log_names=log_names)

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote_to_bytes
 from wal3_core.arguments import checked, optional, text, with_methods
 from wal3_core.errors import InvalidRequestError
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.extras import missing
 from wal3_core.storage.backends.local import LOCK_WAIT_S_MAX, LocalStore
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.observed import ObservedStore
@@ -103,8 +104,6 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: boto3
     except ModuleNotFoundError as error:
         if error.name not in {"boto3", "botocore", "obstore"}:
             raise
-        message = (
-            f"store {parts.scheme}://{parts.netloc}: expected the package {error.name}, found that it is not"
-            f" installed: pip install 'wal3[{parts.scheme}]'"
-        )
+        address = parts._replace(query="").geturl()
+        message = f"store {address}: {missing(error.name, parts.scheme)}"
         raise InvalidRequestError(message) from error

@@ -65,7 +65,7 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
       echo '{"key": "user-1", "body": null}'  | wal3 append users
       tail -f access.log                      | wal3 append --raw --create access
       wal3 cat users                          | wal3 --store s3://bucket append --create users
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     stream = _standard_input()
     opened = LogWriter.open_or_initialize if create else LogWriter.open
     writer = opened(session.store(), log, ordered=True)

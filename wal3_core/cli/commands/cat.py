@@ -57,7 +57,7 @@ def cat(
       wal3 cat orders --from-time 2026-01-31 --to-time 2026-02-01T00:00:00+01:00
       wal3 cat images --raw --separator '' --from-offset 7 --limit 1 > image.png
       wal3 cat orders | jq -r 'select(.key == "user-1") | .body'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if separator is not None and not raw:
         message = "--separator needs --raw"
         raise click.UsageError(message)

@@ -27,7 +27,7 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
       wal3 completion bash > ~/.local/share/bash-completion/completions/wal3
       wal3 completion zsh > "${fpath[1]}/_wal3"
       wal3 completion fish > ~/.config/fish/completions/wal3.fish
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     found = get_completion_class(shell)
     if found is None:
         message = f"completion: expected bash, zsh or fish, found {shell}"

@@ -49,7 +49,7 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
       wal3 copy orders orders --to-store s3://backup/2026-10
       wal3 copy orders orders --to-store s3://backup --update
       wal3 copy orders orders-tail --from-offset 1000000 --with-cursors
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     other = store if to_store is None else open_named(to_store, timeout_s=session.timeout_s)
     source, copied = LogAt(store, log), LogAt(other, target)

@@ -42,7 +42,7 @@ def cursor() -> None:
       wal3 cursor set orders billing first
       wal3 cursor get orders billing
       wal3 cursor delete orders billing
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
 
 
 @cursor.command("list")
@@ -58,7 +58,7 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
     Examples:
       wal3 cursor list orders
       wal3 cursor list orders --json | jq -r 'select(.lag > 100000) | .cursor'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
     cursors, damage = survey_cursors(store, log)
@@ -79,7 +79,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     Examples:
       wal3 cursor get orders billing
       wal3 cat orders --from-offset $(wal3 cursor get orders billing --json | jq .offset)
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
     witness = CursorStore(store, log).load(name)
@@ -105,7 +105,7 @@ def set_cursor(session: Session, log: str, name: str, offset: str, as_json: bool
       wal3 cursor set orders billing first
       wal3 cursor set orders billing 1000
       wal3 cursor set orders billing next
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     cursors = CursorStore(store, log)
     # Loaded before the position is looked up, so that a move in between is noticed.
@@ -156,7 +156,7 @@ def delete_cursor(session: Session, log: str, name: str, yes: bool, as_json: boo
     Examples:
       wal3 cursor delete orders billing
       wal3 cursor delete orders billing --yes
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     LogReader.open(store, log)
     cursors = CursorStore(store, log)

@@ -35,7 +35,7 @@ def destroy(session: Session, log: str, dry_run: bool, yes: bool, also_pinned: b
       wal3 destroy trial --dry-run
       wal3 destroy trial
       wal3 destroy trial --yes
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     plan = plan_destroy(store, log)
     if dry_run:

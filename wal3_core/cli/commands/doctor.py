@@ -36,7 +36,7 @@ def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
       wal3 doctor s3://bucket/prefix
       wal3 --store /var/lib/wal3 doctor
       wal3 doctor 's3://bucket?endpoint=http://127.0.0.1:9000' --json
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     session = context.find_object(Session)
     assert session is not None
     store = session.store() if url is None else open_named(url, timeout_s=session.timeout_s)

@@ -41,7 +41,7 @@ def files(
     Examples:
       wal3 files orders
       wal3 files orders --pin audit-2026 --json | jq -r .location
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if from_offset is not None and from_time is not None:
         message = "--from-offset and --from-time: give only one of them"
         raise click.UsageError(message)

@@ -14,7 +14,7 @@ from wal3_core.cli.output import count, counted, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
-from wal3_core.cli.times import Duration
+from wal3_core.cli.times import Duration, wait_of
 from wal3_core.errors import CollectionRefusedError, LogError
 from wal3_core.log.collect.collection import CollectionReport, collect
 from wal3_core.log.collect.collector import Collector
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _DEFAULTS = CollectorOptions()
 _COLUMNS = ("log", "pruned records", "pruned bytes", "orphans", "deleted objects", "held by pins", "why", "to wait")
-_S_PER_H = 3600
 
 
 @click.command("gc")
@@ -90,7 +89,7 @@ def gc(
       wal3 gc --all
       wal3 gc orders --fraction-max 1 --interval-s 3600
       wal3 gc audit --without-cursors --up-to-offset 1000000
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if bool(logs) == every:
         message = "name the logs to collect, or give --all"
         raise click.UsageError(message)
@@ -205,7 +204,7 @@ def _row(log: str, done: CollectionReport) -> tuple[str, ...]:
         count(sum(each.num_deleted for each in done.deleted)),
         count(sum(each.num_held for each in done.deleted)),
         done.plan.reason,
-        f"{done.wait_s / _S_PER_H:.1f} h" if done.wait_s else "",
+        wait_of(done.wait_s) if done.wait_s else "",
     )
 
 
@@ -288,7 +287,7 @@ class _Begun:
     def when(self) -> str:
         if not self.garbage.pruned:
             return "listed before, to be pruned or abandoned"
-        return f"pruned before, to be deleted in {self.wait_s / _S_PER_H:.1f} h" if self.wait_s else "pruned before"
+        return f"pruned before, to be deleted in {wait_of(self.wait_s)}" if self.wait_s else "pruned before"
 
     def to_json(self) -> JsonObject:
         return {

@@ -36,7 +36,7 @@ def ingest_git(session: Session, repo: Path, log: str, folder: str, as_json: boo
     Examples:
       wal3 ingest-git ~/src/project project
       wal3 ingest-git ~/src/project docs --folder docs
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     # Refuse a folder that is not a repository before a log is created for it.
     replay(repo, folder=folder)
     store = session.store()

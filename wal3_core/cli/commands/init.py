@@ -24,7 +24,7 @@ def init(session: Session, log: str, as_json: bool) -> None:
     Examples:
       wal3 init orders
       wal3 init tenants/acme/orders
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     LogWriter.initialize(session.store(), log)
     if as_json:
         print_json({"log": log, "created": True})

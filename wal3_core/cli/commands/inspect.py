@@ -42,7 +42,7 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
       wal3 inspect orders
       wal3 inspect orders --full
       wal3 inspect orders --json | jq .manifest_bytes
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     reader = LogReader.open(store, log)
     manifest = reader.manifest()

@@ -38,7 +38,7 @@ def ls(session: Session, prefix: str, as_json: bool) -> None:
       wal3 ls
       wal3 ls tenants/acme
       wal3 ls --json | jq -r 'select(.records > 1000000) | .log'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     found: list[tuple[str, Manifest]] = []
     unreadable: list[str] = []

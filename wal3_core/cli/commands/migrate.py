@@ -31,7 +31,7 @@ def migrate(session: Session, log: str, successor: str, reason: str, as_json: bo
     \b
     Examples:
       wal3 migrate orders orders-2026 --reason "a log a year"
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     with sealed_before(lambda: _way_on(store, log)):
         found = migrate_log(store, log, successor, reason=reason)

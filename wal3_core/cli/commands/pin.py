@@ -34,7 +34,7 @@ def pin() -> None:
       wal3 cat orders --pin audit-2026
       wal3 pin list orders
       wal3 pin delete orders audit-2026
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
 
 
 @pin.command("create")
@@ -49,7 +49,7 @@ def create_pin(session: Session, log: str, name: str, reason: str, as_json: bool
     \b
     Examples:
       wal3 pin create orders audit-2026 --reason "the audit of 2026"
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     made = PinStore(session.store(), log).create(name, reason=reason)
     if as_json:
         print_json(_row(name, made))
@@ -72,7 +72,7 @@ def list_pins(session: Session, log: str, as_json: bool) -> None:
     Examples:
       wal3 pin list orders
       wal3 pin list orders --json | jq -r .pin
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     LogReader.open(store, log)
     pins = PinStore(store, log).list()
@@ -99,7 +99,7 @@ def delete_pin(session: Session, log: str, name: str, yes: bool, as_json: bool) 
     Examples:
       wal3 pin delete orders audit-2026
       wal3 pin delete orders audit-2026 --yes
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     LogReader.open(store, log)
     pins = PinStore(store, log)

@@ -7,7 +7,7 @@ import click
 from wal3_core.cli.completing import log_argument
 from wal3_core.cli.output import plain, print_json
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.times import WholeSeconds
+from wal3_core.cli.times import WholeSeconds, duration_of
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.policy import RETENTION_S_MAX, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -47,7 +47,7 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
       wal3 policy audit
       wal3 policy audit --retention 7d --without-cursors
       wal3 policy orders --percent-max 100
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if wanted["retention_s"] is not None and no_retention:
         message = "give --retention-s or --no-retention, not both"
         raise click.UsageError(message)
@@ -70,7 +70,8 @@ def policy(session: Session, /, log: str, as_json: bool, no_retention: bool, **w
             }
         )
         return
-    retention = "no retention" if found.retention_s is None else f"records are kept for at least {found.retention_s} s"
+    retention_s = found.retention_s
+    retention = "no retention" if retention_s is None else f"records are kept for at least {duration_of(retention_s)}"
     cursors = "by age alone" if found.without_cursors else "only below its cursors"
     most = (
         ""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.completing import log_argument
-from wal3_core.cli.failures import EXIT_UNSOUND
-from wal3_core.cli.output import count, print_json, progress, size
+from wal3_core.cli.failures import EXIT_UNSOUND, explain
+from wal3_core.cli.output import console, count, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import NO_LOGS, logs_of
 from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
+from wal3_core.log.read.scrub_report import place_of_object
+from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
+# Without a terminal, longer lines are broken, but for the names of objects.
+_LINE_WIDTH_MAX = 100
+_RUNBOOK = "docs/operations.md"
+_UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-collection-refuses"
 _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 
 
@@ -42,8 +50,8 @@ def scrub(
 ) -> None:
     """Read whole logs back and check every object: manifest, snapshots, fragments, cursors.
 
-    Names each bad object, what was expected and what was found. Counts include only sound objects.
-    The exit code is 1 when an object is bad.
+    Names each bad object, what was expected and what was found, and the section of docs/operations.md that
+    says what to do. Counts include only sound objects. The exit code is 1 when an object is bad.
 
     --from-offset and --bytes select a range of a log; the output says where the next range begins.
     Cursors are checked with the range that reaches the log's end.
@@ -55,7 +63,7 @@ def scrub(
       wal3 scrub orders --bytes 10000000000
       wal3 scrub orders --bytes 10000000000 --from-offset 250001
       wal3 scrub --all --json | jq -c 'select(.sound | not) | .problems[]'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if bool(logs) == every:
         message = "name the logs to scrub, or give --all"
         raise click.UsageError(message)
@@ -73,7 +81,7 @@ def scrub(
         if as_json:
             print_json(report.to_json())
     if not as_json:
-        _show_scrubs(reports) if reports else click.echo(NO_LOGS)
+        _show_scrubs(store, reports) if reports else click.echo(NO_LOGS)
     if not all(report.sound for report in reports):
         context.exit(EXIT_UNSOUND)
 
@@ -99,11 +107,11 @@ def _unread(log: str, error: LogError) -> ScrubReport:
         num_bytes=0,
         num_fragments=0,
         num_snapshots=0,
-        problems=(Problem("", f"not read to the end: {error}"),),
+        problems=(Problem("", f"not read to the end: {explain(error)}"),),
     )
 
 
-def _show_scrubs(reports: list[ScrubReport]) -> None:
+def _show_scrubs(store: ObjectStore, reports: list[ScrubReport]) -> None:
     rows = [
         (
             report.log,
@@ -122,6 +130,22 @@ def _show_scrubs(reports: list[ScrubReport]) -> None:
                 f"{report.log}: read up to {report.next_offset} of {report.end_offset}; continue with"
                 f" --from-offset {report.next_offset}"
             )
-    bad = [(report.log, problem.path, problem.message) for report in reports for problem in report.problems]
-    if bad:
-        show_table(("log", "bad object", "what is wrong"), bad, texts=("bad object", "what is wrong"))
+    for report in reports:
+        for problem in report.problems:
+            _show_problem(report.log, place_of_object(store, report, problem), problem)
+
+
+def _show_problem(log: str, place: str, problem: Problem) -> None:
+    """Print a block of lines: which object is bad, what is wrong, and what to do."""
+    # The message names the object as the log knows it; the line above names the stored one.
+    named = rf" ?\(?\S*{re.escape(problem.path)}\)?(?=:)" if problem.path else "^$"
+    message = re.sub(named, "", problem.message, count=1).removeprefix(": ")
+    width = min(console().width, _LINE_WIDTH_MAX)
+    click.echo(f"{plain(log)}: {'bad object' if problem.path else 'not sound'}")
+    if problem.path:
+        click.echo(f"  {plain(place)}")
+    for line in wrap(plain(" ".join(message.split())), width - 2, break_long_words=False, break_on_hyphens=False):
+        click.echo(f"  {line}")
+    if problem.path:
+        click.echo(f"  next: {_RUNBOOK}#{_CURSORS if problem.path.startswith(CURSOR_FOLDER) else _UNSOUND}")
+    click.echo()

@@ -38,7 +38,7 @@ def seal(session: Session, log: str, reason: str, successor: str | None, as_json
     Examples:
       wal3 seal orders --reason "replaced by orders-2026" --successor orders-2026
       wal3 seal trial --reason "no longer used"
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     with sealed_before():
         found = seal_log(session.store(), log, reason=reason, successor=successor)
     show_seal(log, found, as_json=as_json)

@@ -33,7 +33,7 @@ def snapshot() -> None:
     Examples:
       wal3 snapshot show orders
       wal3 snapshot compact orders --dry-run
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
 
 
 @snapshot.command("show")
@@ -52,7 +52,7 @@ def show_snapshots(session: Session, log: str, full: bool, as_json: bool) -> Non
       wal3 snapshot show orders
       wal3 snapshot show orders --full
       wal3 snapshot show orders --json | jq .needs_compaction
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     shape = SnapshotCompactor(session.store(), log).shape(exact=full)
     if as_json:
         print_json({"log": log, **shape.to_json()})
@@ -76,7 +76,7 @@ def compact_snapshots(session: Session, log: str, dry_run: bool, as_json: bool) 
       wal3 snapshot compact orders --dry-run
       wal3 snapshot compact orders
       wal3 snapshot compact orders --json | jq .bytes_written
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     compactor = SnapshotCompactor(session.store(), log)
     if dry_run:
         plan = compactor.plan()

@@ -25,7 +25,7 @@ def store_id(session: Session, create: bool, as_json: bool) -> None:
     Examples:
       wal3 store-id
       wal3 store-id --create
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     found = store_identity(store, create=create)
     if found is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ def tail(session: Session, /, log: str, wanted: int | None, follow: bool, **chos
     T is ISO 8601 (UTC unless it has an offset), -1h or -7d for so long ago, or microseconds since the epoch.
 
     Waiting costs at most one small request every two seconds. It ends after the last record of a
-    sealed log, and names the log's successor.
+    sealed log, and names the log's successor; then the exit code is 0, after Ctrl-C 130.
 
     \b
     Examples:
@@ -52,7 +51,7 @@ def tail(session: Session, /, log: str, wanted: int | None, follow: bool, **chos
       wal3 tail orders -n 100
       wal3 tail orders --from-time -1h
       wal3 tail orders --follow | jq .body
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     start, limits = start_of({**chosen}), limits_of({**chosen})
     if follow and limits != UNLIMITED:
         message = "--follow: expected no --to-offset and no --to-time, since it waits for more"
@@ -67,7 +66,7 @@ def tail(session: Session, /, log: str, wanted: int | None, follow: bool, **chos
         wanted = _LINES if wanted is None and start is None else wanted
         records = selected if wanted is None else deque(selected, maxlen=min(wanted, limit))
     output = sys.stdout.buffer
-    with suppress(KeyboardInterrupt), quiet_pipe():
+    with quiet_pipe():
         for record in records:
             output.write(json_of_record(record))
         output.flush()

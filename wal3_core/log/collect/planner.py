@@ -159,7 +159,7 @@ class Planner:
         candidates = {f"cursor {name}": offset for name, offset in cursors.items()}
         beyond = {name: offset for name, offset in candidates.items() if offset > following}
         if beyond:
-            # It is that of another log, destroyed since, and says nothing about this one.
+            # An older manifest was restored, or the cursor was copied here: what it allows to collect is not known.
             message = (
                 f"log {self._stores.url}: expected cursors up to its end, {following}, found {beyond}:"
                 f" delete or move them: nothing is collected until then"

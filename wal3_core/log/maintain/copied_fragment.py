@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError, MissingError
+from wal3_core.errors import MissingError
 from wal3_core.model import parquet
 
 if TYPE_CHECKING:
@@ -27,6 +27,5 @@ def read_checked(
         message = f"{what}: expected a file, found none"
         raise MissingError(message, path=pointer.path)
     if len(data) != pointer.num_bytes:
-        message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}, or more"
-        raise CorruptError(message)
+        raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}, or more")
     return data, parquet.decode(data, pointer, expanded_bytes_max=reading.fragment_expanded_bytes_max)

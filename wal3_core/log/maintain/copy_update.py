@@ -221,6 +221,9 @@ class _Updating:
                     self._appended += group
                     self._num_records += sum(pointer.num_records for pointer in group)
                     self._progress(self._num_records, total)
+                    if base.manifest.next.position.offset != group[-1].limit.offset:
+                        # Its answer was lost, and another writer has gone on: the target may be no copy any more.
+                        return Displaced(base, "another writer went on", contended=True)
                 case Displaced() as displaced:
                     return displaced
                 case SealedOut(sealed):

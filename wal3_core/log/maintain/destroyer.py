@@ -149,8 +149,9 @@ def destroy(
     """End a log and delete every object of it; returns how many there were.
 
     Appends get SealedError once it is sealed for that, and NotDurableError once it is gone. InvalidRequestError,
-    and nothing changed, when the log has pins (unless ``also_pinned``), also one that was made meanwhile, or when
-    something lies there that no log has; LogReplacedError when another log has the name by now, which is left alone.
+    and nothing deleted, when something lies there that no log has, or when the log has pins (unless ``also_pinned``).
+    For a pin that was made meanwhile, the announcement in the manifest is withdrawn; a log that was sealed by then
+    stays sealed. LogReplacedError when another log has the name by now, which is left alone.
     ``progress`` gets the number of objects deleted and of all objects. Repeat the call when it was cut short. What a
     lost manifest, or a copy that was cut short, left behind is deleted, too.
     """
@@ -192,7 +193,7 @@ class _Destroying:
                 lives,
                 self._runtime,
                 self._retry,
-                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]
+                progress=lambda done, before=before: self._progress(before + done),  # type: ignore[misc]  # before is an int
             )
             if deleted == before:
                 return deleted

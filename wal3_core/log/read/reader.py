@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
-from wal3_core.errors import CorruptError, InvalidRequestError, MissingError, UnavailableError
+from wal3_core.errors import InvalidRequestError, MissingError, UnavailableError
 from wal3_core.log.read.files import stored_file
 from wal3_core.log.read.following import Following, Waiting
 from wal3_core.log.read.following_async import in_thread
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from wal3_core.errors import CorruptError
     from wal3_core.log.read.files import StoredFile
     from wal3_core.model.parquet import Fragment
     from wal3_core.model.paths import LogId
@@ -167,8 +168,7 @@ class LogReader(Tables):
             raise FragmentMissingError(message, path=pointer.path)
         if len(data) != pointer.num_bytes:
             more = " or more" if len(data) > pointer.num_bytes else ""
-            message = f"{what}: expected {pointer.num_bytes} bytes, found {len(data)}{more}"
-            raise CorruptError(message)
+            raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}{more}")
         return parquet.decode(
             data,
             pointer,

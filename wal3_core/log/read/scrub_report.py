@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model import strict_json
-from wal3_core.model.paths import MANIFEST
+from wal3_core.model.paths import MANIFEST, check_log_id, life_folder
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import POINTERS_MAX
+from wal3_core.storage.object_store import log_store, place_of
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.object_store import ObjectStore
 
 _BYTES_MAX = 64 * 2**20
 
@@ -148,6 +150,13 @@ class ScrubReport:
         )
         fields.finish()
         return report
+
+
+def place_of_object(store: ObjectStore, report: ScrubReport, problem: Problem) -> str:
+    """Return where a problem's object is stored: a URL without options."""
+    root = place_of(log_store(store, report.log).url).partition("?")[0]
+    life = life_folder(check_log_id(report.log_id, "report")) if report.log_id and problem.path != MANIFEST else ""
+    return f"{root}/{life}{problem.path}"
 
 
 def _sum(one: str, other: str) -> str:

@@ -129,7 +129,7 @@ class WriteLoop:
             tasks.append(self._recover)
         while self._may_cut():
             flight = self._seal()
-            tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]
+            tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]  # of a default, mypy infers no type
         self._set_timer()
         uploaded = self.in_flight and self.in_flight[0].pointer is not None
         if uploaded and not self._committing and not self._snapshotter.awaited:

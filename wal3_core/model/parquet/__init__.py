@@ -6,6 +6,7 @@ key index.
 """
 
 from wal3_core.model.parquet.columns import records_of, table_setsum
+from wal3_core.model.parquet.damage import changed
 from wal3_core.model.parquet.decoding import Fragment, decode
 from wal3_core.model.parquet.encoding import EncodedFragment, FragmentSource, encode
 
@@ -13,6 +14,7 @@ __all__ = [
     "EncodedFragment",
     "Fragment",
     "FragmentSource",
+    "changed",
     "decode",
     "encode",
     "records_of",

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.columns import KEYED, PLAIN, Offsets, key_index, records_of, table_setsum
+from wal3_core.model.parquet.damage import changed, unreadable
 from wal3_core.model.parquet.pages import FOOTER_BYTES_MAX, check_expansion, measure, read_footer
 from wal3_core.model.parquet.thrift import ITEMS_MAX
 from wal3_core.model.paths import check_fragment_path
@@ -29,6 +30,7 @@ _COLUMN_TYPES = {
     "body": (pa.binary(), pa.large_binary()),
 }
 _BINARY = frozenset({"key", "body"})
+_CHECKSUM_FAILED = "CRC checksum verification failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,19 @@ def decode(
         # This process is out of memory; the file may be sound.
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        message = f"{what}: expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
-        raise CorruptError(message) from error
+        # The decoder has no class of its own for it.
+        damage = changed if _CHECKSUM_FAILED in str(error) else unreadable
+        detail = f"expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
+        raise damage(what, detail) from error
     if verify:
         # Positions first: the key index is computed from them.
         _check_positions(table, pointer, what)
         _check_metadata(table, pointer, what)
         found = table_setsum(table)
         if found != pointer.setsum:
-            message = f"{what}: expected setsum {pointer.setsum}, found {found}"
+            # Changed, or written so: most pages have a checksum of their own, which held.
+            detail = f"expected setsum {pointer.setsum}, found {found}"
+            message = f"{what}: the file's records are not those that were appended: {detail}"
             raise CorruptError(message)
     table = table.replace_schema_metadata(None)
     if "key" not in table.column_names:
@@ -107,8 +113,7 @@ def _open(data: memoryview, shared: Sequence[str] = ()) -> pq.ParquetFile:
 
 def _check_count(found: int, pointer: FragmentPointer, what: str) -> None:
     if found != pointer.num_records:
-        message = f"{what}: expected {pointer.num_records} records, found {found}"
-        raise CorruptError(message)
+        raise unreadable(what, f"expected {pointer.num_records} records, found {found}")
 
 
 def _expand(table: pa.Table, num_bytes: int, what: str, expanded_bytes_max: int) -> pa.Table:
@@ -144,15 +149,14 @@ def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> Non
     for name, value in expected.items():
         found = metadata.get(name.encode())
         if found is not None and found != value.encode():
-            message = f"{what}: expected {value[:80]!r} as the file's {name}, found {found[:80]!r}"
-            raise CorruptError(message)
+            raise unreadable(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
 
 
 def _check_schema(schema: pa.Schema, what: str) -> None:
     fitting = schema.names in (PLAIN, KEYED) and all(field.type in _COLUMN_TYPES[field.name] for field in schema)
     if not fitting:
-        message = f"{what}: expected columns offset, timestamp_us, key?, body, found {schema.to_string()[:200]!r}"
-        raise CorruptError(message)
+        found = schema.to_string()[:200]
+        raise unreadable(what, f"expected columns offset, timestamp_us, key?, body, found {found!r}")
 
 
 def _check_positions(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
@@ -164,15 +168,11 @@ def _check_positions(table: pa.Table, pointer: FragmentPointer, what: str) -> No
     inside = start.offset <= int(offsets[0]) and int(offsets[-1]) < limit.offset
     in_time = start.timestamp_us <= int(timestamps_us[0]) and int(timestamps_us[-1]) <= limit.timestamp_us
     if not (rising and inside and in_time):
-        message = (
-            f"{what}: expected rising positions from {start} to {limit}, found"
-            f" {offsets[0]}@{timestamps_us[0]} to {offsets[-1]}@{timestamps_us[-1]}"
-        )
-        raise CorruptError(message)
+        found = f"{offsets[0]}@{timestamps_us[0]} to {offsets[-1]}@{timestamps_us[-1]}"
+        raise unreadable(what, f"expected rising positions from {start} to {limit}, found {found}")
     bodies = table["body"]
     if bodies.null_count and _has_bodiless_record(table):
-        message = f"{what}: expected a key on every record without a body, found none"
-        raise CorruptError(message)
+        raise unreadable(what, "expected a key on every record without a body, found none")
 
 
 def _has_bodiless_record(table: pa.Table) -> bool:
@@ -184,6 +184,5 @@ def _has_bodiless_record(table: pa.Table) -> bool:
 def _u64_column(table: pa.Table, name: str, what: str) -> Offsets:
     column = table[name]
     if column.null_count:
-        message = f"{what}: column {name}: expected no nulls, found {column.null_count}"
-        raise CorruptError(message)
+        raise unreadable(what, f"column {name}: expected no nulls, found {column.null_count}")
     return np.asarray(column.to_numpy(), dtype=np.uint64)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
+from wal3_core.model.parquet.damage import unreadable
 from wal3_core.model.parquet.thrift import (
     BINARY,
     I32,
@@ -145,17 +146,16 @@ def measure(
             check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
             num_pages += 1
             if num_pages > PAGES_MAX:
-                message = f"{what}: expected at most {PAGES_MAX} pages, found more"
-                raise CorruptError(message)
+                raise unreadable(what, f"expected at most {PAGES_MAX} pages, found more")
             num_values += page.num_values
             if page.dictionary:
                 dictionaries.add(chunk.column)
         if num_values != chunk.num_values or chunk.column >= len(columns):
-            message = (
-                f"{what}: expected {chunk.num_values} values in the pages of one of {len(columns)} columns,"
+            detail = (
+                f"expected {chunk.num_values} values in the pages of one of {len(columns)} columns,"
                 f" found {num_values} in those of column {chunk.column}"
             )
-            raise CorruptError(message)
+            raise unreadable(what, detail)
     return Expansion(num_bytes, frozenset(dictionaries))
 
 
@@ -176,11 +176,9 @@ def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
         try:
             page = _page(data[: min(chunk.limit, at + _HEADER_BYTES_MAX)], at, leading=at == chunk.start)
         except ValueError as error:
-            message = f"{what}: column {chunk.column}: expected a page at byte {at}, found {error}"
-            raise CorruptError(message) from error
+            raise unreadable(what, f"column {chunk.column}: expected a page at byte {at}, found {error}") from error
         if page.limit > min(chunk.limit, len(data)):
-            message = f"{what}: column {chunk.column}: expected a page, found one that ends at byte {page.limit}"
-            raise CorruptError(message)
+            raise unreadable(what, f"column {chunk.column}: expected a page, found one that ends at byte {page.limit}")
         at = page.limit
         yield page
 

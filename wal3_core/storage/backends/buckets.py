@@ -62,7 +62,7 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: Sessi
     bucket = parts.netloc
     match parts.scheme:
         case "s3":
-            clients = _s3_clients(bucket, options, session, client_options)
+            clients = _s3_clients(parts, options, session, client_options)
         case "gs":
             clients = Clients(
                 conditional=GCSStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
@@ -89,14 +89,16 @@ def _timeouts(options: Mapping[str, str]) -> ClientConfig:
     return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5))}
 
 
-def _s3_clients(bucket: str, options: Mapping[str, str], session: Session | None, timeouts: ClientConfig) -> Clients:
-    # Other stores than S3 do without it.
-    import boto3  # noqa: PLC0415
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+def _s3_clients(
+    parts: SplitResult, options: Mapping[str, str], session: Session | None, timeouts: ClientConfig
+) -> Clients:
+    import boto3  # noqa: PLC0415 - other stores than S3 do without it
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - it imports boto3
 
     session = session or boto3.session.Session(profile_name=options.get("profile"), region_name=options.get("region"))
     region = options.get("region") or session.region_name or "us-east-1"
     endpoint = options.get("endpoint") or custom_endpoint(session, region)
+    bucket = parts.netloc
     # Objects are deleted one by one: by bulk requests, some servers judge the bucket's policy, not the object's.
     config: S3Config = {"region": region, "disable_bulk_delete": True}
     client_options: ClientConfig = {**timeouts}
@@ -108,8 +110,8 @@ def _s3_clients(bucket: str, options: Mapping[str, str], session: Session | None
         client_options["allow_http"] = endpoint.startswith("http://")
     if session.get_credentials() is None:
         message = (
-            f"store s3://{bucket}: expected AWS credentials, found none: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
-            f" AWS_SECRET_ACCESS_KEY"
+            f"store {parts._replace(query='').geturl()}: expected AWS credentials, found none: set AWS_PROFILE, or"
+            f" AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
         raise StoreDeniedError(message)
     credentials = Boto3CredentialProvider(session)

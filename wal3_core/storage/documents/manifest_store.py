@@ -25,7 +25,7 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.documents.readback import check_readable, encoded
-from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned
+from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged
 
@@ -120,16 +120,20 @@ class ManifestStore:
         found = self._store.get(MANIFEST, if_none_match=None if known is None else known.etag, length_max=BYTES_MAX)
         match found:
             case None:
-                message = f"log {self.url}: expected {MANIFEST}, found none: initialize the log first"
-                raise LogNotFoundError(message)
+                raise self._no_log("expected a log, found none: initialize the log first")
             case NotModified():
                 assert known is not None
                 return known
             case Versioned(data, etag):
                 entry = manifest_or_vacancy(data, what=self.what)
                 if isinstance(entry, Vacancy):
-                    raise LogNotFoundError(f"log {self.url}: {describe(entry)}")
+                    raise self._no_log(describe(entry))
                 return self._checked(Installed(entry, etag))
+
+    def _no_log(self, found: str) -> LogNotFoundError:
+        name = share_of(self._store).log.rstrip("/")
+        how = f" (`wal3 init {name}`, or LogWriter.initialize)" if "initialize" in found else ""
+        return LogNotFoundError(f"log {self.url}: {found}{how}")
 
     def _checked(self, found: Installed) -> Installed:
         """Raise LogReplacedError for another life than this store's."""
