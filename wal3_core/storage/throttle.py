@@ -246,7 +246,9 @@ class Throttle:
             rate_per_s = self._pace.rate_per_s
         if halved:
             self._runtime.observer.slowed(self._place, self.kind)
-            self._slowed.warn("store %s: asks to slow down: %.3g %s a second", self._place, rate_per_s, self.kind)
+            self._slowed.warn(
+                "store %s: asks to slow down: %g %s a second", self._place, round(rate_per_s, 3), self.kind
+            )
 
     def _await_turn(self, waiter: _Waiter) -> None:
         with self._lock:
@@ -265,8 +267,8 @@ class Throttle:
             with suppress(TimeoutError):
                 self._runtime.wait(waiter.woken, pause_s)
         message = (
-            f"store {self._place}: throttled: {self.kind} are limited to {self._pace.rate_per_s:.3g} a second, and this"
-            f" request was not sent in time"
+            f"store {self._place}: throttled: {self.kind} are limited to {round(self._pace.rate_per_s, 3):g} a second,"
+            f" and this request was not sent in time"
         )
         raise UnavailableError(message)
 
