@@ -53,9 +53,10 @@ def open_store(
     variables and profiles; ``?endpoint=…&region=…&profile=…`` override them, ``?etags=unquoted`` is for
     servers that expect unquoted ETags (``wal3 doctor`` detects this). On s3, gs and az ``?timeout_s=…`` says
     how long requests are retried while the server does not answer (120 s), ``?request_timeout_s=…`` how long
-    one request may take (20 s). ``?writes_per_s=…`` (PUT, DELETE, LIST) and ``?reads_per_s=…`` (GET, HEAD) limit
-    the requests of this process to this bucket and folder, 0 does not; the defaults are 3,500 and 5,500 on s3,
-    0 on gs and az. All stores opened for one place share its limits, and a limit in a URL changes it for all.
+    one request may take, and may wait for its turn (20 s). ``?writes_per_s=…`` (PUT, DELETE, LIST) and
+    ``?reads_per_s=…`` (GET, HEAD) limit the requests of this process to this bucket and folder, 0 does not; the
+    defaults are 3,500 and 5,500 on s3, 0 on gs and az. All stores opened for one place share its limits, and a
+    limit in a URL changes it for all.
     ``file:///path?lock_wait_s=…`` says how many seconds a write waits for a lock of the directory (20 by
     default). ``memory:name`` is the same store for the whole process. Raises InvalidRequestError for a malformed
     URL, or if the packages for its kind of store are not installed, StoreDeniedError when there are no
