@@ -17,6 +17,8 @@ IN_SIGNATURES = frozenset(
         "Garbage",
         "Manifest",
         "Marked",
+        "Marker",
+        "Marks",
         "ObjectMeta",
         "ObjectStore",
         "Overtaken",

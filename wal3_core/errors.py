@@ -148,7 +148,11 @@ class MissingError(CorruptError):
 
 
 class UnavailableError(LogError):
-    """The object store did not answer."""
+    """The object store did not answer; ``slow_down`` says that it refused because it gets too many requests."""
+
+    def __init__(self, message: str = "", *, slow_down: bool = False) -> None:
+        super().__init__(message)
+        self.slow_down = slow_down
 
 
 class StoreDeniedError(UnavailableError):

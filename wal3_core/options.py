@@ -33,6 +33,10 @@ _BYTES_MAX = 2**63 - 1
 CLOCK_AHEAD_S_MAX = 60.0
 # A commit that takes longer is reported as slow; on object stores one takes a tenth of a second.
 SLOW_COMMIT_S = 5.0
+# What S3 takes at least per second below one prefix: PUT, COPY, POST and DELETE; GET and HEAD. Published in
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
+S3_WRITES_PER_S = 3500.0
+S3_READS_PER_S = 5500.0
 # How often maintenance retries a change of the manifest that lost to another CAS. A writer that is never idle gives
 # way every ten seconds, so this is longer than several of its turns.
 REBASES_MAX = 4096

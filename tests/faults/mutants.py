@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutation(
         "records of one append share an offset",
-        OUTCOMES + "acknowledge",
+        OUTCOMES + "_settle",
         "offset += len(entry.columns.bodies)",
         "offset += 1",
     ),

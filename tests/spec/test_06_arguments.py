@@ -23,6 +23,9 @@ from wal3_core import (
     Consumer,
     CursorStore,
     Deleter,
+    DirtyLog,
+    Fleet,
+    FleetOptions,
     InvalidRequestError,
     Limits,
     LogAt,
@@ -77,6 +80,10 @@ MADE_INSIDE = {
     "CopyReport",
     "CopyUpdateReport",
     "DestroyPlan",
+    "DirtyLog",
+    "Fleet",
+    "FleetStats",
+    "HeldWriter",
     "Lag",
     "LogReader",
     "LogWriter",
@@ -138,7 +145,7 @@ def kinds() -> dict[str, Kind]:
     for value in (
         *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
-        *(ConsumerOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
+        *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
         LogReader.open(store, LOG).manifest(),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
@@ -171,6 +178,9 @@ class Entry:
             "Consumer": lambda: Consumer(store, LOG, "c"),
             "LogWriter": lambda: LogWriter.open(store, LOG),
             "LogReader": lambda: LogReader.open(store, LOG),
+            "DirtyLog": lambda: DirtyLog.open(store, "s"),
+            "Fleet": lambda: Fleet.open(store),
+            "HeldWriter": lambda: Fleet.open(store).writer(LOG),
             "Limits": Limits,
             "Setsum": Setsum,
         }
@@ -220,8 +230,8 @@ def test_wrong_type_is_refused_by_name_and_changes_nothing(
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         writer.append(b"x")
     CursorStore(memory_store, LOG).init("c", LogPosition(1, 0))
-    before, known = objects_of(memory_store), kinds()
     call = entry.call(memory_store)
+    before, known = objects_of(memory_store), kinds()
     given = {each.name: kind_of(each, known).right for each in inspect.signature(call).parameters.values()}
     given = {each: memory_store if each == "store" else value for each, value in given.items()}
 

@@ -29,6 +29,7 @@ from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import SILENT, ThreadRuntime
 from wal3_core.storage.observed import ObservedStore
+from wal3_core.storage.throttle import Throttle
 
 metrics = pytest.importorskip("opentelemetry.sdk.metrics")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export")
@@ -164,6 +165,20 @@ def test_retries_conflicts_and_failures_are_counted_as_the_writer_does(store: Ob
     }
     ends = metered.counts("wal3.request.duration", "wal3.request.outcome")
     assert (ends["unknown"], ends["denied"]) == (faulty.fired["unknown"], faulty.fired["denied"])
+
+
+def test_waits_for_a_turn_and_halvings_are_counted_by_place_and_kind(metered: Metered) -> None:
+    throttle = Throttle("s3://b", "writes", 100, metered.runtime)
+    for _ in range(4):
+        throttle.enter(60)
+    throttle.slow_down(metered.runtime.monotonic_s())
+
+    stats = throttle.stats()
+    assert stats.halvings == 1
+    assert metered.counts("wal3.throttle.duration", "wal3.throttle.kind").get("writes", 0) == stats.throttled
+    assert metered.sums("wal3.throttle.duration", "wal3.store").get("s3://b", 0) == pytest.approx(stats.throttled_s)
+    assert metered.sums("wal3.throttle.halvings", "wal3.store") == {"s3://b": 1}
+    assert metered.units["wal3.throttle.halvings"] == "{halving}"
 
 
 def test_log_s_name_is_an_attribute_only_when_asked_for(memory_store: ObjectStore, metered: Metered) -> None:

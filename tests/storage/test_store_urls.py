@@ -125,7 +125,7 @@ def test_command_refuses_an_empty_endpoint_in_one_line() -> None:
     result = CliRunner().invoke(cli, ["--store", "s3://bucket?endpoint=", "--timeout", "1", "ls"])
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: store URL: expected no option but endpoint, etags, profile, region")
+    assert result.stderr.startswith("Error: store URL: expected no option but endpoint, etags, profile, reads_per_s")
     assert "found endpoint without a value" in result.stderr
 
 

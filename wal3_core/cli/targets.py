@@ -11,7 +11,9 @@ from urllib.parse import unquote, urlsplit
 from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.model.paths import MANIFEST, STORE_IDENTITY
+from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.local_roots import is_root
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
     from wal3_core.cli.session import Session
@@ -48,6 +50,7 @@ def check_store(store: ObjectStore) -> None:
     parts = urlsplit(store.url)
     if parts.scheme == "memory":
         return
+    store = patient(store, shared_runtime())
     found = "no objects"
     if parts.scheme == "file":
         root = Path(unquote(parts.path))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, instance_of, integer, optional, text
 from wal3_core.errors import AppendReplacedError, ClosedError, InvalidRequestError, LogError, SealedError
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.marker import Marker
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from wal3_core.model.marker import Marker
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
@@ -115,6 +115,7 @@ class DirtyLog:
 
         return cls(open_lane, name, lanes_max, runtime)
 
+    @checked(marker=instance_of(Marker))
     def mark(self, marker: Marker) -> Future[None]:
         """Append a marker, together with those of other logs; the future is done when it is durable.
 

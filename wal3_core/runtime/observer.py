@@ -63,6 +63,12 @@ class Observer:
     def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
         """Get the end of a request to a store, which is named by its URL without options."""
 
+    def throttled(self, store: str, kind: str, seconds: float) -> None:
+        """Get how long a request has waited for its turn; ``kind`` is ``reads`` or ``writes``."""
+
+    def slowed(self, store: str, kind: str) -> None:
+        """Get that a store asked to slow down, and the rate of such requests to it was halved."""
+
     def appended(self, log: str, end: AppendEnd, *, num_records: int, num_bytes: int, waits_s: Iterable[float]) -> None:
         """Get the outcome of appends, and how long each has waited for it."""
 

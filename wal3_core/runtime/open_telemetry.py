@@ -51,6 +51,8 @@ class OpenTelemetryObserver(Observer):
     def __init__(self, meter: Meter, *, log_names: bool) -> None:
         self._log_names = log_names
         self._requests = _durations(meter, "wal3.request.duration", "Requests to stores")
+        self._throttled = _durations(meter, "wal3.throttle.duration", "Requests that waited for their turn")
+        self._slowed = meter.create_counter("wal3.throttle.halvings", "{halving}", "Rates halved for a store")
         self._appends = _durations(meter, "wal3.append.duration", "Appends, from the call to their outcome")
         self._commits = _durations(meter, "wal3.commit.duration", "Commits, each of one or more fragments")
         self._records = meter.create_counter("wal3.append.records", "{record}", "Records appended")
@@ -73,6 +75,14 @@ class OpenTelemetryObserver(Observer):
         self._requests.record(
             seconds, {"wal3.store": store, "wal3.request.kind": kind, "wal3.request.outcome": end.value}
         )
+
+    def throttled(self, store: str, kind: str, seconds: float) -> None:
+        """Record one wait."""
+        self._throttled.record(seconds, {"wal3.store": store, "wal3.throttle.kind": kind})
+
+    def slowed(self, store: str, kind: str) -> None:
+        """Count a halving."""
+        self._slowed.add(1, {"wal3.store": store, "wal3.throttle.kind": kind})
 
     def appended(self, log: str, end: AppendEnd, *, num_records: int, num_bytes: int, waits_s: Iterable[float]) -> None:
         """Record appends with the same outcome."""

@@ -43,9 +43,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It is unknown whether the PUT was, or will be, applied."""
+    """It is unknown whether the PUT was, or will be, applied; ``slow_down`` as in UnavailableError."""
 
     cause: str
+    slow_down: bool = False
 
 
 PutOutcome = Done | Refused | Unknown

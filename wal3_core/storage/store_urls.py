@@ -9,8 +9,10 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from wal3_core.errors import InvalidRequestError
 
 # Options that say how requests are sent, not which store it is.
-TUNING_OPTIONS = frozenset({"etags", "lock_wait_s", "request_timeout_s", "timeout_s"})
-REMOTE_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
+TIMEOUT_OPTIONS = frozenset({"timeout_s", "request_timeout_s"})
+RATE_OPTIONS = frozenset({"reads_per_s", "writes_per_s"})
+REMOTE_OPTIONS = TIMEOUT_OPTIONS | RATE_OPTIONS
+TUNING_OPTIONS = REMOTE_OPTIONS | {"etags", "lock_wait_s"}
 _OPTIONS = {
     "file": frozenset({"lock_wait_s"}),
     "memory": frozenset[str](),

@@ -17,22 +17,24 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from wal3_core.errors import InvalidRequestError, StoreDeniedError
 from wal3_core.storage.backends.remote import NEVER_RETRY, RETRY_READS, TIMEOUTS, Clients, RemoteStore
 from wal3_core.storage.backends.remote_errors import refused_settings
-from wal3_core.storage.store_urls import REMOTE_OPTIONS
+from wal3_core.storage.store_urls import TIMEOUT_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from boto3.session import Session
-    from obstore.store import ClientConfig, S3Config
+    from obstore.store import ClientConfig, RetryConfig, S3Config
 
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
 
 
-def open_remote(parts: SplitResult, options: Mapping[str, str], session: Session | None) -> RemoteStore:
+def open_remote(
+    parts: SplitResult, options: Mapping[str, str], session: Session | None, *, retry_reads: bool
+) -> RemoteStore:
     """Open a bucket by its split URL and the URL's options; errors as ``open_store``."""
     try:
-        return _remote_store(parts, options, session)
+        return _remote_store(parts, options, session, RETRY_READS if retry_reads else NEVER_RETRY)
     except Exception as error:
         if not _is_of_settings(error):
             raise
@@ -49,7 +51,9 @@ def _is_of_settings(error: Exception) -> bool:
     return botocore is not None and isinstance(error, botocore.BotoCoreError)
 
 
-def _remote_store(parts: SplitResult, options: Mapping[str, str], session: Session | None) -> RemoteStore:
+def _remote_store(
+    parts: SplitResult, options: Mapping[str, str], session: Session | None, reads: RetryConfig
+) -> RemoteStore:
     if options.get("etags", "unquoted") != "unquoted":
         message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
         raise InvalidRequestError(message)
@@ -62,16 +66,16 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: Sessi
     bucket = parts.netloc
     match parts.scheme:
         case "s3":
-            clients = _s3_clients(parts, options, session, client_options)
+            clients = _s3_clients(parts, options, session, client_options, reads)
         case "gs":
             clients = Clients(
                 conditional=GCSStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
-                reading=GCSStore(bucket, client_options=client_options, retry_config=RETRY_READS),
+                reading=GCSStore(bucket, client_options=client_options, retry_config=reads),
             )
         case _:
             clients = Clients(
                 conditional=AzureStore(bucket, client_options=client_options, retry_config=NEVER_RETRY),
-                reading=AzureStore(bucket, client_options=client_options, retry_config=RETRY_READS),
+                reading=AzureStore(bucket, client_options=client_options, retry_config=reads),
             )
     # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
     return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
@@ -79,7 +83,7 @@ def _remote_store(parts: SplitResult, options: Mapping[str, str], session: Sessi
 
 def _timeouts(options: Mapping[str, str]) -> ClientConfig:
     """Check the timeouts in a store's URL; return a client's timeouts for one request."""
-    for name in sorted(REMOTE_OPTIONS & options.keys()):
+    for name in sorted(TIMEOUT_OPTIONS & options.keys()):
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", options[name]) or float(options[name]) > _TIMEOUT_S_MAX:
             message = f"store URL: expected {name} to be seconds from 0 to {_TIMEOUT_S_MAX}, found {options[name]!r}"
             raise InvalidRequestError(message)
@@ -90,7 +94,11 @@ def _timeouts(options: Mapping[str, str]) -> ClientConfig:
 
 
 def _s3_clients(
-    parts: SplitResult, options: Mapping[str, str], session: Session | None, timeouts: ClientConfig
+    parts: SplitResult,
+    options: Mapping[str, str],
+    session: Session | None,
+    timeouts: ClientConfig,
+    reads: RetryConfig,
 ) -> Clients:
     import boto3  # noqa: PLC0415 - other stores than S3 do without it
     from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - it imports boto3
@@ -116,16 +124,16 @@ def _s3_clients(
         raise StoreDeniedError(message)
     credentials = Boto3CredentialProvider(session)
 
-    def client(*, conditional: bool) -> S3Store:
+    def client(retries: RetryConfig) -> S3Store:
         return S3Store(
             bucket,
             config=config,
             client_options=client_options,
-            retry_config=NEVER_RETRY if conditional else RETRY_READS,
+            retry_config=retries,
             credential_provider=credentials,
         )
 
-    return Clients(conditional=client(conditional=True), reading=client(conditional=False))
+    return Clients(conditional=client(NEVER_RETRY), reading=client(reads))
 
 
 def custom_endpoint(session: Session, region: str) -> str | None:

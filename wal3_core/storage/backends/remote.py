@@ -1,7 +1,8 @@
 """S3, Google Cloud Storage and Azure through obstore.
 
 A store has two clients. PUTs and DELETEs go through one that never retries, since only the protocol
-knows what a repeated PUT means; reads and lists through one that does.
+knows what a repeated PUT means; reads and lists through one that does, unless reads are throttled: then
+the library's own retries, which take their turn, are the only ones.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _OTHER_RANGE = re.compile(r"Received non-partial response|Requested \S+, got \S+
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The same bucket through a client that never retries, and one that retries reads."""
+    """The same bucket through a client that never retries, and one for reads, which may retry them."""
 
     conditional: Client
     reading: Client
@@ -160,7 +161,7 @@ class RemoteStore:
             found = self._trouble(path, error)
             if found.denied:
                 raise found.error(self.url, path) from error
-            return Unknown(found.text)
+            return Unknown(found.text, slow_down=found.slow_down)
         written = self._etag(done["e_tag"], done["version"])
         if written == etag:
             # A PUT that is answered with 303 is followed by a GET, whose answer looks the same.

@@ -47,6 +47,8 @@ _CODES = {
 }
 # A list that is refused, or finds no bucket, has no exception class of its own; nor has an answer without a code.
 _STATUSES = {"401": _CREDENTIALS, "403": _ACCESS, "404": _NO_BUCKET}
+# Too many requests: S3's SlowDown and Azure's ServerBusy have the status 503, Google Cloud Storage answers 429.
+_SLOW_DOWN = frozenset({"429", "503"})
 # Certainly not applied, and pointless to retry: an operator has to change something.
 _DENIED = (
     exceptions.PermissionDeniedError,
@@ -89,16 +91,19 @@ class Trouble:
 
     ``denied`` says that the request was certainly not applied, and that retrying it is pointless.
     ``of_store`` says that the error has nothing to do with the path of the request.
+    ``slow_down`` says that the server gets too many requests.
     """
 
     text: str
     denied: bool = False
     of_store: bool = True
+    slow_down: bool = False
 
     def error(self, url: str, path: str) -> UnavailableError:
         """Make the error that names the store, and the path if the error depends on it."""
         kind = StoreDeniedError if self.denied else UnavailableError
-        return kind(f"store {url}: {self.text}" if self.of_store or not path else f"store {url}: {path}: {self.text}")
+        place = f"store {url}" if self.of_store or not path else f"store {url}: {path}"
+        return kind(f"{place}: {self.text}", slow_down=self.slow_down)
 
 
 def trouble(error: Exception) -> Trouble:
@@ -161,7 +166,12 @@ def _answered(answer: str, status: re.Match[str], error: Exception) -> Trouble:
     if number in _STATUSES and (code is None or not denied):
         return _advised(_STATUSES[number], shown)
     explained = f": {_cut(message)}" if message else ""
-    return Trouble(f"the server answered {shown}{explained}", denied=denied or number in _STATUSES, of_store=False)
+    return Trouble(
+        f"the server answered {shown}{explained}",
+        denied=denied or number in _STATUSES,
+        of_store=False,
+        slow_down=number in _SLOW_DOWN,
+    )
 
 
 def _unanswered(source: str) -> Trouble | None:
