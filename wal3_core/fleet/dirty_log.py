@@ -21,7 +21,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
-from wal3_core.storage.object_store import a_store
+from wal3_core.storage.object_store import a_store, log_store, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,9 @@ class DirtyLog:
     Two processes that share a server's name lose no marker, but slow each other down.
     """
 
-    def __init__(self, open_lane: Callable[[int], LogWriter], name: str, lanes_max: int, runtime: Runtime) -> None:
+    def __init__(
+        self, store: ObjectStore, name: str, open_lane: Callable[[int], LogWriter], lanes_max: int, runtime: Runtime
+    ) -> None:
         self.name = name
         self._open_lane = open_lane
         self._lanes_max = lanes_max
@@ -79,7 +81,7 @@ class DirtyLog:
         self._lock = runtime.lock()
         self._waiting: list[tuple[Marker, Outcome[None]]] = []
         self._lanes = [_Lane(open_lane(0))]
-        self._share = self._lanes[0].writer.share
+        self._share = share_of(log_store(store, name))
         self._opened = 1
         self._opening = self._timed = False
         self._sent_s = 0.0
@@ -113,7 +115,7 @@ class DirtyLog:
             lane = f"{name}/{number}" if number else name
             return LogWriter.open_or_initialize(store, lane, options=options, runtime=runtime)
 
-        return cls(open_lane, name, lanes_max, runtime)
+        return cls(store, name, open_lane, lanes_max, runtime)
 
     @checked(marker=instance_of(Marker))
     def mark(self, marker: Marker) -> Future[None]:

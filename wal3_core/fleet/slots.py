@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -15,17 +14,19 @@ if TYPE_CHECKING:
     from wal3_core.log.write.writer import LogWriter
 
 
-@dataclass(slots=True, eq=False)
 class Slot:
     """The place of one log: open once ``opened`` has its writer.
 
     ``users`` counts the callers that use it just now or hold it open; ``appends`` those without an outcome.
     """
 
-    log: str
-    opened: Outcome[LogWriter]
-    users: int = 0
-    appends: int = 0
+    __slots__ = ("appends", "log", "opened", "users")
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.opened: Outcome[LogWriter] = Outcome()
+        self.users = 1
+        self.appends = 0
 
     @property
     def idle(self) -> bool:
@@ -67,7 +68,7 @@ class Slots:
     def add(self, log: str) -> Slot:
         """Return a new slot, with one user, for a log that has none."""
         assert log not in self._slots
-        slot = self._slots[log] = Slot(log, Outcome(), users=1)
+        slot = self._slots[log] = Slot(log)
         return slot
 
     def leave(self, slot: Slot) -> None:
@@ -76,7 +77,7 @@ class Slots:
         self.changed(slot)
 
     def changed(self, slot: Slot) -> None:
-        """Note that a slot may be idle now."""
+        """Record that a slot may be idle now."""
         if not slot.idle:
             return
         self._removed.discard(slot)

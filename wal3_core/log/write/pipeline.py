@@ -11,7 +11,6 @@ from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest_parts import Durability
 from wal3_core.runtime import Outcome, reentered
-from wal3_core.storage.object_store import share_of
 from wal3_core.storage.retry import for_store
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
-    from wal3_core.workers import Share
 
 
 class Pipeline:
@@ -44,11 +42,6 @@ class Pipeline:
         self._closed = False
 
     # ------------------------------------------------------------------ what the writer calls
-
-    @property
-    def share(self) -> Share:
-        """Whose work its tasks are."""
-        return share_of(self._manifests.objects)
 
     def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
         """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from wal3_core.log.write.stats import WriterStats
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
-    from wal3_core.workers import Share
 
 
 _OPENING: Mapping[str, Check] = {
@@ -127,11 +126,6 @@ class LogWriter:
     def options(self) -> WriterOptions:
         """The writer's limits."""
         return self._options
-
-    @property
-    def share(self) -> Share:
-        """Whose work its tasks are, among all that the process runs."""
-        return self._pipeline.share
 
     def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.
