@@ -103,6 +103,21 @@ def test_failed_run_is_posted_with_its_sentence_and_what_to_do(
     assert any(line.startswith("- verification:sound: gamma: 1 problem: ") for line in lines)
     assert any("next command: wal3 --store" in line for line in lines)
     assert any("runbook: docs/operations.md#a-check-turns-red-the-log-is-unsound" in line for line in lines)
+    assert any(line.startswith("  4. From a copy in the directory BACKUP: `cp -f BACKUP/gamma/") for line in lines)
+
+
+@pytest.mark.slow
+def test_log_that_an_earlier_run_found_damaged_is_not_posted_again(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, webhook: Webhook
+) -> None:
+    _break(fleet, "gamma")
+    run("verification_job", run_request("gamma", "gamma"))
+
+    result = run("verification_job", run_request(known[0], known[0]))
+
+    assert [each.check_name for each in result.get_asset_check_evaluations() if not each.passed] == ["all_logs_sound"]
+    assert "nothing failed" in _alert(instance, result)
+    assert webhook.requests == 0
 
 
 @pytest.mark.slow
