@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster import DagsterInstance
 
@@ -54,19 +54,21 @@ class DamagedLogs:
 
     def _read(self, logs: Iterable[str]) -> dict[str, str]:
         keys = {self._key(log): log for log in logs}
-        asked, values = list(keys), dict[str, str]()
-        for start in range(0, len(asked), _KEYS_AT_ONCE):
-            some = set(asked[start : start + _KEYS_AT_ONCE])
-            values.update(self._instance.daemon_cursor_storage.get_cursor_values(some))
-        return {keys[key]: value for key, value in values.items()}
+        read = self._instance.daemon_cursor_storage.get_cursor_values
+        values = (read(set(some)).items() for some in _few(list(keys)))
+        return {keys[key]: text for found in values for key, text in found}
 
     def _write(self, texts: Mapping[str, str]) -> None:
-        if texts:
-            values = {self._key(log): text for log, text in texts.items()}
-            self._instance.daemon_cursor_storage.set_cursor_values(values)
+        for some in _few(list(texts)):
+            self._instance.daemon_cursor_storage.set_cursor_values({self._key(log): texts[log] for log in some})
 
     def _key(self, log: str) -> str:
         return f"{_KEY}/{self._scope.name}/{log}"
+
+
+def _few(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(items), _KEYS_AT_ONCE):
+        yield items[start : start + _KEYS_AT_ONCE]
 
 
 def _text(damage: KnownDamage) -> str:
