@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from wal3_core import InvalidRequestError, open_store
+from wal3_core import InvalidRequestError, StoreDeniedError, open_store
+from wal3_orchestration.deployment.databases import create_databases
 from wal3_orchestration.deployment.files import Deployment, write
 
 
@@ -27,7 +29,8 @@ def main() -> None:
 def init(folder: Path, *, force: bool, **options: str | int | bool) -> None:
     """Write a Dagster deployment for a store into FOLDER, which becomes DAGSTER_HOME.
 
-    It holds dagster.yaml (pools, limits, retention), workspace.yaml and wal3.env, where secrets go.
+    It holds dagster.yaml (pools, limits, retention), workspace.yaml and wal3.env, where secrets go, and
+    Dagster's databases, unless they are in Postgres.
 
     \b
     Example:
@@ -38,7 +41,9 @@ def init(folder: Path, *, force: bool, **options: str | int | bool) -> None:
         message = "--compose and --kubernetes need different dagster.yaml files: write them to two folders"
         raise click.UsageError(message)
     try:
-        open_store(deployment.store)
+        # Checks the URL alone: credentials may come from wal3.env, which is yet to be filled in.
+        with suppress(StoreDeniedError):
+            open_store(deployment.store)
         files = deployment.files()
         write(files, force=force)
     except InvalidRequestError as error:
@@ -48,6 +53,9 @@ def init(folder: Path, *, force: bool, **options: str | int | bool) -> None:
         raise click.ClickException(message) from error
     for path in files:
         click.echo(f"wrote {path}")
+    if not deployment.in_postgres:
+        create_databases(folder)
+        click.echo(f"created Dagster's databases in {folder}")
     click.echo("\nNext: read wal3.env, fill in what is missing, and run")
     for command in deployment.commands():
         click.echo(f"  {command}")

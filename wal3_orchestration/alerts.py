@@ -99,6 +99,9 @@ def _advice(check: AssetCheckEvaluation) -> Iterator[str]:
     for label in ("next_command", "runbook"):
         if label in check.metadata:
             yield f"  {label.replace('_', ' ')}: {check.metadata[label].value}"
+    if "remedy" in check.metadata:
+        steps = str(check.metadata["remedy"].value).partition("\n\n")[0]
+        yield from (f"  {step}" for step in steps.splitlines())
 
 
 def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
@@ -112,9 +115,11 @@ def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
 
 
 def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
+    """Find what the run found out about its logs; a result without a log sums up what earlier runs reported."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION):
-        if entry.dagster_event is not None:
-            yield entry.dagster_event.asset_check_evaluation_data
+        found = None if entry.dagster_event is None else entry.dagster_event.asset_check_evaluation_data
+        if found is not None and found.partition is not None:
+            yield found
 
 
 def is_of(scope: Scope, run: DagsterRun) -> bool:

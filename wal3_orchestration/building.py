@@ -90,7 +90,7 @@ class LogAsset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
-    """A check of an asset, with a result for each log; for failures, a section of the runbook and its first command."""
+    """A check of an asset, with a result for each log, or one for all; a failure names a section and a command."""
 
     name: str
     asset: str
@@ -99,6 +99,7 @@ class LogCheck:
     # LOG stands for the log's name.
     next_command: tuple[str, ...]
     blocking: bool = False
+    of_all_logs: bool = False
 
     def build(self, scope: Scope) -> AssetCheckSpec:
         """Return the check of one store."""
@@ -107,7 +108,7 @@ class LogCheck:
             asset=scope.key(self.asset),
             blocking=self.blocking,
             # By partition: a sound log's result must not hide a damaged one's.
-            partitions_def=scope.logs,
+            partitions_def=None if self.of_all_logs else scope.logs,
             description=self.description,
             metadata={"runbook": link(scope, self.section)},
         )

@@ -14,10 +14,12 @@ from dagster import (
     Failure,
     JsonMetadataValue,
     MaterializeResult,
+    MetadataValue,
     Output,
 )
 
 from wal3_orchestration.failures import raise_together
+from wal3_orchestration.remedies import remedy
 from wal3_orchestration.runbook import address, command, link
 
 if TYPE_CHECKING:
@@ -126,13 +128,23 @@ def _evaluation(scope: Scope, instance: DagsterInstance, verdict: Verdict) -> As
         blocking=verdict.blocking,
         target_materialization_data=_latest_target(instance, key, verdict.log),
         description=None if passed else f"{verdict.log}: {verdict.problem}",
-        metadata={"log": verdict.log, **verdict.details, **({} if passed else advice(scope, check, verdict.log))},
+        metadata={"log": verdict.log, **verdict.details, **_advice(scope, verdict)},
     )
 
 
-def advice(scope: Scope, check: LogCheck, log: str) -> dict[str, Any]:
-    """Return what to do about a failed check, as metadata: the section of the runbook, and its first command."""
+def _advice(scope: Scope, verdict: Verdict) -> dict[str, Any]:
+    if verdict.problem is None:
+        return {}
+    file = verdict.details.get("file")
+    known = file if isinstance(file, str) else None
+    return advice(scope, verdict.check, verdict.log, problem=verdict.problem, file=known)
+
+
+def advice(scope: Scope, check: LogCheck, log: str, *, problem: str, file: str | None) -> dict[str, Any]:
+    """Return what to do about a failed check, as metadata: the runbook's first steps, its section, a first command."""
+    steps = remedy(scope, check.name, log, problem, file)
     return {
+        **({} if steps is None else {"remedy": MetadataValue.md(steps)}),
         "runbook": link(scope, check.section),
         "next_command": _next(scope, check, log),
         "folder": f"{scope.store_url.partition('?')[0].rstrip('/')}/{log}/",

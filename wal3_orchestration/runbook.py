@@ -17,6 +17,8 @@ class Section(StrEnum):
     """A section of docs/operations.md, as its anchor."""
 
     UNSOUND = "a-check-turns-red-the-log-is-unsound"
+    MANIFEST = "the-manifest-is-damaged-or-missing"
+    COPY = "copying-a-log-and-restoring-one"
     GARBAGE = "a-check-turns-red-garbage"
     REFUSED = "a-collection-refuses"
     CURSOR = "a-cursor-is-stuck"

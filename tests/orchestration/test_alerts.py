@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 from dagster import DagsterEventType, SkipReason, build_run_status_sensor_context
 
+from tests.orchestration.webhook import Webhook
 from tests.stores import life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, UnavailableError
 from wal3_orchestration import alerts
@@ -24,36 +23,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.storage.object_store import ObjectStore
-
-
-class Webhook(ThreadingHTTPServer):
-    """A webhook on this machine; the first ``failures`` requests are answered with an error."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.failures = 0
-        self.posted: list[dict[str, str]] = []
-        self.requests = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook/secret-part"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Webhook
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests += 1
-        failing = self.server.requests <= self.server.failures
-        if not failing:
-            self.server.posted.append(json.loads(body))
-        self.send_response(503 if failing else 200)
-        self.end_headers()
-
-    def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
@@ -103,6 +72,21 @@ def test_failed_run_is_posted_with_its_sentence_and_what_to_do(
     assert any(line.startswith("- verification:sound: gamma: 1 problem: ") for line in lines)
     assert any("next command: wal3 --store" in line for line in lines)
     assert any("runbook: docs/operations.md#a-check-turns-red-the-log-is-unsound" in line for line in lines)
+    assert any(line.startswith("  4. From a copy in the directory BACKUP: `cp -f BACKUP/gamma/") for line in lines)
+
+
+@pytest.mark.slow
+def test_log_that_an_earlier_run_found_damaged_is_not_posted_again(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, webhook: Webhook
+) -> None:
+    _break(fleet, "gamma")
+    run("verification_job", run_request("gamma", "gamma"))
+
+    result = run("verification_job", run_request(known[0], known[0]))
+
+    assert [each.check_name for each in result.get_asset_check_evaluations() if not each.passed] == ["all_logs_sound"]
+    assert "nothing failed" in _alert(instance, result)
+    assert webhook.requests == 0
 
 
 @pytest.mark.slow

@@ -1,30 +1,23 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from dagster import AssetKey, DagsterRunStatus
 
-from tests.programs import in_foreground
+from tests.orchestration.daemons import eventually, running_daemon
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME, run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from conftest import Run, Write
     from dagster import DagsterInstance
 
     from wal3_core.storage.object_store import ObjectStore
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -45,31 +38,8 @@ def pruned(
 def daemon(instance: DagsterInstance, write: Write, pruned: None, tmp_path: Path) -> Iterator[Path]:  # noqa: ARG001 - its home and store, by the environment
     """Dagster's daemon as a user runs it; yields its output so far."""
     output = tmp_path / "daemon.log"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            in_foreground([sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"]),
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "WAL3_SPARK_MASTER": "local[1]"},
-        )
-    try:
+    with running_daemon(output, "--workspace", "workspace.yaml"):
         yield output
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-
-
-def _eventually(seen: Callable[[], bool], output: Path, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not seen():
-        assert time.monotonic() < deadline, output.read_text()[-4000:]
-        time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -80,14 +50,14 @@ def test_running_daemon_discovers_prunes_and_deletes_by_itself(
         write(log)
 
     logs = {"alpha", "beta/one", "planned", "pruned"}
-    _eventually(lambda: set(instance.get_dynamic_partitions(LOGS_NAME)) == logs, daemon)
+    eventually(lambda: set(instance.get_dynamic_partitions(LOGS_NAME)) == logs, daemon)
     for asset, seen in {
         "manifest": logs,
         "pruned_manifest": {"planned", "pruned"},
         "deleted_garbage": {"pruned"},
     }.items():
-        _eventually(lambda: seen <= instance.get_materialized_partitions(AssetKey(asset)), daemon)  # noqa: B023 - called at once
-    _eventually(lambda: all(run.status is DagsterRunStatus.SUCCESS for run in instance.get_runs()), daemon)
+        eventually(lambda: seen <= instance.get_materialized_partitions(AssetKey(asset)), daemon)  # noqa: B023 - called at once
+    eventually(lambda: all(run.status is DagsterRunStatus.SUCCESS for run in instance.get_runs()), daemon)
 
     asked = {(run.job_name, run.tags.get("dagster/sensor_name")) for run in instance.get_runs()}
     by_sensor = {("manifest_job", "discovery"), ("collection_job", "pruning"), ("deletion_job", "deletion")}

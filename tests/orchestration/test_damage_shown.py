@@ -49,7 +49,7 @@ def _flip(path: Path) -> None:
 
 
 def _failed(result: ExecuteInProcessResult) -> AssetCheckEvaluation:
-    (failed,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
+    (failed,) = [check for check in result.get_asset_check_evaluations() if check.partition and not check.passed]
     return failed
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 from dagster import DagsterInstance
 
+from tests.programs import Program
 from wal3_core import InvalidRequestError
 from wal3_orchestration.__main__ import main
 from wal3_orchestration.deployment.files import Deployment, quoted, settings
@@ -65,6 +69,7 @@ def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name
 
     assert outcome.exit_code == 0, outcome.output
     assert "dagster dev -w " in outcome.output
+    assert "instance info" not in outcome.output
     environment = _environment(folder)
     assert environment["DAGSTER_HOME"] == str(folder)
     assert environment["WAL3_STORE"] == (tmp_path / "store").as_uri()
@@ -75,12 +80,66 @@ def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name
         assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
 
 
+_OPENER = """import sys
+from dagster import DagsterInstance
+print("ready", flush=True)
+sys.stdin.readline()
+with DagsterInstance.get() as instance:
+    instance.get_run_records(limit=1), instance.get_asset_keys(limit=1), instance.all_instigator_state()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("_round", range(2))
+def test_new_folder_is_opened_by_several_processes_at_once(tmp_path: Path, _round: int) -> None:
+    folder = tmp_path / "dagster"
+    assert _init(folder).exit_code == 0
+    environment = {**os.environ, "DAGSTER_HOME": str(folder)}
+
+    openers = [
+        Program([sys.executable, "-c", _OPENER], stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, deadline_s=120)
+        for _ in range(6)
+    ]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == b"ready\n"
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write(b"\n")
+        opener.stdin.flush()
+    said = [opener.communicate(timeout=120)[1] for opener in openers]
+
+    assert [opener.returncode for opener in openers] == [0] * len(openers), b"\n".join(said).decode()
+
+
+def test_databases_in_postgres_are_left_to_one_first_command(tmp_path: Path) -> None:
+    outcome = _init(tmp_path / "dagster", "--postgres")
+
+    assert outcome.exit_code == 0, outcome.output
+    assert "dagster instance info" in outcome.output
+    assert list((tmp_path / "dagster").rglob("*.db")) == []
+
+
+def test_bucket_is_named_without_credentials_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    folder = tmp_path / "dagster"
+
+    outcome = CliRunner().invoke(main, ["init", str(folder), "--store", "s3://bucket/prefix", "--postgres"])
+
+    assert outcome.exit_code == 0, outcome.output
+    assert _environment(folder)["WAL3_STORE"] == "s3://bucket/prefix"
+
+
 def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     _init(tmp_path / "dagster", "--postgres")
 
     assert stat.S_IMODE((tmp_path / "dagster" / "wal3.env").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_existing_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     folder.mkdir()
@@ -108,7 +167,7 @@ def test_unknown_kind_of_store_is_refused_before_anything_is_written(tmp_path: P
 def test_every_file_of_a_platform_is_complete(tmp_path: Path, option: str) -> None:
     folder = tmp_path / "dagster"
 
-    outcome = _init(folder, option)
+    outcome = _init(folder, option, "--postgres")
 
     assert outcome.exit_code == 0, outcome.output
     written = {path.name: path.read_text() for path in folder.iterdir()}
@@ -137,7 +196,7 @@ def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_dae
     (compose,) = _documents(tmp_path / "compose" / "docker-compose.yml")
     manifests = _documents(tmp_path / "kubernetes" / "kubernetes.yaml")
 
-    assert compose["services"].keys() == {"postgres", "webserver", "daemon"}
+    assert compose["services"].keys() == {"postgres", "tables", "webserver", "daemon"}
     assert compose["services"]["webserver"]["ports"] == ["127.0.0.1:3000:3000"]
     kinds = [(each["kind"], each["metadata"]["name"]) for each in manifests]
     assert ("Deployment", "wal3-dagster-webserver") in kinds
@@ -145,6 +204,90 @@ def test_compose_services_and_kubernetes_manifests_are_the_webserver_and_one_dae
     assert (daemon["spec"]["replicas"], daemon["spec"]["strategy"]) == (1, {"type": "Recreate"})
     (instance,) = _documents(tmp_path / "kubernetes" / "dagster.yaml")
     assert instance["run_launcher"]["class"] == "K8sRunLauncher"
+
+
+def _can(*command: str) -> bool:
+    """Return whether a program is here and knows a command."""
+    return (
+        shutil.which(command[0]) is not None
+        and not subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+    )
+
+
+def _run(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _can("docker", "compose", "version"), reason="needs docker's client with compose")
+def test_compose_file_is_accepted_by_docker(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    _init(folder, "--compose")
+    env = folder / "wal3.env"
+    env.write_text(env.read_text().replace("DAGSTER_PG_PASSWORD=", "DAGSTER_PG_PASSWORD=secret"))
+
+    shown = yaml.safe_load(_run(folder, "docker", "compose", "--env-file", "wal3.env", "config"))
+
+    assert shown["services"]["daemon"]["environment"]["WAL3_STORE"] == (tmp_path / "store").as_uri()
+    assert shown["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"] == "secret"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _can("kubectl", "version", "--client"), reason="needs kubectl")
+def test_kubernetes_files_are_accepted_by_kubectl_and_the_secret_holds_the_values_as_given(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    CliRunner().invoke(main, ["init", str(folder), "--store", "s3://bucket/prefix?region=us-east-1", "--kubernetes"])
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["kubernetes.yaml"]}))
+    offline = ("--dry-run=client", "-o", "yaml")
+
+    secret = yaml.safe_load(
+        _run(folder, "kubectl", "create", "secret", "generic", "wal3-env", "--from-env-file=wal3.env", *offline)
+    )
+    files = ("--from-file=dagster.yaml", "--from-file=workspace.yaml")
+    config = yaml.safe_load(_run(folder, "kubectl", "create", "configmap", "wal3-dagster", *files, *offline))
+    built = list(yaml.safe_load_all(_run(folder, "kubectl", "kustomize", ".")))
+
+    assert base64.b64decode(secret["data"]["WAL3_STORE"]).decode() == "s3://bucket/prefix?region=us-east-1"
+    assert config["data"].keys() == {"dagster.yaml", "workspace.yaml"}
+    assert len(built) == len(_documents(folder / "kubernetes.yaml"))
+
+
+def test_kubernetes_manifests_refer_only_to_what_they_or_the_commands_create(tmp_path: Path) -> None:
+    folder = tmp_path / "dagster"
+    outcome = _init(folder, "--kubernetes")
+
+    manifests = _documents(folder / "kubernetes.yaml")
+
+    deployments = [each for each in manifests if each["kind"] == "Deployment"]
+    (account,) = [each["metadata"]["name"] for each in manifests if each["kind"] == "ServiceAccount"]
+    (service,) = [each["spec"] for each in manifests if each["kind"] == "Service"]
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in deployments]
+    assert service["selector"] in labels
+    for deployment, label in zip(deployments, labels, strict=True):
+        pod = deployment["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert deployment["spec"]["selector"]["matchLabels"] == label
+        assert pod["serviceAccountName"] == account
+        (volume,) = pod["volumes"]
+        assert f"kubectl create configmap {volume['configMap']['name']} " in outcome.output
+        assert f"kubectl create secret generic {container['envFrom'][0]['secretRef']['name']} " in outcome.output
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"]}
+        assert {mount["subPath"] for mount in container["volumeMounts"]} == {"dagster.yaml", "workspace.yaml"}
+
+
+def test_image_installs_the_wheel_beside_it_as_no_index_has_one(tmp_path: Path) -> None:
+    _init(tmp_path / "compose", "--compose")
+    kubernetes = _init(tmp_path / "kubernetes", "--kubernetes")
+
+    texts = {name: (tmp_path / name / "Dockerfile").read_text() for name in ("compose", "kubernetes")}
+
+    for text in texts.values():
+        assert "COPY wal3-*.whl /tmp/" in text
+        assert '"$(echo /tmp/wal3-*.whl)[postgres]"' in text
+    assert f"dagster-k8s=={version('dagster-aws')} " in texts["kubernetes"]
+    assert "pip wheel --no-deps --wheel-dir . CHECKOUT" in kubernetes.output
 
 
 @pytest.mark.slow

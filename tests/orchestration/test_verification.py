@@ -144,7 +144,7 @@ def test_damaged_fragment_fails_only_its_log_and_stops_downstream_assets(
         AssetCheckExecutionResolvedStatus.SUCCEEDED: {"alpha", "gamma"},
         AssetCheckExecutionResolvedStatus.FAILED: {"beta/one"},
     }
-    (failed,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
+    (failed,) = [check for check in result.get_asset_check_evaluations() if check.partition and not check.passed]
     assert (failed.partition, failed.severity) == ("beta/one", AssetCheckSeverity.ERROR)
     assert fragment in str(failed.metadata["problems"].value)
     assert failed.description is not None

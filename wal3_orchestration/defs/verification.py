@@ -4,14 +4,16 @@ Many or large logs are read in one Spark job. Few and small ones are read in the
 takes longer to start than they take to read. Both report the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
     AssetExecutionContext,
     AssetMaterialization,
+    DagsterInstance,
     Definitions,
     FreshnessPolicy,
     MaterializeResult,
@@ -28,9 +30,10 @@ from wal3_core.spark.verify import verify_logs
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.building import LogAsset, LogCheck, LogJob, LogSchedule, build_jobs, build_schedule
 from wal3_orchestration.damage import Damage, locate
+from wal3_orchestration.damaged_logs import DamagedLogs, KnownDamage
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.log_state import LogState, read_states
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Verdict, fail_for_blocked, record_checks
+from wal3_orchestration.outcomes import HERE, ON_SPARK, Verdict, advice, fail_for_blocked, record_checks
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.scope import Scope
@@ -38,12 +41,22 @@ from wal3_orchestration.store_guard import open_known
 
 PROBLEMS_SHOWN_MAX = 100
 _SPOKEN_MAX = 3
+_NAMED_MAX = 10
 
 SOUND = LogCheck(
     name="sound",
     asset="verification",
     blocking=True,
     description="The log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
+    section=Section.UNSOUND,
+    next_command=("scrub", "LOG"),
+)
+# Dagster's overview of an asset shows the newest result of a check, whichever log it is of.
+ALL_SOUND = LogCheck(
+    name="all_logs_sound",
+    asset="verification",
+    of_all_logs=True,
+    description="No log is left whose newest verification found it damaged; a failure names those logs.",
     section=Section.UNSOUND,
     next_command=("scrub", "LOG"),
 )
@@ -68,6 +81,7 @@ def verify(
             if report.sound:
                 yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report, way))
     yield from record_checks(scope, context.instance, verdicts)
+    yield from _all_sound(scope, context.instance, verdicts)
     fail_for_blocked(scope, verdicts, len(logs))
 
 
@@ -126,6 +140,41 @@ def verdict(store: ObjectStore, report: ScrubReport) -> Verdict:
     )
 
 
+def _all_sound(
+    scope: Scope, instance: DagsterInstance, verdicts: Sequence[Verdict]
+) -> Iterator[Output[None] | AssetCheckEvaluation]:
+    """Record whether any known log is damaged, also those that this run did not read."""
+    logs = DamagedLogs(scope, instance)
+    logs.record({verdict.log: _known_damage(verdict) for verdict in verdicts})
+    damaged = logs.load()
+    named = ", ".join(list(damaged)[:_NAMED_MAX])
+    more = f" and {len(damaged) - _NAMED_MAX} more" if len(damaged) > _NAMED_MAX else ""
+    yield Output(None, output_name=ALL_SOUND.build(scope).get_python_identifier())
+    yield AssetCheckEvaluation(
+        asset_key=scope.key(ALL_SOUND.asset),
+        check_name=ALL_SOUND.name,
+        passed=not damaged,
+        description=f"{len(damaged)} damaged: {named}{more}" if damaged else None,
+        metadata={"num_damaged": len(damaged), **_first(scope, damaged)},
+    )
+
+
+def _known_damage(verdict: Verdict) -> KnownDamage | None:
+    file = verdict.details.get("file")
+    if verdict.problem is None:
+        return None
+    return KnownDamage(problem=verdict.problem, file=file if isinstance(file, str) else None)
+
+
+def _first(scope: Scope, damaged: Mapping[str, KnownDamage]) -> dict[str, Any]:
+    """Show what to do about the first damaged log; the check `sound` has the same for each."""
+    for log, known in damaged.items():
+        shown = {"log": log, "problem": known.problem, "file": known.file}
+        given = {label: value for label, value in shown.items() if value is not None}
+        return {**given, **advice(scope, SOUND, log, problem=known.problem, file=known.file)}
+    return {}
+
+
 def _sentence(damages: Sequence[Damage], count: int) -> str:
     spoken = "; ".join(map(str, damages[:_SPOKEN_MAX]))
     more = f"; and {count - _SPOKEN_MAX} more" if count > _SPOKEN_MAX else ""
@@ -156,7 +205,7 @@ VERIFICATION = LogAsset(
     # Of the asset, not of each log: says that verification as a whole has stopped.
     freshness=FreshnessPolicy.time_window(fail_window=timedelta(days=8), warn_window=timedelta(days=2)),
     section=Section.UNSOUND,
-    checks=(SOUND,),
+    checks=(SOUND, ALL_SOUND),
 )
 JOBS = (
     LogJob(

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENV_FILE = "wal3.env"
+_WHEEL = "pip wheel --no-deps --wheel-dir . CHECKOUT   # the image installs the wheel of your checkout of wal3"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@=,+-]*")
 # $ and ` are expanded by a shell and docker compose, % by systemd's units.
 _UNQUOTABLE = re.compile("[\"'$%`\\\\\n\r]")
@@ -44,10 +46,14 @@ class Deployment:
     compose: bool = False
     kubernetes: bool = False
 
+    @property
+    def in_postgres(self) -> bool:
+        """Whether Dagster's storage is Postgres: containers do not share a folder, so they need a server."""
+        return self.postgres or self.compose or self.kubernetes
+
     def files(self) -> dict[Path, str]:
         """Return each file's text."""
-        # Containers do not share a folder: they need a database.
-        postgres = self.postgres or self.compose or self.kubernetes
+        postgres = self.in_postgres
         texts = {
             "dagster.yaml": settings()
             + (template("postgres.yaml") if postgres else "")
@@ -64,30 +70,35 @@ class Deployment:
             texts["docker-compose.yml"] = template("docker-compose.yml")
         if self.kubernetes:
             texts["kubernetes.yaml"] = template("kubernetes.yaml")
-        return {self.home / name: self._filled(text) for name, text in texts.items()}
+        # kubectl takes the quotes of an env file for part of the value.
+        bare = {ENV_FILE} if self.kubernetes else set()
+        return {self.home / name: self._filled(text, bare=name in bare) for name, text in texts.items()}
 
-    def _filled(self, text: str) -> str:
+    def _filled(self, text: str, *, bare: bool) -> str:
         values = {
             "HOME": quoted(str(self.home)),
             "STORE": quoted(self.store),
             "ENV_FILE": quoted(str(self.home / ENV_FILE)),
             "BIN": quoted(str(Path(sys.executable).parent)),
             "PORT": str(self.port),
-            "PACKAGES": "dagster-k8s" if self.kubernetes else "",
+            "PACKAGES": f" dagster-k8s=={version('dagster-aws')}" if self.kubernetes else "",
         }
         for name, value in values.items():
-            text = text.replace(f"@{name}@", value)
+            text = text.replace(f"@{name}@", value.strip('"') if bare else value)
         return text
 
     def commands(self) -> list[str]:
         """Return the commands to go on with."""
         env, home = quoted(str(self.home / ENV_FILE)), quoted(str(self.home))
         load, dagster = f"set -a; . {env}; set +a", _program("dagster")
+        # Postgres has no tables yet: one command makes them, before several start at once.
+        load_and_create = [load, f"{dagster} instance info"] if self.postgres else [load]
         if self.compose:
-            return [f"cd {home}", f"docker compose --env-file {ENV_FILE} up --build --detach"]
+            return [f"cd {home}", _WHEEL, f"docker compose --env-file {ENV_FILE} up --build --detach"]
         if self.kubernetes:
             return [
                 f"cd {home}",
+                _WHEEL,
                 "docker build --tag wal3-dagster .   # and push it to where the cluster finds it",
                 f"kubectl create secret generic wal3-env --from-env-file={ENV_FILE}",
                 "kubectl create configmap wal3-dagster --from-file=dagster.yaml --from-file=workspace.yaml",
@@ -95,14 +106,13 @@ class Deployment:
             ]
         if self.systemd:
             return [
-                load,
-                f"{dagster} instance info",
+                *load_and_create,
                 f"sudo cp {home}/wal3-dagster-*.service /etc/systemd/system/",
                 f"sudo chown -R wal3 {home}",
                 "sudo systemctl daemon-reload",
                 "sudo systemctl enable --now wal3-dagster-webserver wal3-dagster-daemon",
             ]
-        return [load, f"{dagster} instance info", f"{dagster} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
+        return [*load_and_create, f"{dagster} dev -w {home}/workspace.yaml -h 127.0.0.1 -p {self.port}"]
 
 
 def _program(name: str) -> str:

@@ -1,0 +1,70 @@
+"""A run that fails under Dagster's daemon reaches the webhook, once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from dagster import DagsterRunStatus, RunsFilter
+
+from tests.orchestration.daemons import eventually, running_daemon
+from tests.orchestration.webhook import Webhook
+from wal3_orchestration.alerts import ALERT_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import Write
+    from dagster import DagsterInstance
+
+    from wal3_core.storage.object_store import ObjectStore
+
+ALERTS = ("failed_run_alert", "failed_check_alert")
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    with Webhook() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv(ALERT_VARIABLE, server.url)
+        yield server
+        server.shutdown()
+
+
+def _begun(instance: DagsterInstance) -> dict[str, float]:
+    """Return when each alert's last tick began; only for those that know from which event on they look."""
+    states = {state.instigator_name: state.instigator_data for state in instance.all_instigator_state()}
+    return {
+        name: data.last_tick_start_timestamp
+        for name, data in states.items()
+        if name in ALERTS and data is not None and data.cursor and data.last_tick_start_timestamp
+    }
+
+
+@pytest.mark.slow
+def test_failed_run_under_the_daemon_is_posted_once_and_names_its_log(
+    write: Write, fleet: ObjectStore, instance: DagsterInstance, webhook: Webhook, tmp_path: Path
+) -> None:
+    output = tmp_path / "daemon.log"
+    write("orders")
+    write("refunds")
+    with running_daemon(output, "--module-name", "tests.orchestration.quick_location"):
+        succeeded = RunsFilter(statuses=[DagsterRunStatus.SUCCESS])
+        eventually(lambda: len(instance.get_runs(succeeded)) == 1 and _begun(instance).keys() == set(ALERTS), output)
+        manifest = next((Path(urlsplit(fleet.url).path) / "orders").glob("manifest/MANIFEST*"))
+        manifest.chmod(0o644)
+        manifest.write_bytes(manifest.read_bytes()[:-9])
+
+        eventually(lambda: webhook.posted != [], output)
+        posted = _begun(instance)
+        # Every alert looks again, to post nothing.
+        eventually(lambda: all(begun > posted[name] for name, begun in _begun(instance).items()), output)
+
+    (message,) = webhook.posted
+    (failed,) = instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.FAILURE]))
+    assert message["text"].startswith(f"FAILURE manifest_job, run {failed.run_id}, store {fleet.url}")
+    assert "orders: " in message["text"]
+    assert "refunds" not in message["text"]
