@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Conversions to and from stored bytes, which the library calls.
 CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
 # Made by their class methods alone.
-OPENED = {"LogReader", "LogWriter"}
+OPENED = {"DirtyLog", "Fleet", "LogReader", "LogWriter"}
 
 
 def names_in(module: ModuleType) -> dict[str, object]:

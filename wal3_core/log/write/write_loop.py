@@ -196,10 +196,8 @@ class WriteLoop:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_due_s = (
-            self._runtime.call_later(wait_s, partial(self._drive, self._on_timer), share=self._share),
-            due_s,
-        )
+        step = partial(self._drive, self._on_timer)
+        self._timer, self._timer_due_s = self._runtime.call_later(wait_s, step, share=self._share), due_s
 
     def _drive(self, step: Callable[[], None]) -> None:
         """Take a step in a worker's thread, marked so that nothing it calls waits for this loop."""
