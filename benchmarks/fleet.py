@@ -1,0 +1,285 @@
+"""Many logs in one process, each figure beside its peer or limit, in one run: ``make bench-fleet``.
+
+It prints the memory of an open log; the throughput of 1,000 logs written at once beside that of one log; how much a
+hot log slows 1,000 cold ones; requests per append; and what marking adds to an append at S3's published latencies,
+together with the bytes of a marker.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import statistics
+import threading
+import time
+import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.stores import CountingStore
+from wal3_core import DirtyLog, Fleet, FleetOptions, LogReader, LogWriter, ThreadRuntime, open_store
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.object_store import Buffer, Etag, NotModified, ObjectMeta, PutOutcome, Versioned
+
+OPEN_LOGS = 5000
+WRITTEN_LOGS = 1000
+# Appends of each log that wait at the same time.
+WAITING = 32
+SECONDS = 10.0
+BODY = os.urandom(100)
+CREATING = FleetOptions(creates=True)
+# Medians that Amazon publishes, or that are measured from one region: PUT, conditional PUT, GET.
+PUT_S, CAS_S, GET_S = 0.028, 0.058, 0.020
+console = Console(width=140)
+
+
+class SlowStore:
+    """A store in memory that answers as slowly as S3. ``spread`` is the sigma of log-normal latencies."""
+
+    def __init__(self, spread: float = 0.0) -> None:
+        self._inner = MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
+        self._spread = spread
+        self.requests: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def _answer(self, kind: str, path: str, seconds: float) -> None:
+        self.requests[f"{kind} {'dirty' if path.startswith('dirty/') else 'logs'}"] += 1
+        time.sleep(seconds * (random.lognormvariate(0, self._spread) if self._spread else 1))
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        self._answer("GET", path, GET_S)
+        return self._inner.read(path, start=start, length=length)
+
+    def get(
+        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
+    ) -> Versioned | NotModified | None:
+        self._answer("GET", path, GET_S)
+        return self._inner.get(path, if_none_match=if_none_match, length_max=length_max)
+
+    def create(self, path: str, data: Buffer) -> PutOutcome:
+        self._answer("PUT", path, PUT_S)
+        return self._inner.create(path, data)
+
+    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
+        self._answer("CAS", path, CAS_S)
+        return self._inner.replace(path, data, etag)
+
+    def head(self, path: str) -> ObjectMeta | None:
+        self._answer("GET", path, GET_S)
+        return self._inner.head(path)
+
+    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
+        return self._inner.list_objects(folder, start_after=start_after)
+
+    def list_folders(self, folder: str) -> list[str]:
+        return self._inner.list_folders(folder)
+
+    def delete(self, path: str) -> None:
+        self._inner.delete(path)
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def logs(count: int) -> list[str]:
+    return [f"tenants/{number % 40}/log-{number}" for number in range(count)]
+
+
+def memory(folder: Path) -> None:
+    """On a disk: what a store in memory holds would be counted too."""
+    store = open_store(folder.as_uri())
+    with Fleet.open(store, options=FleetOptions(creates=True, logs_open_max=2 * OPEN_LOGS)) as fleet:
+        # What a process loads and starts once is not counted.
+        append_to_all(fleet, [f"warm/{number}" for number in range(200)], 1)
+        before = resident_bytes()
+        append_to_all(fleet, logs(OPEN_LOGS), 1)
+        each = (resident_bytes() - before) / OPEN_LOGS / 1024
+        console.print(f"memory of each of {OPEN_LOGS:,} open logs, written once: {each:.1f} KiB (bar: 48)")
+
+
+def append_to_all(fleet: Fleet, names: list[str], times: int) -> float:
+    """Append to each log so often, all at once; return the seconds."""
+    began = time.perf_counter()
+    futures = [fleet.submit(log, BODY) for _ in range(times) for log in names]
+    for future in futures:
+        future.result()
+    return time.perf_counter() - began
+
+
+def throughput(folder: Path) -> None:
+    table = Table(title=f"Appends/s on disk, 100 B records, {WAITING} of each log waiting at a time")
+    for name in ("logs", "marked", "appends/s", "commits/s", "bar"):
+        table.add_column(name, justify="right")
+    for count, server in ((1, None), (WRITTEN_LOGS, None), (WRITTEN_LOGS, "bench")):
+        with Fleet.open(open_store(folder.as_uri()), server=server, options=CREATING) as fleet:
+            append_to_all(fleet, logs(count), 1)
+            times = WAITING if count > 1 else WAITING * 100
+            before = commits(folder, count)
+            seconds = min(append_to_all(fleet, logs(count), times) for _ in range(3))
+            per_round = (commits(folder, count) - before) / 3
+        bar = "5,000" if count > 1 else ""
+        rate = f"{count * times / seconds:,.0f}"
+        table.add_row(f"{count:,}", "yes" if server else "no", rate, f"{per_round / seconds:,.0f}", bar)
+    console.print(table)
+
+
+def commits(folder: Path, count: int) -> int:
+    """How often the logs' manifests were changed."""
+    store = open_store(folder.as_uri())
+    return sum(LogReader.open(store, log).manifest().generation for log in logs(count))
+
+
+def fairness(folder: Path) -> None:
+    """One caller appends to one cold log after another; meanwhile 64 callers append to a hot one, or do not."""
+    table = Table(title=f"One append each to {WRITTEN_LOGS:,} cold logs on disk, milliseconds")
+    for name in ("beside", "p50", "p99", "hot appends/s", "ratio of p50 (bar 2)"):
+        table.add_column(name, justify="right")
+    alone_s = None
+    with Fleet.open(open_store(folder.as_uri()), options=CREATING) as fleet:
+        append_to_all(fleet, [*logs(WRITTEN_LOGS), "hot"], 1)
+        for hot in (False, True):
+            stop, counted = threading.Event(), Counter[str]()
+
+            def heat(stop: threading.Event = stop, counted: Counter[str] = counted) -> None:
+                while not stop.is_set():
+                    fleet.append("hot", BODY)
+                    counted["hot"] += 1
+
+            with ThreadPoolExecutor(64) as pool:
+                for _ in range(64 if hot else 0):
+                    pool.submit(heat)
+                began = time.perf_counter()
+                times = [timed(fleet, log) for log in logs(WRITTEN_LOGS)]
+                rate = counted["hot"] / (time.perf_counter() - began)
+                stop.set()
+            quantiles = statistics.quantiles(times, n=100)
+            alone_s = alone_s or quantiles[49]
+            ratio = f"{quantiles[49] / alone_s:.2f}" if hot else ""
+            values = (f"{quantiles[49] * 1e3:.2f}", f"{quantiles[98] * 1e3:.2f}", f"{rate:,.0f}" if hot else "", ratio)
+            table.add_row("a hot log" if hot else "nothing", *values)
+    console.print(table)
+
+
+def timed(fleet: Fleet | LogWriter, log: str | None = None) -> float:
+    began = time.perf_counter()
+    if isinstance(fleet, LogWriter):
+        fleet.append(BODY)
+    else:
+        assert log is not None
+        fleet.append(log, BODY)
+    return time.perf_counter() - began
+
+
+def requests() -> None:
+    """The same appends through one writer and through a fleet."""
+    counting = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
+    with LogWriter.open_or_initialize(counting, "one") as writer:
+        writer.append(BODY)
+        counting.requests.clear()
+        for _ in range(100):
+            writer.append(BODY)
+    alone = counting.requests.total() / 100
+    with Fleet.open(counting, options=CREATING) as fleet:
+        append_to_all(fleet, logs(100), 1)
+        counting.requests.clear()
+        for _ in range(10):
+            for log in logs(100):
+                fleet.append(log, BODY)
+    console.print(
+        f"requests of an append: one writer {alone:.2f}, a fleet of 100 logs {counting.requests.total() / 1000:.2f}"
+    )
+
+
+def marking() -> None:
+    table = Table(title=f"Marking at S3's latencies (PUT {PUT_S * 1e3:.0f} ms, CAS {CAS_S * 1e3:.0f}), milliseconds")
+    titles = ("latencies", "logs", "callers of each", "pause", "p50", "marked", "ratio (bar 1.15)", "p99", "marked p99")
+    for name in (*titles, "PUT and CAS of markers, of all"):
+        table.add_column(name, justify="right")
+    for spread in (0.0, 0.3):
+        for count, callers, pause_s in ((1, 1, 0.0), (1, 64, 0.0), (50, 1, 0.0), (50, 1, 0.5), (50, 1, 3.0)):
+            plain, _ = slow_appends(count, callers, pause_s, spread, marked=False)
+            marked, sent = slow_appends(count, callers, pause_s, spread, marked=True)
+            share = (sent["PUT dirty"] + sent["CAS dirty"]) / sum(n for kind, n in sent.items() if kind[:3] != "GET")
+            table.add_row(
+                f"spread {spread}" if spread else "constant",
+                str(count),
+                str(callers),
+                f"{pause_s} s",
+                *(f"{plain[49] * 1e3:.0f}", f"{marked[49] * 1e3:.0f}", f"{marked[49] / plain[49]:.2f}"),
+                *(f"{plain[98] * 1e3:.0f}", f"{marked[98] * 1e3:.0f}", f"{share:.0%}"),
+            )
+    console.print(table)
+
+
+def slow_appends(
+    count: int, callers: int, pause_s: float, spread: float, *, marked: bool
+) -> tuple[list[float], Counter[str]]:
+    """Append from each caller after random pauses; return the latencies' percentiles, and the requests."""
+    store, times = SlowStore(spread), list[float]()
+    # Enough threads for every request under way: this measures the protocol, not this process's limit.
+    with ThreadRuntime(workers_max=128) as runtime:
+        dirty = DirtyLog.open(store, "bench", runtime=runtime) if marked else None
+        writers = [LogWriter.open_or_initialize(store, log, runtime=runtime, marks=dirty) for log in logs(count)]
+        store.requests.clear()
+        began = time.perf_counter()
+
+        def call(writer: LogWriter) -> None:
+            while (now := time.perf_counter()) < began + SECONDS:
+                if pause_s:
+                    time.sleep(random.expovariate(1 / pause_s))
+                took = timed(writer)
+                if now > began + 1:
+                    times.append(took)
+
+        with ThreadPoolExecutor(count * callers) as pool:
+            list(pool.map(call, writers * callers))
+        for writer in writers:
+            writer.close()
+        if dirty is not None:
+            dirty.close()
+    return statistics.quantiles(times, n=100), store.requests
+
+
+def marker_bytes() -> None:
+    store = MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
+    with Fleet.open(store, server="bench", options=CREATING) as fleet:
+        append_to_all(fleet, logs(WRITTEN_LOGS), 1)
+        append_to_all(fleet, logs(WRITTEN_LOGS), 5)
+    held = LogReader.open(store, "dirty/bench").manifest()
+    sizes = [len(each.key or b"") + len(each.body or b"") for each in LogReader.open(store, "dirty/bench").records()]
+    console.print(
+        f"a marker, names of {len(logs(WRITTEN_LOGS)[-1])} bytes: {statistics.mean(sizes):.1f} bytes of key and body"
+        f" (bar: 48); {held.num_bytes / held.num_records:.1f} bytes stored, in {len(held.fragments)} fragments and"
+        f" {len(held.snapshots)} snapshots"
+    )
+
+
+def main() -> None:
+    with TemporaryDirectory(dir=os.environ.get("WAL3_BENCH_DIR")) as folder:
+        memory(Path(folder, "memory"))
+        throughput(Path(folder, "throughput"))
+        fairness(Path(folder, "fairness"))
+    requests()
+    marker_bytes()
+    marking()
+
+
+if __name__ == "__main__":
+    main()
