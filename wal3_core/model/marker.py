@@ -1,0 +1,168 @@
+"""Markers: the records of a dirty log. Each says that a log has grown, and is kept until the log was looked at.
+
+A marker's key is the log's name. Its body is one byte of format, then four bytes of the log's id (its life), then
+unsigned LEB128 integers: the limit's offset and timestamp, the span (limit - start), the number of reinsertions; and,
+if there were any, the count of records and the age of the first insertion at that time. A new marker takes some 20
+bytes beside the name. Source: docs/protocol.md, "Dirty logs".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, InvalidRequestError
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import LogPosition
+from wal3_core.model.record import Message
+from wal3_core.model.strict_json import U64_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from wal3_core.model.paths import LogId
+    from wal3_core.model.record import Record
+
+FORMAT = 1
+_LOW_BITS, _MORE = 0x7F, 0x80
+# How much of a log's id a marker holds: enough to tell two lives of a name apart.
+LIFE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """``num_records`` records were added to a log, between the offset ``start`` and the position ``limit``.
+
+    ``life`` is the first eight hex digits of the log's id. ``first_us`` is when the oldest of these records were
+    marked first, by the time of their log; ``reinsertions`` counts how often they were marked again since. ``limit``
+    may lie behind the log's end: a marker is written beside its fragment, which may be committed later, or never.
+    """
+
+    log: str
+    life: str
+    start: int
+    limit: LogPosition
+    num_records: int
+    first_us: int
+    reinsertions: int = 0
+
+    @classmethod
+    def of_fragment(cls, log: str, log_id: LogId, start: LogPosition, num_records: int) -> Marker:
+        """Return the marker of a new fragment."""
+        return cls(
+            log=log,
+            life=life_of_log(log_id),
+            start=start.offset,
+            limit=LogPosition(start.offset + num_records, start.timestamp_us),
+            num_records=num_records,
+            first_us=start.timestamp_us,
+        )
+
+    def to_message(self) -> Message:
+        """Encode as a record to append."""
+        numbers = [self.limit.offset, self.limit.timestamp_us, self.limit.offset - self.start, self.reinsertions]
+        if self.reinsertions:
+            numbers += [self.num_records, max(0, self.limit.timestamp_us - self.first_us)]
+        body = bytes([FORMAT]) + bytes.fromhex(self.life) + b"".join(map(_varint, numbers))
+        return Message(body, self.log.encode())
+
+    @classmethod
+    def of_record(cls, record: Record, *, what: str) -> Marker:
+        """Decode a record of a dirty log; CorruptError, which names ``what`` and the offset, for any other record."""
+        try:
+            return cls._decode(record)
+        except (ValueError, InvalidRequestError) as error:
+            message = f"{what}: record {record.offset}: expected a marker, found none: {error}"
+            raise CorruptError(message) from error
+
+    @classmethod
+    def _decode(cls, record: Record) -> Marker:
+        body, key = record.body or b"", record.key or b""
+        if body[:1] != bytes([FORMAT]):
+            message = f"expected format {FORMAT}, found {body[:1].hex() or 'an empty body'}"
+            raise ValueError(message)
+        life, numbers = body[1 : 1 + LIFE_BYTES], _numbers(body[1 + LIFE_BYTES :])
+        if len(numbers) not in (4, 6) or (len(numbers) == 6) != bool(numbers[3]):  # noqa: PLR2004 - the fields above
+            message = f"expected 4 numbers, or 6 after a reinsertion, found {numbers}"
+            raise ValueError(message)
+        limit, timestamp_us, span, reinsertions = numbers[:4]
+        num_records, age_us = numbers[4:] or (span, 0)
+        if not 0 < span < limit or not 0 < num_records <= span or age_us > timestamp_us:
+            message = f"expected records before the limit {limit}, found {num_records} in {span}, {age_us} us old"
+            raise ValueError(message)
+        return cls(
+            log=check_log_name(key.decode("ascii")),
+            life=life.hex(),
+            start=limit - span,
+            limit=LogPosition(limit, timestamp_us),
+            num_records=num_records,
+            first_us=timestamp_us - age_us,
+            reinsertions=reinsertions,
+        )
+
+    def merged(self, other: Marker) -> Marker:
+        """Return one marker for both, of the same life of a log: in any order, the same."""
+        return replace(
+            self,
+            start=min(self.start, other.start),
+            limit=max(self.limit, other.limit),
+            num_records=self.num_records + other.num_records,
+            first_us=min(self.first_us, other.first_us),
+            reinsertions=max(self.reinsertions, other.reinsertions),
+        )
+
+    def reinserted(self) -> Marker:
+        """Return the marker that keeps these records marked."""
+        # A reinsertion may have been repeated, and counted twice: there cannot be more records than offsets.
+        num_records = min(self.num_records, self.limit.offset - self.start)
+        return replace(self, num_records=num_records, reinsertions=self.reinsertions + 1)
+
+
+def life_of_log(log_id: LogId) -> str:
+    """Return what a marker keeps of a log's id."""
+    return log_id[: 2 * LIFE_BYTES]
+
+
+def fold(
+    markers: Iterable[Marker], into: Mapping[tuple[str, str], Marker] | None = None
+) -> dict[tuple[str, str], Marker]:
+    """Merge markers into one for each log and life, in the order in which these first appear.
+
+    Associative and commutative up to that order, so parts of a dirty log can be folded apart, and their results again.
+    """
+    folded = dict(into or {})
+    for marker in markers:
+        key = (marker.log, marker.life)
+        known = folded.get(key)
+        folded[key] = marker if known is None else known.merged(marker)
+    return folded
+
+
+def _varint(number: int) -> bytes:
+    assert 0 <= number <= U64_MAX
+    encoded = bytearray()
+    while number > _LOW_BITS:
+        encoded.append(number & _LOW_BITS | _MORE)
+        number >>= _LOW_BITS.bit_length()
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _numbers(data: bytes) -> list[int]:
+    """Decode integers; ValueError unless each is the shortest form of a number within u64."""
+    numbers: list[int] = []
+    number = shift = 0
+    for index, byte in enumerate(data):
+        number |= (byte & _LOW_BITS) << shift
+        shift += _LOW_BITS.bit_length()
+        if byte & _MORE:
+            continue
+        if number > U64_MAX or (not byte and shift > _LOW_BITS.bit_length()):
+            message = f"expected the shortest form of a number within u64, found one that ends at byte {index}"
+            raise ValueError(message)
+        numbers.append(number)
+        number = shift = 0
+    if shift:
+        message = "expected whole numbers, found one cut short"
+        raise ValueError(message)
+    return numbers
