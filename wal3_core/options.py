@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
-from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def expanded_bytes(num_bytes: int, num_records: int) -> int:
     return num_bytes + num_records * _RECORD_EXPANDED_BYTES + MIB
 
 
-def _check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
+def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
+    """Make the values of options plain, and refuse one of a wrong type or out of its range."""
     make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
@@ -69,6 +70,7 @@ def _check_of(option: Field[object]) -> Check:
         "float": number,
         "float | None": optional(number),
         "bool": flag,
+        "str | None": optional(text),
     }
     # Any other type is a class of options.
     return checks.get(option.type) or instance_of(globals()[str(option.type)])
@@ -91,7 +93,7 @@ class RetryOptions:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         pause_s = (0, _SECONDS_MAX)
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "timeout_s": pause_s,
@@ -128,7 +130,7 @@ class SnapshotOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "fragments_per_snapshot": (1, POINTERS_MAX),
@@ -180,7 +182,7 @@ class WriterOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "record_bytes_max": (1, FRAGMENT_BYTES_MAX),
@@ -226,7 +228,7 @@ class ReaderOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "prefetch_fragments": (0, _COUNT_MAX),
@@ -260,7 +262,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "commit_records_max": (1, _COUNT_MAX),
@@ -337,7 +339,7 @@ class CollectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "interval_s": (0, _SECONDS_MAX),
@@ -372,7 +374,7 @@ class SnapshotCompactorOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _check_ranges(
+        check_ranges(
             self,
             {
                 "pointers_per_step_max": (1, _COUNT_MAX),
