@@ -18,6 +18,7 @@ from wal3_core.errors import (
     CursorConflictError,
     LogError,
     LogNotFoundError,
+    LogReplacedError,
     StoreDeniedError,
     UnknownDurabilityError,
 )
@@ -95,6 +96,8 @@ class RollUp:
         self._dirty_log = dirty_log
         self._options = options or RollUpOptions()
         self._runtime = runtime or shared_runtime()
+        retry = self._options.retry
+        self._stores = LogStores(store, dirty_log, runtime=self._runtime, retry=retry, snapshots_loaded_max=0)
 
     # ------------------------------------------------------------------ read
 
@@ -105,49 +108,52 @@ class RollUp:
         there is no such dirty log, UnavailableError when the store does not answer. A single log that cannot be read
         is reported in the plan, and stays marked.
         """
-        stretch = self.stretch()
-        folded = fold(self.markers(stretch))
+        stretch, manifest = self._begin()
+        folded = fold(self.markers(stretch, manifest))
         # The manifests after the markers: a marked fragment that they do not hold was not committed before.
         looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))
         return plan_of(stretch, looked, self.now_us() if looked else 0, self._options)
 
     def stretch(self) -> Stretch:
         """Return which part of the dirty log is to be rolled up now."""
-        stores = self._stores()
-        log_id = stores.manifests.log_id()
-        # The cursor before the manifest: it never lies beyond the end of one that is loaded later.
-        witness = stores.cursors.load(ROLLUP)
+        return self._begin()[0]
+
+    def _begin(self) -> tuple[Stretch, Manifest]:
+        stores = self._stores
         manifest = stores.manifests.load().manifest
+        witness = stores.cursors.load(ROLLUP)
+        if witness is not None and witness.cursor.position.offset > manifest.next.position.offset:
+            # Another roll-up moved it beyond the end of this manifest.
+            manifest = stores.manifests.load().manifest
         first = manifest.first.position.offset
         begin = first if witness is None else witness.cursor.position.offset
         start = max(first, begin)
-        limit = min(manifest.next.position, LogPosition(start + self._options.markers_max, 0))
-        return Stretch(
+        stretch = Stretch(
             dirty_log=self._dirty_log,
-            log_id=log_id,
+            log_id=manifest.log_id,
             generation=_generation(witness),
             start=start,
-            limit=limit,
+            limit=min(manifest.next.position, LogPosition(start + self._options.markers_max, 0)),
             skipped=start - begin,
         )
+        return stretch, manifest
 
-    def markers(self, stretch: Stretch) -> Iterator[Marker]:
-        """Read the markers of a stretch, in order."""
+    def markers(self, stretch: Stretch, manifest: Manifest | None = None) -> Iterator[Marker]:
+        """Read the markers of a stretch, in order; ``manifest`` is the dirty log's, if it is at hand."""
         if not stretch.num_markers:
             return
         options, runtime = ReaderOptions(retry=self._options.retry), self._runtime
         reader = LogReader(self._store, self._dirty_log, options=options, runtime=runtime, log_id=stretch.log_id)
-        records = reader.records(stretch.start, Limits(offset=stretch.limit.offset))
+        records = reader.records(stretch.start, Limits(offset=stretch.limit.offset), manifest=manifest)
         yield from markers_of(records, what=f"log {self._dirty_log}")
 
     def now_us(self) -> int:
         """Return the store's time."""
-        stores = self._stores()
         try:
-            return stores.store_now_us()
+            return self._stores.store_now_us()
         except StoreDeniedError:
             # To a caller that may only read, ages count up to the dirty log's last change.
-            return stores.manifests.changed_us()
+            return self._stores.manifests.changed_us()
 
     # ------------------------------------------------------------------ finish
 
@@ -162,8 +168,10 @@ class RollUp:
 
         Moves the fence of a log whose marked fragment has waited ``undecided_s`` seconds for its commit.
         """
-        stretch = plan.stretch
-        stores = self._stores(stretch)
+        stretch, stores = plan.stretch, self._stores
+        if stretch.log_id != stores.manifests.log_id():
+            message = f"log {stores.url}: expected a plan of log {stores.manifests.log_id()}, found one of another life"
+            raise LogReplacedError(message)
         witness = stores.cursors.load(ROLLUP)
         if _generation(witness) != stretch.generation:
             return self._finished(Outcome.OVERTAKEN, plan, 0, 0)
@@ -246,16 +254,6 @@ class RollUp:
 
         manifests.change(base, moved)
         return manifests.load().manifest.next.position.offset
-
-    def _stores(self, stretch: Stretch | None = None) -> LogStores:
-        return LogStores(
-            self._store,
-            self._dirty_log,
-            runtime=self._runtime,
-            retry=self._options.retry,
-            snapshots_loaded_max=0,
-            log_id=None if stretch is None else stretch.log_id,
-        )
 
 
 def _generation(witness: Witness | None) -> int:
