@@ -164,7 +164,7 @@ def test_marker_read_before_its_fragment_is_committed_is_kept(store: ObjectStore
 
 
 def test_log_that_is_always_being_written_is_selected_and_what_is_under_way_stays_marked(store: ObjectStore) -> None:
-    grow(store, "a", 10)
+    mark(store, grow(store, "a", 10, dirty_log=None).reinserted().reinserted())
     mark(store, begun(store, "a", 3))
 
     plan = read(store, ALL)
