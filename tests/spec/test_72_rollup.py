@@ -341,6 +341,18 @@ def test_roll_up_reads_at_most_so_many_markers_and_the_next_one_goes_on(store: O
     assert place_of(store) == 3
 
 
+def test_kept_markers_never_hide_those_behind_the_most_that_are_read(store: ObjectStore) -> None:
+    for log in ("a", "b", "c"):
+        grow(store, log)
+    few = replace(PATIENT, markers_max=2)
+
+    first = read(store, few)
+    RollUp(store, DIRTY, options=few).finish(first)
+
+    assert (decisions(first), list(decisions(read(store, few)))) == (dict.fromkeys("ab", Decision.KEPT), ["a", "c"])
+    assert sorted(marked(store)) == ["a", "b", "c"]
+
+
 def test_roll_up_that_would_change_nothing_writes_nothing(memory_store: MemoryStore) -> None:
     store = CountingStore(memory_store)
     for log in ("a", "b"):

@@ -179,7 +179,9 @@ class RollUp:
         num_fenced = sum(before != after for before, after in zip(plan.logs, fenced.logs, strict=True))
         names = frozenset(handled)
         left = fenced.left(names)
-        if left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left):
+        unchanged = left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left)
+        # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it.
+        if unchanged and stretch.num_markers < self._options.markers_max:
             return self._finished(Outcome.NOTHING_TO_DO, plan, 0, num_fenced)
         self._append([marker.reinserted() for marker in left])
         try:
