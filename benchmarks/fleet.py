@@ -188,7 +188,7 @@ def timed(fleet: Fleet | LogWriter, log: str | None = None) -> float:
 
 
 def requests() -> None:
-    """The same appends through one writer and through a fleet."""
+    """Count the requests of the same appends through one writer and through a fleet."""
     counting = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
     with LogWriter.open_or_initialize(counting, "one") as writer:
         writer.append(BODY)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.arguments import SECONDS_MAX as _SECONDS_MAX
-from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional
+from wal3_core.arguments import checked, flag, instance_of, integer, make_plain, number, optional, text
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def expanded_bytes(num_bytes: int, num_records: int) -> int:
 
 
 def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:  # noqa: ANN401 - any dataclass
-    """Take the fields of an options class as plain values; InvalidRequestError for one out of its range."""
+    """Make the values of options plain, and refuse one of a wrong type or out of its range."""
     make_plain(options, **{each.name: _check_of(each) for each in fields(options)})
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
@@ -74,6 +74,7 @@ def _check_of(option: Field[object]) -> Check:
         "float": number,
         "float | None": optional(number),
         "bool": flag,
+        "str | None": optional(text),
     }
     # Any other type is a class of options.
     return checks.get(option.type) or instance_of(globals()[str(option.type)])

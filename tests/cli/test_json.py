@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from tests.spec.rolling import grow
 from wal3_core.cli.program import cli
+from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +42,8 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "scrub a": ("", {"log", "sound", "problems"}),
     "gc a --dry-run": ("", {"log", "objects", "num_held", "pins", "orphans", "begun"}),
     "gc a": ("", {"log", "num_records", "num_orphans", "num_deleted", "num_held", "wait_s", "problems"}),
+    "dirty show": ("", {"dirty_log", "log", "decision", "reason", "records", "bytes", "age_us", "over", "marker"}),
+    "dirty rollup x": ("", {"dirty_log", "log", "decision", "reason", "records", "bytes", "age_us", "handed_out"}),
     "copy a b": ("", {"source", "num_records", "setsum"}),
     "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
     "store-id --create": ("", {"store", "store_id"}),
@@ -73,6 +77,8 @@ def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path
     for arguments in (("add", "."), ("commit", "--quiet", "--message", "1")):
         subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=60)
 
+    # A server has marked a log.
+    grow(open_store(wal3.url), "marked")
     for line, (stdin, fields) in RUNS.items():
         arguments = [str(repository) if word == "GIT" else word for word in line.split()]
         documents = wal3.json(*arguments, "--json", stdin=stdin or None)

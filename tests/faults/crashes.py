@@ -34,6 +34,7 @@ from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
 from tests.faults.plans import CRASHES, FAULTS, Script
+from tests.faults.rollups import check_rolled_up, rolling_casts
 from tests.faults.second_lives import Reusing, Step
 from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
@@ -314,8 +315,7 @@ def _backed_up(*steps: Step) -> Part:
     return Part(run)
 
 
-ONE = _append("first")
-MANY = _append(*(f"first{n}" for n in range(5)))
+ONE, MANY = _append("first"), _append(*(f"first{n}" for n in range(5)))
 CONSUMED = Part(_consume)
 LONG = _append(*(f"first{n}" for n in range(14)))
 COPIED = Part(_copied)
@@ -417,7 +417,8 @@ SECOND_LIVES = (
     Scenario("compact during a restore", BACKED_UP, {"victim": Packing(2, 0.05, PACKING), "o": RESTORED}, lives=True),
     Scenario("destroy while creating a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
 )
-SCENARIOS = (*ONE_LIFE, *SECOND_LIVES)
+ROLL_UPS = (Scenario(name, ONE, cast, check_rolled_up) for name, cast in rolling_casts(OPTIONS).items())
+SCENARIOS = (*ONE_LIFE, *ROLL_UPS, *SECOND_LIVES)
 
 
 @dataclass(frozen=True, slots=True)

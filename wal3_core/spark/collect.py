@@ -6,14 +6,9 @@ that is retried, or runs twice, does no harm. A failing log is reported alongsid
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
-from pyspark.sql import functions as sf
-from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
@@ -26,18 +21,16 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.collect_task import (
-    RESULTS,
     DeleteWork,
     OrphanWork,
     SurveyWork,
-    collect_task,
     deleted_from_text,
-    from_text,
     object_from_text,
     part_texts,
 )
+from wal3_core.spark.log_jobs import Found, Item, cores, run_by_log
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.tasks import cost, count_tasks, group
+from wal3_core.spark.tasks import cost
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import ObjectStore, log_store
 from wal3_core.storage.open_store import open_store
@@ -46,48 +39,29 @@ from wal3_core.storage.patient import patient
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
     from wal3_core.model.garbage import Garbage
     from wal3_core.model.snapshot import Pointer
-    from wal3_core.spark.collect_task import Work
 
 # Manifest, cursors, garbage documents, a few snapshots.
 _SURVEY_REQUESTS = 10
 # A folder holds thousands of objects, a thousand a request.
 _FOLDER_REQUESTS = 8
-_TASK_BYTES = 256 * 2**20
 _LOGS_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A text for a log's work, and its cost."""
-
-    log: str
-    text: str
-    cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A log's results, and the refusal that ended them."""
-
-    results: tuple[str, ...] = ()
-    refusal: Refusal | None = None
 
 
 def plan_collections(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
 ) -> list[Survey]:
     """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
-    items = [_Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
-    found = _run(spark, store_url, items, SurveyWork(options or CollectorOptions()))
+    items = [Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
+    found = run_by_log(spark, store_url, items, SurveyWork(options or CollectorOptions()))
     surveys = {log: _survey(log, each) for log, each in found.items()}
     return [surveys[log] for log in logs]
 
 
-def _survey(log: str, found: _Found) -> Survey:
+def _survey(log: str, found: Found) -> Survey:
     return Survey.from_text(found.results[0]) if found.results else Survey(log=log, refusal=found.refusal)
 
 
@@ -104,9 +78,9 @@ def list_orphans(
     folders = dict(
         zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
-    items = [_Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
-    found = _run(spark, store_url, items, OrphanWork(options, now_us))
-    return [_orphans(log, found.get(log, _Found()), options) for log in logs]
+    items = [Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
+    found = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
+    return [_orphans(log, found.get(log, Found()), options) for log in logs]
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
@@ -129,7 +103,7 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
         return [SNAPSHOT_FOLDER]
 
 
-def _orphans(log: str, found: _Found, options: CollectorOptions) -> LogOrphans:
+def _orphans(log: str, found: Found, options: CollectorOptions) -> LogOrphans:
     objects = oldest(map(object_from_text, found.results), options.orphans_max)
     return LogOrphans(log=log, objects=tuple(objects), refusal=found.refusal)
 
@@ -189,15 +163,15 @@ def _delete(
     spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
 ) -> dict[tuple[str, str], LogDeletion]:
     items = [
-        _Item(log, text, _delete_cost(pointer))
+        Item(log, text, _delete_cost(pointer))
         for (log, path), garbage in due.items()
         for pointer, text in part_texts(path, garbage)
     ]
     # Tasks run at once and share the limit on deletes.
-    shared = replace(options, deletes_per_s=options.deletes_per_s / min(_cores(spark), max(1, len(items))))
-    found = _run(spark, store_url, items, DeleteWork(shared))
+    shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
+    found = run_by_log(spark, store_url, items, DeleteWork(shared))
     store = open_store(store_url)
-    return {key: _finish(store, key, found.get(key[0], _Found()), options) for key in due}
+    return {key: _finish(store, key, found.get(key[0], Found()), options) for key in due}
 
 
 def _delete_cost(pointer: Pointer | None) -> int:
@@ -205,7 +179,7 @@ def _delete_cost(pointer: Pointer | None) -> int:
     return cost(0, requests=count)
 
 
-def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, options: CollectorOptions) -> LogDeletion:
+def _finish(store: ObjectStore, document: tuple[str, str], found: Found, options: CollectorOptions) -> LogDeletion:
     log, path = document
     parts = [part for part in map(deleted_from_text, found.results) if part.path == path]
     refusal = found.refusal
@@ -217,36 +191,3 @@ def _finish(store: ObjectStore, document: tuple[str, str], found: _Found, option
     # A task of this log failed, or the document could not be removed: it lists what is left.
     partly = DeletionReport(path=path, num_deleted=sum(part.num_deleted for part in parts))
     return LogDeletion(log=log, deleted=partly, refusal=refusal)
-
-
-def _run(spark: SparkSession, store_url: str, items: Sequence[_Item], work: Work) -> dict[str, _Found]:
-    """Do the work as one job; adjacent items, which belong to one log, stay together."""
-    if not items:
-        return {}
-    costs = [item.cost for item in items]
-    tasks = group(items, costs, count_tasks(costs, cores=_cores(spark), task_bytes=_TASK_BYTES))
-    rows = [(number, item.log, item.text) for number, task in enumerate(tasks) for item in task]
-    columns = [pa.array(column) for column in zip(*rows, strict=True)]
-    results = (
-        spark.createDataFrame(pa.table(columns, names=["task", "log", "text"]))
-        .repartitionById(len(tasks), sf.col("task").cast("int"))
-        .mapInArrow(partial(collect_task, store_url=check_shared(store_url), work=work), RESULTS)
-        .collect()
-    )
-    return _by_log(results)
-
-
-def _by_log(results: Sequence[Row]) -> dict[str, _Found]:
-    found: dict[str, list[str]] = {}
-    refusals: dict[str, Refusal] = {}
-    for row in results:
-        texts = found.setdefault(row["log"], [])
-        if row["refused"]:
-            refusals[row["log"]] = Refusal.from_json(from_text(row["result"], "refusal"))
-        else:
-            texts.append(row["result"])
-    return {log: _Found(tuple(texts), refusals.get(log)) for log, texts in found.items()}
-
-
-def _cores(spark: SparkSession) -> int:
-    return os.cpu_count() or 1 if is_remote() else spark.sparkContext.defaultParallelism

@@ -1,0 +1,95 @@
+"""``dirty show`` changes nothing, and ``dirty rollup`` hands out only what it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.rolling import begun, grow, mark, marked, place_of
+from tests.stores import damage
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from wal3_core.storage.object_store import ObjectStore
+
+    from .conftest import Command
+
+
+@pytest.fixture
+def store(wal3: Command) -> ObjectStore:
+    """Two servers, which have marked three logs between them."""
+    store = open_store(wal3.url)
+    grow(store, "a", 3)
+    grow(store, "b", 1)
+    grow(store, "a", 2, dirty_log="dirty/y")
+    grow(store, "c", 1, dirty_log="dirty/y")
+    return store
+
+
+def test_show_names_what_is_marked_by_each_server_and_changes_nothing(wal3: Command, store: ObjectStore) -> None:
+    mark(store, begun(store, "b"))
+
+    rows, [one, *_] = wal3.json("dirty", "show", "--json"), wal3.json("dirty", "show", "y", "--json")
+
+    assert [(row["dirty_log"], row["log"], row["decision"], row["records"]) for row in rows] == [
+        ("dirty/x", "a", "kept", 3),
+        ("dirty/x", "b", "kept", 1),
+        ("dirty/y", "a", "kept", 2),
+        ("dirty/y", "c", "kept", 1),
+    ]
+    assert (one["dirty_log"], one["log"]) == ("dirty/y", "a")
+    assert [place_of(store, log) for log in ("dirty/x", "dirty/y")] == [None, None]
+    table = wal3.ok("dirty", "show", "x")
+    assert b"dirty/x: 3 markers, 2 dirty logs, 0 selected" in table
+
+
+def test_rollup_hands_nothing_out_unless_it_is_asked_to(wal3: Command, store: ObjectStore) -> None:
+    for _ in range(3):
+        grow(store, "a")
+
+    assert b"rolled up to offset 6: 2 markers for 5" in wal3.ok("dirty", "rollup", "x")
+    assert marked(store) == {"a": (1, 9), "b": (1, 2)}
+    assert b"dirty/x: nothing to do" in wal3.ok("dirty", "rollup", "x")
+
+
+def test_rollup_hands_out_the_logs_that_are_named_or_all(wal3: Command, store: ObjectStore) -> None:
+    dry = wal3.json("dirty", "rollup", "--all", "--dry-run", "--json")
+    assert {row["decision"] for row in dry} == {"selected"}
+    assert place_of(store) is None
+
+    rows = wal3.json("dirty", "rollup", "--handled", "a", "--json")
+
+    assert [(row["log"], row["handed_out"]) for row in rows] == [("a", True), ("b", False), ("a", True), ("c", False)]
+    assert (marked(store), marked(store, "dirty/y")) == ({"b": (1, 2)}, {"c": (1, 2)})
+    rows = wal3.json("dirty", "rollup", "x", "--all", "--json")
+    assert [(row["log"], row["handed_out"]) for row in rows] == [("b", True)]
+    assert (marked(store), marked(store, "dirty/y")) == ({}, {"c": (1, 2)})
+
+
+def test_unreadable_log_is_named_and_the_others_are_shown(wal3: Command, store: ObjectStore) -> None:
+    damage(store, "a/manifest/MANIFEST.json", 20)
+
+    result = wal3("dirty", "rollup", "x", "--all", "--json")
+
+    assert result.exit_code == 1
+    assert "1 unreadable: a: CorruptError" in result.stderr
+    assert '"log": "b", "decision": "selected"' in result.stdout
+    assert marked(store) == {"a": (1, 4)}
+
+
+def test_wrong_requests_are_refused_and_no_dirty_logs_are_no_error(wal3: Command, store: ObjectStore) -> None:
+    both = wal3("dirty", "rollup", "x", "--all", "--handled", "a")
+    missing = wal3("dirty", "show", "no-such-server")
+
+    assert (both.exit_code, missing.exit_code) == (2, 2)
+    assert "expected --handled or --all, found both" in both.stderr
+    assert "dirty/no-such-server" in missing.stderr
+    assert place_of(store) is None
+
+
+def test_store_without_dirty_logs_says_so(wal3: Command) -> None:
+    wal3.ok("init", "a")
+
+    assert wal3.ok("dirty", "show").startswith(b"no dirty logs")
+    assert wal3.ok("dirty", "rollup", "--json") == b""

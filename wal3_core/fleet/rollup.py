@@ -1,0 +1,273 @@
+"""Rolls a dirty log up: which logs have grown, which of them need maintenance now, and what stays marked.
+
+Two steps, each of which may be repeated, stopped anywhere, and run by two processes at once. ``read`` changes
+nothing. ``finish`` appends again what stays marked, and only then advances the dirty log's cursor, by CAS. A marker
+is dropped only by a manifest of its log that was loaded after the marker was read. Source: docs/protocol.md, "Dirty
+logs: roll-up".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, instance_of, optional, several
+from wal3_core.errors import (
+    ContentionError,
+    CursorConflictError,
+    LogError,
+    LogNotFoundError,
+    LogReplacedError,
+    StoreDeniedError,
+    UnknownDurabilityError,
+)
+from wal3_core.fleet.look_up import look_up
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.marker import fold, life_of_log
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import LogPosition
+from wal3_core.model.rollup import markers_of
+from wal3_core.model.rollup_options import RollUpOptions
+from wal3_core.model.rollup_plan import RollUpPlan, Stretch, by_log, plan_of
+from wal3_core.options import Limits, ReaderOptions, WriterOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import COLLECT
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.opening import options_of
+from wal3_core.storage.patient import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.marker import Marker
+    from wal3_core.model.rollup import DirtyLog
+    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.storage.object_store import ObjectStore
+
+# The dirty log's own cursor: everything before it was rolled up.
+ROLLUP = "rollup"
+# A roll-up that only rewrites markers must leave at most one for so many.
+_SHRINKS = 2
+_APPENDED_AT_ONCE = 10_000
+_APPENDS_MAX = 8
+
+
+class Outcome(StrEnum):
+    """How a roll-up ended."""
+
+    ADVANCED = "advanced"
+    NOTHING_TO_DO = "nothing to do"
+    OVERTAKEN = "overtaken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRollUp:
+    """What ``finish`` did: ``num_reinserted`` markers stand for the ``num_markers`` that were read.
+
+    OVERTAKEN: another roll-up advanced the cursor first; the plan is void, and reading again shows what is left.
+    ``limit`` is where the next roll-up begins.
+    """
+
+    outcome: Outcome
+    num_markers: int
+    num_reinserted: int
+    num_fenced: int
+    limit: int
+
+
+class RollUp:
+    """Rolls up one dirty log."""
+
+    @checked(store=a_store, dirty_log=check_log_name, options=options_of(RollUpOptions), runtime=optional(a_runtime))
+    def __init__(
+        self,
+        store: ObjectStore,
+        dirty_log: str,
+        *,
+        options: RollUpOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._store = store
+        self._dirty_log = dirty_log
+        self._options = options or RollUpOptions()
+        self._runtime = runtime or shared_runtime()
+        retry = self._options.retry
+        self._stores = LogStores(store, dirty_log, runtime=self._runtime, retry=retry, snapshots_loaded_max=0)
+
+    # ------------------------------------------------------------------ read
+
+    def read(self) -> RollUpPlan:
+        """Read the markers from the cursor on, look up each marked log, and decide; changes nothing.
+
+        At most ``markers_max`` markers are read. CorruptError for a record that is no marker, LogNotFoundError when
+        there is no such dirty log, UnavailableError when the store does not answer. A single log that cannot be read
+        is reported in the plan, and stays marked.
+        """
+        stretch, manifest = self._begin()
+        folded = fold(self.markers(stretch, manifest))
+        # The manifests after the markers: a marked fragment that they do not hold was not committed before.
+        looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))
+        return plan_of(stretch, looked, self.now_us() if looked else 0, self._options)
+
+    def stretch(self) -> Stretch:
+        """Return which part of the dirty log is to be rolled up now."""
+        return self._begin()[0]
+
+    def _begin(self) -> tuple[Stretch, Manifest]:
+        stores = self._stores
+        manifest = stores.manifests.load().manifest
+        witness = stores.cursors.load(ROLLUP)
+        if witness is not None and witness.cursor.position.offset > manifest.next.position.offset:
+            # Another roll-up moved it beyond the end of this manifest.
+            manifest = stores.manifests.load().manifest
+        first = manifest.first.position.offset
+        begin = first if witness is None else witness.cursor.position.offset
+        start = max(first, begin)
+        stretch = Stretch(
+            dirty_log=self._dirty_log,
+            log_id=manifest.log_id,
+            generation=_generation(witness),
+            start=start,
+            limit=min(manifest.next.position, LogPosition(start + self._options.markers_max, 0)),
+            skipped=start - begin,
+        )
+        return stretch, manifest
+
+    def markers(self, stretch: Stretch, manifest: Manifest | None = None) -> Iterator[Marker]:
+        """Read the markers of a stretch, in order; ``manifest`` is the dirty log's, if it is at hand."""
+        if not stretch.num_markers:
+            return
+        options, runtime = ReaderOptions(retry=self._options.retry), self._runtime
+        reader = LogReader(self._store, self._dirty_log, options=options, runtime=runtime, log_id=stretch.log_id)
+        records = reader.records(stretch.start, Limits(offset=stretch.limit.offset), manifest=manifest)
+        yield from markers_of(records, what=f"log {self._dirty_log}")
+
+    def now_us(self) -> int:
+        """Return the store's time."""
+        try:
+            return self._stores.store_now_us()
+        except StoreDeniedError:
+            # To a caller that may only read, ages count up to the dirty log's last change.
+            return self._stores.manifests.changed_us()
+
+    # ------------------------------------------------------------------ finish
+
+    @checked(plan=instance_of(RollUpPlan), handled=several)
+    def finish(self, plan: RollUpPlan, handled: Collection[str] = ()) -> FinishedRollUp:
+        """Append again what stays marked, then advance the cursor over what the plan has read.
+
+        ``handled`` names the logs whose maintenance the caller has recorded durably, and will run from their present
+        end or a later one. Everything else that is dirty stays marked, and so does what of a handled log was not
+        committed when the plan was read. Does nothing where that would change nothing. Repeating a finished plan
+        is harmless, and so is finishing it twice at once: one of the two is OVERTAKEN.
+
+        Moves the fence of a log whose marked fragment has waited ``undecided_s`` seconds for its commit.
+        """
+        stretch, stores = plan.stretch, self._stores
+        if stretch.log_id != stores.manifests.log_id():
+            message = f"log {stores.url}: expected a plan of log {stores.manifests.log_id()}, found one of another life"
+            raise LogReplacedError(message)
+        witness = stores.cursors.load(ROLLUP)
+        if _generation(witness) != stretch.generation:
+            return self._finished(Outcome.OVERTAKEN, plan, 0, 0)
+        fenced = replace(plan, logs=tuple(self._fence_overdue(plan)))
+        num_fenced = sum(before != after for before, after in zip(plan.logs, fenced.logs, strict=True))
+        names = frozenset(handled)
+        left = fenced.left(names)
+        unchanged = left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left)
+        # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it.
+        if unchanged and stretch.num_markers < self._options.markers_max:
+            return self._finished(Outcome.NOTHING_TO_DO, plan, 0, num_fenced)
+        self._append([marker.reinserted() for marker in left])
+        try:
+            _advance(stores, stretch.limit, witness)
+        except CursorConflictError:
+            return self._finished(Outcome.OVERTAKEN, plan, len(left), num_fenced)
+        COLLECT.info(
+            "log %s: rolled up %d markers of %d logs up to offset %d; %d stay marked, %d were handled",
+            *(stores.url, stretch.num_markers, len(plan.logs), stretch.limit.offset, len(left), len(names)),
+        )
+        return self._finished(Outcome.ADVANCED, plan, len(left), num_fenced)
+
+    def _finished(self, outcome: Outcome, plan: RollUpPlan, num_reinserted: int, num_fenced: int) -> FinishedRollUp:
+        stretch = plan.stretch
+        return FinishedRollUp(
+            outcome=outcome,
+            num_markers=stretch.num_markers,
+            num_reinserted=num_reinserted,
+            num_fenced=num_fenced,
+            limit=stretch.limit.offset if outcome is Outcome.ADVANCED else stretch.start,
+        )
+
+    def _append(self, markers: list[Marker]) -> None:
+        """Append markers durably. An unknown outcome is repeated: a marker that is there twice is harmless."""
+        if not markers:
+            return
+        options = WriterOptions(retry=self._options.retry)
+        with LogWriter.open(self._store, self._dirty_log, options=options, runtime=self._runtime) as writer:
+            for at in range(0, len(markers), _APPENDED_AT_ONCE):
+                messages = [marker.to_message() for marker in markers[at : at + _APPENDED_AT_ONCE]]
+                for left in reversed(range(_APPENDS_MAX)):
+                    try:
+                        writer.append_many(messages)
+                        break
+                    except (ContentionError, UnknownDurabilityError):
+                        if not left:
+                            raise
+
+    # ------------------------------------------------------------------ fence
+
+    def _fence_overdue(self, plan: RollUpPlan) -> Iterator[DirtyLog]:
+        overdue = [each for each in plan.logs if each.overdue]
+        ahead, share = self._options.logs_ahead, share_of(self._store)
+        fenced = map_ahead(self._runtime, self._fence, overdue, count=ahead, share=share)
+        by_marker = {(each.log, each.marker.life): each for each in fenced}
+        return (by_marker.get((each.log, each.marker.life), each) for each in plan.logs)
+
+    def _fence(self, dirty: DirtyLog) -> DirtyLog:
+        """Make sure that a marked fragment is committed or never will be; unchanged where that fails."""
+        try:
+            return dirty.fenced(self._fenced_next(dirty.marker))
+        except LogError as error:
+            # It stays marked and undecided. A store that does not answer fails the next request, too.
+            COLLECT.warning("log %s: the fence was not moved: %s", dirty.log, error)
+            return dirty
+
+    def _fenced_next(self, marker: Marker) -> int | None:
+        """Return where the log ends once no upload begun before this call can be linked; None when it is gone."""
+        inside = patient(log_store(self._store, marker.log), self._runtime, self._options.retry)
+        manifests = ManifestStore(inside, self._runtime, self._options.retry)
+        try:
+            base = manifests.load()
+        except LogNotFoundError:
+            return None
+        if life_of_log(base.manifest.log_id) != marker.life:
+            return None
+        fence = base.manifest.fence
+
+        def moved(manifest: Manifest) -> Manifest | None:
+            decided = manifest.next.position.offset >= marker.limit.offset or manifest.seal is not None
+            return None if decided or manifest.fence != fence else replace(manifest, fence=fence + 1)
+
+        manifests.change(base, moved)
+        return manifests.load().manifest.next.position.offset
+
+
+def _generation(witness: Witness | None) -> int:
+    return 0 if witness is None else witness.cursor.generation
+
+
+def _advance(stores: LogStores, limit: LogPosition, witness: Witness | None) -> None:
+    """Move the cursor from the version that the plan was read with; create it if there was none."""
+    if witness is not None:
+        stores.cursors.save(ROLLUP, limit, witness)
+        return
+    # Before the cursor, which ends this: a dirty log that was rolled up whole is collected whole.
+    if stores.policies.load().percent_max is None:
+        stores.policies.change(lambda policy: replace(policy, percent_max=policy.percent_max or 100))
+    stores.cursors.init(ROLLUP, limit)

@@ -1,0 +1,311 @@
+"""What a roll-up of a dirty log decides about each marked log. Pure: the same on one machine and in Spark.
+
+A marker may be read before its fragment is committed. So the manifest that was loaded after it decides only what
+lies before that manifest's end; the rest of the marker is kept. Source: docs/protocol.md, "Dirty logs: roll-up".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.marker import Marker, life_of_log
+from wal3_core.model.paths import LogId
+from wal3_core.model.position import LogPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.record import Record
+    from wal3_core.model.rollup_options import RollUpOptions
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+_US_PER_S = 1_000_000
+
+
+class Decision(StrEnum):
+    """What becomes of a marker."""
+
+    GONE = "gone"
+    CAUGHT_UP = "caught up"
+    UNDECIDED = "undecided"
+    KEPT = "kept"
+    SELECTED = "selected"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A marked log as it was after its marker was read: its manifest's bounds, and what was processed.
+
+    ``log_id`` is empty when the name has no log; ``error`` says why it cannot be read. ``processed`` is the offset of
+    the cursor that says what was processed, ``num_bytes`` the stored bytes of what was not.
+    """
+
+    log_id: str = ""
+    first: int = 0
+    next: int = 0
+    sealed: bool = False
+    processed: int | None = None
+    num_bytes: int = 0
+    error: str | None = None
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        processed: JsonObject = {} if self.processed is None else {"processed": self.processed}
+        error: JsonObject = {} if self.error is None else {"error": self.error}
+        return {
+            "log_id": self.log_id,
+            "first": self.first,
+            "next": self.next,
+            "sealed": self.sealed,
+            "num_bytes": self.num_bytes,
+            **processed,
+            **error,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Looked:
+        """Read from a JSON object."""
+        looked = cls(
+            log_id=fields.string("log_id"),
+            first=fields.integer("first"),
+            next=fields.integer("next"),
+            sealed=fields.flag("sealed"),
+            num_bytes=fields.integer("num_bytes"),
+            processed=fields.integer("processed") if fields.has("processed") else None,
+            error=fields.string("error") if fields.has("error") else None,
+        )
+        fields.finish()
+        return looked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirtyLog:
+    """What a roll-up found about one life of a marked log, and its decision, with the reason in a sentence.
+
+    ``marker`` is the folded marker. ``rest`` is the part of it that is not decided yet: its fragment may still be
+    committed, so it stays marked whatever is done about the log; ``overdue`` says that it has waited long enough.
+    ``num_records`` and ``num_bytes`` are unprocessed; ``age_s`` is the age of the oldest marked record.
+    """
+
+    marker: Marker
+    decision: Decision
+    reason: str
+    rest: Marker | None = None
+    overdue: bool = False
+    num_records: int = 0
+    num_bytes: int = 0
+    age_s: float = 0.0
+    over: bool = False
+
+    @property
+    def log(self) -> str:
+        """The log's name."""
+        return self.marker.log
+
+    def left(self, *, handled: bool) -> Marker | None:
+        """Return what stays marked; ``handled`` says that what was found in the log is taken care of."""
+        match self.decision:
+            case Decision.GONE | Decision.CAUGHT_UP:
+                return None
+            case Decision.UNDECIDED:
+                return self.rest
+            case Decision.UNREADABLE:
+                return self.marker
+            case Decision.KEPT | Decision.SELECTED:
+                return self.rest if handled else self.marker
+
+    def fenced(self, next_offset: int | None) -> DirtyLog:
+        """Return this once nothing marked behind ``next_offset`` can be committed any more; None: the log is gone."""
+        if next_offset is None:
+            reason = "no log of this name and life"
+            return replace(self, decision=Decision.GONE, reason=reason, rest=None, overdue=False)
+        rest = None if self.rest is None else before(self.rest, next_offset)
+        # What a fence cuts off was never committed at that place: its writer has marked another place since.
+        return replace(self, marker=before(self.marker, next_offset) or self.marker, rest=rest, overdue=False)
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        rest: JsonObject = {} if self.rest is None else {"rest": marker_to_json(self.rest)}
+        return {
+            "log": self.log,
+            "decision": self.decision.value,
+            "reason": self.reason,
+            "records": self.num_records,
+            "bytes": self.num_bytes,
+            "age_us": round(self.age_s * _US_PER_S),
+            "over": self.over,
+            "overdue": self.overdue,
+            "marker": marker_to_json(self.marker),
+            **rest,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> DirtyLog:
+        """Read from a JSON object."""
+        fields.string("log")
+        found = cls(
+            decision=_decision(fields.string("decision"), fields.what),
+            reason=fields.string("reason"),
+            num_records=fields.integer("records"),
+            num_bytes=fields.integer("bytes"),
+            age_s=fields.integer("age_us") / _US_PER_S,
+            over=fields.flag("over"),
+            overdue=fields.flag("overdue"),
+            marker=marker_from_json(fields.object("marker")),
+            rest=marker_from_json(fields.object("rest")) if fields.has("rest") else None,
+        )
+        fields.finish()
+        return found
+
+
+def markers_of(records: Iterable[Record], *, what: str) -> Iterator[Marker]:
+    """Decode the records of a dirty log; CorruptError, which names ``what`` and the offset, for any other record.
+
+    A marker's times are its server's, from a clock that may be years ahead: none is later than the time of the
+    dirty log, which is bounded by the store's clock.
+    """
+    for record in records:
+        marker, latest_us = Marker.of_record(record, what=what), record.timestamp_us
+        if marker.limit.timestamp_us > latest_us:
+            limit = LogPosition(marker.limit.offset, latest_us)
+            marker = replace(marker, limit=limit, first_us=min(marker.first_us, latest_us))
+        yield marker
+
+
+def before(marker: Marker, offset: int) -> Marker | None:
+    """Return the part of a marker before an offset; None when there is none."""
+    if marker.limit.offset <= offset:
+        return marker
+    if marker.start >= offset:
+        return None
+    limit = LogPosition(offset, marker.limit.timestamp_us)
+    return replace(marker, limit=limit, num_records=min(marker.num_records, offset - marker.start))
+
+
+def since(marker: Marker, offset: int) -> Marker | None:
+    """Return the part of a marker from an offset on; None when there is none.
+
+    Where this cuts a marker, the part is as old as the marker's newest fragment: it is what was under way.
+    """
+    if marker.start >= offset:
+        return marker
+    if marker.limit.offset <= offset:
+        return None
+    num_records = min(marker.num_records, marker.limit.offset - offset)
+    return replace(marker, start=offset, num_records=num_records, first_us=marker.limit.timestamp_us, reinsertions=0)
+
+
+def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) -> DirtyLog:
+    """Decide about one folded marker by its log, which was looked up after the marker was read."""
+    if looked.error is not None:
+        return DirtyLog(marker=marker, decision=Decision.UNREADABLE, reason=looked.error)
+    if life_of_log(LogId(looked.log_id)) != marker.life:
+        reason = "the name has another log now" if looked.log_id else "no log of this name"
+        return DirtyLog(marker=marker, decision=Decision.GONE, reason=reason)
+    # Nothing is committed behind a seal.
+    decided, rest = before(marker, looked.next), None if looked.sealed else since(marker, looked.next)
+    waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / _US_PER_S
+    found = DirtyLog(
+        marker=decided if looked.sealed and decided is not None else marker,
+        decision=Decision.KEPT,
+        reason="",
+        rest=rest,
+        overdue=rest is not None and waited_s >= options.undecided_s,
+        age_s=max(0.0, (now_us - marker.first_us) / _US_PER_S),
+    )
+    processed = max(looked.first, looked.processed or 0)
+    if decided is None or processed >= decided.limit.offset:
+        return _not_dirty(found, looked, options)
+    num_records = (
+        min(decided.num_records, decided.limit.offset - max(decided.start, processed))
+        if looked.processed is None
+        else looked.next - processed
+    )
+    found = replace(
+        found,
+        num_records=num_records,
+        num_bytes=looked.num_bytes,
+        over=num_records > options.unprocessed_max,
+    )
+    why = _why_selected(found, options)
+    return replace(found, decision=Decision.SELECTED if why else Decision.KEPT, reason=why or "not due yet")
+
+
+def _decision(text: str, what: str) -> Decision:
+    try:
+        return Decision(text)
+    except ValueError as error:
+        message = f"{what}: expected one of {[each.value for each in Decision]}, found {text[:40]!r}"
+        raise CorruptError(message) from error
+
+
+def _not_dirty(found: DirtyLog, looked: Looked, options: RollUpOptions) -> DirtyLog:
+    """Decide about a log where nothing that was committed is unprocessed."""
+    if found.rest is not None:
+        reason = (
+            f"a fragment up to offset {found.rest.limit.offset} may still be committed; the log ends at {looked.next}"
+        )
+        return replace(found, decision=Decision.UNDECIDED, reason=reason)
+    if looked.processed is not None and looked.processed >= looked.first:
+        reason = f"the cursor {options.cursor} is at offset {looked.processed}"
+    elif looked.sealed:
+        reason = f"the log was sealed at offset {looked.next} without them"
+    else:
+        reason = f"the log begins at offset {looked.first}: they were collected"
+    return replace(found, decision=Decision.CAUGHT_UP, reason=reason)
+
+
+def _why_selected(found: DirtyLog, options: RollUpOptions) -> str:
+    """Return why a dirty log is selected; empty when it is not due yet."""
+    if found.age_s > options.age_s_max:
+        return f"too old: expected at most {options.age_s_max:g} s, found {found.age_s:.0f} s"
+    if found.num_records >= options.records_max:
+        return f"too big: expected fewer than {options.records_max} records, found {found.num_records}"
+    if found.num_bytes >= options.bytes_max:
+        return f"too big: expected fewer than {options.bytes_max} bytes, found {found.num_bytes}"
+    if found.marker.reinsertions >= options.reinsertions_max:
+        return f"reinserted too often: expected fewer than {options.reinsertions_max} times"
+    return "every dirty log is taken" if options.take_all else ""
+
+
+def stored_bytes_from(manifest: Manifest, offset: int) -> int:
+    """Estimate the stored bytes of the records from an offset on: exact but for the pointer that the offset is in."""
+    total = 0
+    for pointer in manifest.pointers:
+        start, limit = pointer.start.offset, pointer.limit.offset
+        if limit > offset:
+            total += pointer.num_bytes * (limit - max(start, offset)) // (limit - start)
+    return total
+
+
+def marker_to_json(marker: Marker) -> JsonObject:
+    """Return a marker as a JSON object."""
+    return {
+        "log": marker.log,
+        "life": marker.life,
+        "start": marker.start,
+        "limit": marker.limit.to_json(),
+        "num_records": marker.num_records,
+        "first_us": marker.first_us,
+        "reinsertions": marker.reinsertions,
+    }
+
+
+def marker_from_json(fields: Fields) -> Marker:
+    """Read a marker from a JSON object."""
+    marker = Marker(
+        log=fields.string("log"),
+        life=fields.string("life"),
+        start=fields.integer("start"),
+        limit=LogPosition.from_json(fields.object("limit")),
+        num_records=fields.integer("num_records"),
+        first_us=fields.integer("first_us"),
+        reinsertions=fields.integer("reinsertions"),
+    )
+    fields.finish()
+    return marker

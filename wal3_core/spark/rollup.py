@@ -1,0 +1,162 @@
+"""Roll-ups of many dirty logs as two Spark jobs: one reads and folds the markers, one looks the marked logs up.
+
+The same fold and the same decisions as on one machine; the tasks only read. ``RollUp.finish`` finishes each plan in the
+driver. A dirty log that cannot be read is its own answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogError, UnavailableError
+from wal3_core.fleet.asking import ask
+from wal3_core.fleet.look_up import look_up_one
+from wal3_core.fleet.outcomes import Refusal
+from wal3_core.fleet.rollup import RollUp
+from wal3_core.model.marker import fold
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.position import LogPosition
+from wal3_core.model.rollup import Looked, marker_from_json, marker_to_json
+from wal3_core.model.rollup_options import RollUpOptions
+from wal3_core.model.rollup_plan import RollUpPlan, Stretch, by_log, plan_of
+from wal3_core.runtime import shared_runtime
+from wal3_core.spark.collect_task import from_text, to_text
+from wal3_core.spark.log_jobs import Found, Item, run_by_log
+from wal3_core.spark.request import check_shared
+from wal3_core.spark.tasks import cost
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from wal3_core.model.marker import Marker
+    from wal3_core.model.strict_json import Fields
+    from wal3_core.storage.object_store import ObjectStore
+
+# A task reads whole slices; a marker takes some 48 bytes.
+_SLICE_MARKERS = 20_000
+_MARKER_BYTES = 48
+_MARKERS_OF_A_TEXT = 5_000
+# The manifest, and a cursor.
+_LOOK_REQUESTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRollUp:
+    """The plan of one dirty log, or why there is none."""
+
+    dirty_log: str
+    plan: RollUpPlan | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoldWork:
+    """Fold slices of a dirty log, which are the texts; a result is a list of folded markers."""
+
+    options: RollUpOptions
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
+        """Read each slice, and fold all of them together."""
+        rollup = RollUp(store, log, options=self.options)
+        slices = (Stretch.from_json(from_text(text, "slice")) for text in texts)
+        folded = list(fold(marker for each in slices for marker in rollup.markers(each)).values())
+        for at in range(0, len(folded), _MARKERS_OF_A_TEXT):
+            yield to_text({"markers": [marker_to_json(each) for each in folded[at : at + _MARKERS_OF_A_TEXT]]})
+
+
+@dataclass(frozen=True, slots=True)
+class LookWork:
+    """Look a marked log up once for all its markers, which are the texts; a result repeats the marker."""
+
+    options: RollUpOptions
+
+    def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - in each text
+        """Look it up; an error of this log alone is part of the result."""
+        fields = [from_text(text, "marked log") for text in texts]
+        names = [each.string("dirty_log") for each in fields]
+        markers = [marker_from_json(each.object("marker")) for each in fields]
+        found = look_up_one(store, self.options, shared_runtime(), markers)
+        for name, (marker, looked) in zip(names, found, strict=True):
+            yield to_text({"dirty_log": name, "marker": marker_to_json(marker), "looked": looked.to_json()})
+
+
+def plan_rollups(
+    spark: SparkSession, store_url: str, dirty_logs: Sequence[str], options: RollUpOptions | None = None
+) -> list[PlannedRollUp]:
+    """Return what ``RollUp.read`` returns for each dirty log, in the order given; changes nothing.
+
+    Raises UnavailableError when the store does not answer, InvalidRequestError for a name that no log can have.
+    """
+    options = options or RollUpOptions()
+    store = open_store(check_shared(store_url))
+    rollups = {name: RollUp(store, check_log_name(name), options=options) for name in dict.fromkeys(dirty_logs)}
+    begun = {name: ask(RollUp.stretch, rollup) for name, rollup in rollups.items()}
+    refused = {name: Refusal.of(error) for name, error in begun.items() if isinstance(error, LogError)}
+    stretches = {name: stretch for name, stretch in begun.items() if isinstance(stretch, Stretch)}
+    items = [item for stretch in stretches.values() for item in _slices(stretch)]
+    folded: dict[str, list[Marker]] = {}
+    for name, found in run_by_log(spark, store_url, items, FoldWork(options)).items():
+        if found.refusal is None:
+            folded[name] = list(_folded(found))
+        else:
+            refused[name] = found.refusal
+    looked = _look_up(spark, store_url, folded, options)
+    plans = {
+        name: plan_of(stretch, some := looked.get(name, []), rollups[name].now_us() if some else 0, options)
+        for name, stretch in stretches.items()
+        if name not in refused
+    }
+    return [PlannedRollUp(dirty_log=name, plan=plans.get(name), refusal=refused.get(name)) for name in dirty_logs]
+
+
+def _slices(stretch: Stretch) -> Iterator[Item]:
+    for start in range(stretch.start, stretch.limit.offset, _SLICE_MARKERS):
+        limit = min(stretch.limit, LogPosition(start + _SLICE_MARKERS, 0))
+        part = Stretch(
+            dirty_log=stretch.dirty_log,
+            log_id=stretch.log_id,
+            generation=stretch.generation,
+            start=start,
+            limit=limit,
+        )
+        yield Item(stretch.dirty_log, to_text(part.to_json()), cost(part.num_markers * _MARKER_BYTES))
+
+
+def _folded(found: Found) -> Iterable[Marker]:
+    """Fold what the tasks have folded."""
+    parts = (marker for text in found.results for marker in _markers(from_text(text, "folded")))
+    return (marker for some in by_log(fold(parts)) for marker in some)
+
+
+def _markers(fields: Fields) -> Iterator[Marker]:
+    return map(marker_from_json, fields.objects("markers", count_max=_MARKERS_OF_A_TEXT))
+
+
+def _look_up(
+    spark: SparkSession, store_url: str, folded: dict[str, list[Marker]], options: RollUpOptions
+) -> dict[str, list[tuple[Marker, Looked]]]:
+    """Look up every marked log, after its markers were read; return what was found, by dirty log."""
+    marked = sorted(((marker.log, name, marker) for name, each in folded.items() for marker in each), key=_place)
+    items = [
+        Item(log, to_text({"dirty_log": name, "marker": marker_to_json(marker)}), cost(0, requests=_LOOK_REQUESTS))
+        for log, name, marker in marked
+    ]
+    looked: dict[str, list[tuple[Marker, Looked]]] = {}
+    for found in run_by_log(spark, store_url, items, LookWork(options)).values():
+        if found.refusal is not None:
+            # An error of the log alone is a result: this one concerns the store.
+            raise UnavailableError(found.refusal.message)
+        for text in found.results:
+            fields = from_text(text, "looked up")
+            pair = marker_from_json(fields.object("marker")), Looked.from_json(fields.object("looked"))
+            looked.setdefault(fields.string("dirty_log"), []).append(pair)
+    return looked
+
+
+def _place(marked: tuple[str, str, Marker]) -> tuple[str, str, str]:
+    log, name, marker = marked
+    return log, name, marker.life
