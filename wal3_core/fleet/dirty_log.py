@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # The folder of all dirty logs of a store.
 DIRTY_LOGS = "dirty/"
-# On S3 a marker waits some 7 ms for a free lane on average, a twelfth of what an append takes.
-LANES_MAX = 6
+# On S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
+LANES_MAX = 12
 # Batches are at least this far apart: on a fast store one lane is enough, and more would only cost requests.
 _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.

@@ -46,7 +46,7 @@ def dirty() -> None:
     Examples:
       wal3 dirty show
       wal3 dirty rollup server-1 --dry-run
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
 
 
 def _server(command: F) -> F:
@@ -74,7 +74,7 @@ def show_dirty(session: Session, server: str, cursor: str | None, as_json: bool)
       wal3 dirty show
       wal3 dirty show server-1 --cursor compactor
       wal3 dirty show --json | jq -r 'select(.decision == "selected") | .log'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     store = session.store()
     options = RollUpOptions(cursor=cursor)
     plans = [RollUp(store, name, options=options).read() for name in _named(store, server, as_json=as_json)]
@@ -122,7 +122,7 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
       wal3 dirty rollup server-1 --cursor compactor
       wal3 dirty rollup server-1 --handled orders && wal3 gc orders
       wal3 dirty rollup --all --json | jq -r 'select(.decision == "selected") | .log'
-    """  # noqa: D301 - \b keeps click from wrapping what follows
+    """
     if handled and take_all:
         message = "dirty rollup: expected --handled or --all, found both"
         raise InvalidRequestError(message)
