@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     from wal3_core.errors import UnknownDurabilityError as UnknownDurabilityError
     from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
+    from wal3_core.fleet.assignment import assigned as assigned
+    from wal3_core.fleet.assignment import dirty_logs as dirty_logs
     from wal3_core.fleet.dirty_log import DirtyLog as DirtyLog
     from wal3_core.fleet.discovery import list_logs as list_logs
     from wal3_core.fleet.fleet import Fleet as Fleet
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
     from wal3_core.fleet.fleet_options import FleetOptions as FleetOptions
+    from wal3_core.fleet.rollup import FinishedRollUp as FinishedRollUp
+    from wal3_core.fleet.rollup import RollUp as RollUp
+    from wal3_core.fleet.rollup import RollUpEnd as RollUpEnd
     from wal3_core.log.collect.collection import CollectionReport as CollectionReport
     from wal3_core.log.collect.collection import collect as collect
     from wal3_core.log.collect.collector import Collector as Collector
@@ -99,6 +104,11 @@ if TYPE_CHECKING:
     from wal3_core.model.position import LogPosition as LogPosition
     from wal3_core.model.record import Message as Message
     from wal3_core.model.record import Record as Record
+    from wal3_core.model.rollup import Decision as Decision
+    from wal3_core.model.rollup import MarkedLog as MarkedLog
+    from wal3_core.model.rollup_options import RollUpOptions as RollUpOptions
+    from wal3_core.model.rollup_plan import RollUpPlan as RollUpPlan
+    from wal3_core.model.rollup_plan import Stretch as Stretch
     from wal3_core.model.setsum import Setsum as Setsum
     from wal3_core.model.shape import Shape as Shape
     from wal3_core.model.snapshot import Snapshot as Snapshot
@@ -144,6 +154,7 @@ _HOMES = {
     "Cursor": "wal3_core.model.cursor",
     "CursorConflictError": "wal3_core.errors",
     "CursorStore": "wal3_core.storage.documents.cursor_store",
+    "Decision": "wal3_core.model.rollup",
     "Deleter": "wal3_core.log.collect.deleter",
     "DeletionPart": "wal3_core.log.collect.deleter",
     "DeletionReport": "wal3_core.log.collect.deleter",
@@ -151,6 +162,7 @@ _HOMES = {
     "DestroyPlan": "wal3_core.log.maintain.destroyer",
     "DirtyLog": "wal3_core.fleet.dirty_log",
     "DueDocument": "wal3_core.log.collect.deleter",
+    "FinishedRollUp": "wal3_core.fleet.rollup",
     "Fleet": "wal3_core.fleet.fleet",
     "FleetOptions": "wal3_core.fleet.fleet_options",
     "FleetStats": "wal3_core.fleet.fleet",
@@ -174,6 +186,7 @@ _HOMES = {
     "LogWriter": "wal3_core.log.write.writer",
     "Manifest": "wal3_core.model.manifest",
     "Marked": "wal3_core.log.collect.pruner",
+    "MarkedLog": "wal3_core.model.rollup",
     "Marker": "wal3_core.model.marker",
     "Marks": "wal3_core.log.write.marking",
     "Message": "wal3_core.model.record",
@@ -195,6 +208,10 @@ _HOMES = {
     "References": "wal3_core.log.collect.references",
     "ResumeReport": "wal3_core.log.write.halt",
     "RetryOptions": "wal3_core.options",
+    "RollUp": "wal3_core.fleet.rollup",
+    "RollUpEnd": "wal3_core.fleet.rollup",
+    "RollUpOptions": "wal3_core.model.rollup_options",
+    "RollUpPlan": "wal3_core.model.rollup_plan",
     "Runtime": "wal3_core.runtime.port",
     "ScrubReport": "wal3_core.log.read.scrub",
     "Seal": "wal3_core.model.manifest_parts",
@@ -210,6 +227,7 @@ _HOMES = {
     "SnapshotPointer": "wal3_core.model.snapshot",
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
+    "Stretch": "wal3_core.model.rollup_plan",
     "ThreadRuntime": "wal3_core.runtime.threads",
     "UnavailableError": "wal3_core.errors",
     "UnknownDurabilityError": "wal3_core.errors",
@@ -220,10 +238,12 @@ _HOMES = {
     "Witness": "wal3_core.storage.documents.cursor_store",
     "WriterOptions": "wal3_core.options",
     "WriterStats": "wal3_core.log.write.stats",
+    "assigned": "wal3_core.fleet.assignment",
     "bootstrap": "wal3_core.log.write.bootstrap",
     "collect": "wal3_core.log.collect.collection",
     "copy": "wal3_core.log.maintain.copier",
     "destroy": "wal3_core.log.maintain.destroyer",
+    "dirty_logs": "wal3_core.fleet.assignment",
     "enable_metrics": "wal3_core.runtime.open_telemetry",
     "follow_across": "wal3_core.log.read.succession",
     "initialize_successor": "wal3_core.log.maintain.sealer",

@@ -17,7 +17,7 @@ from tests.faults.collectors import collector_options
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogPosition, LogReader, LogWriter, Message, collect
 from wal3_core.errors import CollectionRefusedError, MissingError
-from wal3_core.fleet.rollup import ROLLUP, Outcome, RollUp
+from wal3_core.fleet.rollup import ROLLUP, RollUp, RollUpEnd
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import life_of
@@ -110,7 +110,7 @@ def rolling_casts(options: WriterOptions) -> dict[str, dict[str, Actor]]:
     }
 
 
-def roll_up(stage: Stage, process: SimProcess, *, hand_out: bool) -> Outcome:
+def roll_up(stage: Stage, process: SimProcess, *, hand_out: bool) -> RollUpEnd:
     rollup = RollUp(SimStore(stage.world, process), DIRTY, options=OPTIONS, runtime=process)
     plan = rollup.read()
     if hand_out:

@@ -11,7 +11,7 @@ from tests.spec.rolling import PATIENT, begun, grow, mark, marked
 from tests.stores import damage
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogWriter, destroy
 from wal3_core.fleet.assignment import dirty_logs
-from wal3_core.fleet.rollup import Outcome, RollUp
+from wal3_core.fleet.rollup import RollUp, RollUpEnd
 from wal3_core.spark.rollup import plan_rollups
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_plans_of_many_dirty_logs_are_those_of_one_machine(spark: SparkSession, 
         assert [replace(log, age_s=0.0) for log in each.plan.logs] == [replace(log, age_s=0.0) for log in local.logs]
         seen.update(log.decision.value for log in each.plan.logs)
         finished = RollUp(local_store, each.dirty_log, options=OPTIONS).finish(each.plan, each.plan.selected)
-        assert finished.outcome is not Outcome.OVERTAKEN
+        assert finished.outcome is not RollUpEnd.OVERTAKEN
     assert seen == {"caught up", "gone", "kept", "selected", "unreadable"}
     assert "log4" in {log for name in dirty_logs(local_store)[1:] for log in marked(local_store, name)}
 

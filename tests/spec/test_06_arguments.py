@@ -37,6 +37,7 @@ from wal3_core import (
     Policy,
     PolicyStore,
     Record,
+    RollUp,
     Setsum,
     SnapshotCompactor,
     Witness,
@@ -82,6 +83,7 @@ MADE_INSIDE = {
     "DestroyPlan",
     "DirtyLog",
     "Fleet",
+    "FinishedRollUp",
     "FleetStats",
     "HeldWriter",
     "Lag",
@@ -118,6 +120,8 @@ def kinds() -> dict[str, Kind]:
     pointer = LogReader.open(store, LOG).scan()[0]
     witness = CursorStore(store, LOG).init("c", LogPosition(1, 0))
     garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
+    DirtyLog.open(store, "s").close()
+    rolled_up = RollUp(store, "dirty/s").read()
     nothing: tuple[object, ...] = (4711, "text", object())
     found = {
         "ObjectStore": Kind(store, (*nothing, None, MemoryStore)),
@@ -146,7 +150,7 @@ def kinds() -> dict[str, Kind]:
         *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
         *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
         *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
-        LogReader.open(store, LOG).manifest(),
+        *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.stretch),
     ):
         found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
     return found

@@ -36,7 +36,7 @@ from wal3_core import (
     destroy,
     seal,
 )
-from wal3_core.fleet.rollup import Outcome, RollUp
+from wal3_core.fleet.rollup import RollUp, RollUpEnd
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import LogId
 from wal3_core.model.rollup import Decision
@@ -72,7 +72,7 @@ def test_handled_logs_are_no_longer_marked_and_the_others_are(store: ObjectStore
     assert [each.num_records for each in plan.logs] == [6, 3, 3]
     assert (plan.num_records, plan.stretch.num_markers) == (12, 4)
     assert plan.num_bytes == sum(manifest_of(store, log).num_bytes for log in plan.selected)
-    assert (done.outcome, done.num_reinserted, done.limit) == (Outcome.ADVANCED, 1, 5)
+    assert (done.outcome, done.num_reinserted, done.limit) == (RollUpEnd.ADVANCED, 1, 5)
     assert marked(store) == {"b": (1, 4)}
     [kept] = read(store).logs
     assert (kept.log, kept.marker.reinsertions, kept.num_records) == ("b", 1, 3)
@@ -208,7 +208,7 @@ def test_overdue_marker_is_dropped_once_the_fence_has_moved_and_not_by_its_age(m
     assert plan.logs[0].overdue
     assert held == {"a": (2, 5)}
     assert manifest_of(store, "a").fence == 1
-    assert (done.outcome, done.num_fenced) == (Outcome.ADVANCED, 1)
+    assert (done.outcome, done.num_fenced) == (RollUpEnd.ADVANCED, 1)
     assert marked(store) == {}
 
 
@@ -364,7 +364,7 @@ def test_roll_up_that_would_change_nothing_writes_nothing(memory_store: MemorySt
 
     done = rollup.finish(plan)
 
-    assert done.outcome is Outcome.NOTHING_TO_DO
+    assert done.outcome is RollUpEnd.NOTHING_TO_DO
     assert not {"create", "replace", "delete"} & store.requests.keys()
     # One more marker, and folding shrinks the dirty log.
     grow(store, "a")

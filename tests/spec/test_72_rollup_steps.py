@@ -26,7 +26,7 @@ from tests.spec.rolling import (
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, collect, seal
 from wal3_core.fleet.assignment import assigned, dirty_logs
-from wal3_core.fleet.rollup import ROLLUP, Outcome, RollUp
+from wal3_core.fleet.rollup import ROLLUP, RollUp, RollUpEnd
 
 if TYPE_CHECKING:
     from tests.stores import Fault
@@ -49,7 +49,7 @@ def plant(store: ObjectStore) -> None:
         mark(store, begun(store, log))
 
 
-def roll_up(store: ObjectStore, options: RollUpOptions) -> Outcome:
+def roll_up(store: ObjectStore, options: RollUpOptions) -> RollUpEnd:
     """Read, and finish with one of the dirty logs handled."""
     rollup = RollUp(store, DIRTY, options=options)
     return rollup.finish(rollup.read(), [HANDLED]).outcome
@@ -136,7 +136,11 @@ def test_finish_repeated_or_beaten_changes_nothing(store: ObjectStore) -> None:
 
     again, other = rollup.finish(plan, ["a"]), rollup.finish(beaten, ["a", "b"])
 
-    assert (first.outcome, again.outcome, other.outcome) == (Outcome.ADVANCED, Outcome.OVERTAKEN, Outcome.OVERTAKEN)
+    assert (first.outcome, again.outcome, other.outcome) == (
+        RollUpEnd.ADVANCED,
+        RollUpEnd.OVERTAKEN,
+        RollUpEnd.OVERTAKEN,
+    )
     assert (place_of(store), marked(store), manifest_of(store, DIRTY)) == (place, left, after)
     assert left == {"b": (1, 2)}
 
@@ -161,7 +165,7 @@ def test_roll_up_that_is_overtaken_between_its_steps_moves_no_cursor_back(memory
     store.before = overtake
     done = RollUp(store, DIRTY, options=ALL).finish(read(store, ALL), ["b"])
 
-    assert done.outcome is Outcome.OVERTAKEN
+    assert done.outcome is RollUpEnd.OVERTAKEN
     assert places == [place_of(memory_store)]
     assert marked(memory_store) == {"a": (1, 3), "b": (1, 3)}
 
@@ -179,7 +183,7 @@ def test_two_compactors_that_pull_from_every_dirty_log_at_once_lose_nothing(stor
                 rollup = RollUp(store, server, options=ALL)
                 plan = rollup.read()
                 mine = [log for log in plan.selected if int(log[-1]) % 3 == compactor]
-                if rollup.finish(plan, mine).outcome is Outcome.ADVANCED:
+                if rollup.finish(plan, mine).outcome is RollUpEnd.ADVANCED:
                     handled.update(mine)
 
     with ThreadPoolExecutor(2) as threads:
@@ -201,8 +205,8 @@ def test_deleted_cursor_makes_the_next_roll_up_begin_at_the_first_marker_again(s
     plan = read(store, ALL)
 
     assert plan.selected == ("a", "b")
-    assert RollUp(store, DIRTY, options=ALL).finish(old, ["b"]).outcome is Outcome.OVERTAKEN
-    assert RollUp(store, DIRTY, options=ALL).finish(plan, ["a"]).outcome is Outcome.ADVANCED
+    assert RollUp(store, DIRTY, options=ALL).finish(old, ["b"]).outcome is RollUpEnd.OVERTAKEN
+    assert RollUp(store, DIRTY, options=ALL).finish(plan, ["a"]).outcome is RollUpEnd.ADVANCED
     assert marked(store) == {"b": (1, 2)}
 
 
@@ -239,7 +243,7 @@ def test_dirty_log_of_a_quiet_fleet_shrinks_to_nothing_and_is_collected(store: O
 
     quiet = rollup.read()
     assert (quiet.stretch.num_markers, quiet.logs) == (0, ())
-    assert rollup.finish(quiet).outcome is Outcome.NOTHING_TO_DO
+    assert rollup.finish(quiet).outcome is RollUpEnd.NOTHING_TO_DO
     assert manifest_of(store, DIRTY).num_records <= 1
     assert len(list(life_store(store, DIRTY).list_objects("log/"))) <= 1
 
@@ -252,7 +256,7 @@ def test_sealed_dirty_log_is_rolled_up_once_all_of_it_is_handled(store: ObjectSt
     with pytest.raises(LogError, match="sealed"):
         grow(store, "b")
     plan = rollup.read()
-    assert rollup.finish(plan, plan.selected).outcome is Outcome.ADVANCED
+    assert rollup.finish(plan, plan.selected).outcome is RollUpEnd.ADVANCED
     assert marked(store) == {}
 
 
@@ -313,6 +317,6 @@ def test_ambiguous_append_of_the_kept_markers_is_repeated(memory_store: MemorySt
 
     done = RollUp(store, DIRTY, options=hasty).finish(plan, ["a"])
 
-    assert done.outcome is Outcome.ADVANCED
+    assert done.outcome is RollUpEnd.ADVANCED
     assert marked(memory_store) == {"b": (1, 2)}
     assert [record.key for record in LogReader.open(memory_store, DIRTY).records(place_of(memory_store))][:1] == [b"b"]

@@ -17,6 +17,9 @@ from wal3_core import (
     ConsumerOptions,
     CursorStore,
     Deleter,
+    DirtyLog,
+    Fleet,
+    FleetOptions,
     LogAt,
     LogPosition,
     LogReader,
@@ -24,6 +27,8 @@ from wal3_core import (
     PinStore,
     PolicyStore,
     Record,
+    RollUp,
+    RollUpOptions,
     SnapshotCompactor,
     UnavailableError,
     WriterOptions,
@@ -31,6 +36,7 @@ from wal3_core import (
     collect,
     copy,
     destroy,
+    dirty_logs,
     follow_across,
     initialize_successor,
     list_logs,
@@ -59,7 +65,7 @@ TREE = WriterOptions(
 )
 NOW = CollectorOptions(interval_s=0, fraction_max=1)
 # Takes no store, or makes one.
-ASKS_NOTHING = {"enable_metrics", "open_store", "LogAt"}
+ASKS_NOTHING = {"assigned", "enable_metrics", "open_store", "LogAt"}
 
 
 @pytest.fixture
@@ -141,20 +147,42 @@ def update(store: ObjectStore) -> object:
     return update_copy(LogAt(store, "a"), LogAt(store, "copied"), with_cursors=True)
 
 
+def write_many(store: ObjectStore) -> object:
+    with Fleet.open(store, server="s", options=FleetOptions(creates=True)) as fleet:
+        return fleet.append("a", b"1"), fleet.append("created", b"1")
+
+
+def mark(store: ObjectStore) -> object:
+    with DirtyLog.open(store, "s") as dirty, LogWriter.open(store, "a", options=TREE, marks=dirty) as writer:
+        return writer.append(b"1")
+
+
+def roll_up(store: ObjectStore) -> object:
+    mark(store)
+    rollup = RollUp(store, "dirty/s", options=RollUpOptions(cursor="c", take_all=True))
+    plan = rollup.read()
+    assert plan.selected == ("a",)
+    return rollup.finish(plan, plan.selected)
+
+
 ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "Collector": prune,
     "Consumer": consume,
     "CursorStore": move_cursors,
     "Deleter": delete,
+    "DirtyLog": mark,
+    "Fleet": write_many,
     "LogReader": read,
     "LogWriter": write,
     "PinStore": pin,
+    "RollUp": roll_up,
     "PolicyStore": lambda store: PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1)),
     "SnapshotCompactor": pack,
     "bootstrap": lambda store: bootstrap(store, "new", [Record(1, 0, None, b"1")], options=TREE),
     "collect": lambda store: collect(store, "a", options=NOW),
     "copy": lambda store: copy(LogAt(store, "a"), LogAt(store, "copied"), with_cursors=True),
     "destroy": lambda store: destroy(store, "a", also_pinned=True),
+    "dirty_logs": lambda store: [mark(store), dirty_logs(store)],
     "follow_across": lambda store: list(follow_across(store, "a", idle_s=0)),
     "initialize_successor": lambda store: initialize_successor(store, "sealed"),
     "list_logs": lambda store: list(list_logs(store)),

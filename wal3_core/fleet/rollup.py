@@ -26,6 +26,7 @@ from wal3_core.fleet.look_up import look_up
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.manifest import Manifest
 from wal3_core.model.marker import fold, life_of_log
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
@@ -43,9 +44,8 @@ from wal3_core.storage.patient import patient
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from wal3_core.model.manifest import Manifest
     from wal3_core.model.marker import Marker
-    from wal3_core.model.rollup import DirtyLog
+    from wal3_core.model.rollup import MarkedLog
     from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.object_store import ObjectStore
 
@@ -57,7 +57,7 @@ _APPENDED_AT_ONCE = 10_000
 _APPENDS_MAX = 8
 
 
-class Outcome(StrEnum):
+class RollUpEnd(StrEnum):
     """How a roll-up ended."""
 
     ADVANCED = "advanced"
@@ -73,7 +73,7 @@ class FinishedRollUp:
     ``limit`` is where the next roll-up begins.
     """
 
-    outcome: Outcome
+    outcome: RollUpEnd
     num_markers: int
     num_reinserted: int
     num_fenced: int
@@ -138,6 +138,7 @@ class RollUp:
         )
         return stretch, manifest
 
+    @checked(stretch=instance_of(Stretch), manifest=optional(instance_of(Manifest)))
     def markers(self, stretch: Stretch, manifest: Manifest | None = None) -> Iterator[Marker]:
         """Read the markers of a stretch, in order; ``manifest`` is the dirty log's, if it is at hand."""
         if not stretch.num_markers:
@@ -174,7 +175,7 @@ class RollUp:
             raise LogReplacedError(message)
         witness = stores.cursors.load(ROLLUP)
         if _generation(witness) != stretch.generation:
-            return self._finished(Outcome.OVERTAKEN, plan, 0, 0)
+            return self._finished(RollUpEnd.OVERTAKEN, plan, 0, 0)
         fenced = replace(plan, logs=tuple(self._fence_overdue(plan)))
         num_fenced = sum(before != after for before, after in zip(plan.logs, fenced.logs, strict=True))
         names = frozenset(handled)
@@ -182,26 +183,26 @@ class RollUp:
         unchanged = left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left)
         # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it.
         if unchanged and stretch.num_markers < self._options.markers_max:
-            return self._finished(Outcome.NOTHING_TO_DO, plan, 0, num_fenced)
+            return self._finished(RollUpEnd.NOTHING_TO_DO, plan, 0, num_fenced)
         self._append([marker.reinserted() for marker in left])
         try:
             _advance(stores, stretch.limit, witness)
         except CursorConflictError:
-            return self._finished(Outcome.OVERTAKEN, plan, len(left), num_fenced)
+            return self._finished(RollUpEnd.OVERTAKEN, plan, len(left), num_fenced)
         COLLECT.info(
             "log %s: rolled up %d markers of %d logs up to offset %d; %d stay marked, %d were handled",
             *(stores.url, stretch.num_markers, len(plan.logs), stretch.limit.offset, len(left), len(names)),
         )
-        return self._finished(Outcome.ADVANCED, plan, len(left), num_fenced)
+        return self._finished(RollUpEnd.ADVANCED, plan, len(left), num_fenced)
 
-    def _finished(self, outcome: Outcome, plan: RollUpPlan, num_reinserted: int, num_fenced: int) -> FinishedRollUp:
+    def _finished(self, outcome: RollUpEnd, plan: RollUpPlan, num_reinserted: int, num_fenced: int) -> FinishedRollUp:
         stretch = plan.stretch
         return FinishedRollUp(
             outcome=outcome,
             num_markers=stretch.num_markers,
             num_reinserted=num_reinserted,
             num_fenced=num_fenced,
-            limit=stretch.limit.offset if outcome is Outcome.ADVANCED else stretch.start,
+            limit=stretch.limit.offset if outcome is RollUpEnd.ADVANCED else stretch.start,
         )
 
     def _append(self, markers: list[Marker]) -> None:
@@ -222,14 +223,14 @@ class RollUp:
 
     # ------------------------------------------------------------------ fence
 
-    def _fence_overdue(self, plan: RollUpPlan) -> Iterator[DirtyLog]:
+    def _fence_overdue(self, plan: RollUpPlan) -> Iterator[MarkedLog]:
         overdue = [each for each in plan.logs if each.overdue]
         ahead, share = self._options.logs_ahead, share_of(self._store)
         fenced = map_ahead(self._runtime, self._fence, overdue, count=ahead, share=share)
         by_marker = {(each.log, each.marker.life): each for each in fenced}
         return (by_marker.get((each.log, each.marker.life), each) for each in plan.logs)
 
-    def _fence(self, dirty: DirtyLog) -> DirtyLog:
+    def _fence(self, dirty: MarkedLog) -> MarkedLog:
         """Make sure that a marked fragment is committed or never will be; unchanged where that fails."""
         try:
             return dirty.fenced(self._fenced_next(dirty.marker))

@@ -84,7 +84,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirtyLog:
+class MarkedLog:
     """What a roll-up found about one life of a marked log, and its decision, with the reason in a sentence.
 
     ``marker`` is the folded marker. ``rest`` is the part of it that is not decided yet: its fragment may still be
@@ -119,7 +119,7 @@ class DirtyLog:
             case Decision.KEPT | Decision.SELECTED:
                 return self.rest if handled else self.marker
 
-    def fenced(self, next_offset: int | None) -> DirtyLog:
+    def fenced(self, next_offset: int | None) -> MarkedLog:
         """Return this once nothing marked behind ``next_offset`` can be committed any more; None: the log is gone."""
         if next_offset is None:
             reason = "no log of this name and life"
@@ -145,7 +145,7 @@ class DirtyLog:
         }
 
     @classmethod
-    def from_json(cls, fields: Fields) -> DirtyLog:
+    def from_json(cls, fields: Fields) -> MarkedLog:
         """Read from a JSON object."""
         fields.string("log")
         found = cls(
@@ -200,17 +200,17 @@ def since(marker: Marker, offset: int) -> Marker | None:
     return replace(marker, start=offset, num_records=num_records, first_us=marker.limit.timestamp_us, reinsertions=0)
 
 
-def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) -> DirtyLog:
+def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) -> MarkedLog:
     """Decide about one folded marker by its log, which was looked up after the marker was read."""
     if looked.error is not None:
-        return DirtyLog(marker=marker, decision=Decision.UNREADABLE, reason=looked.error)
+        return MarkedLog(marker=marker, decision=Decision.UNREADABLE, reason=looked.error)
     if life_of_log(LogId(looked.log_id)) != marker.life:
         reason = "the name has another log now" if looked.log_id else "no log of this name"
-        return DirtyLog(marker=marker, decision=Decision.GONE, reason=reason)
+        return MarkedLog(marker=marker, decision=Decision.GONE, reason=reason)
     # Nothing is committed behind a seal.
     decided, rest = before(marker, looked.next), None if looked.sealed else since(marker, looked.next)
     waited_s = 0.0 if rest is None else (now_us - rest.limit.timestamp_us) / _US_PER_S
-    found = DirtyLog(
+    found = MarkedLog(
         marker=decided if looked.sealed and decided is not None else marker,
         decision=Decision.KEPT,
         reason="",
@@ -244,7 +244,7 @@ def _decision(text: str, what: str) -> Decision:
         raise CorruptError(message) from error
 
 
-def _not_dirty(found: DirtyLog, looked: Looked, options: RollUpOptions) -> DirtyLog:
+def _not_dirty(found: MarkedLog, looked: Looked, options: RollUpOptions) -> MarkedLog:
     """Decide about a log where nothing that was committed is unprocessed."""
     if found.rest is not None:
         reason = (
@@ -260,7 +260,7 @@ def _not_dirty(found: DirtyLog, looked: Looked, options: RollUpOptions) -> Dirty
     return replace(found, decision=Decision.CAUGHT_UP, reason=reason)
 
 
-def _why_selected(found: DirtyLog, options: RollUpOptions) -> str:
+def _why_selected(found: MarkedLog, options: RollUpOptions) -> str:
     """Return why a dirty log is selected; empty when it is not due yet."""
     if found.age_s > options.age_s_max:
         return f"too old: expected at most {options.age_s_max:g} s, found {found.age_s:.0f} s"

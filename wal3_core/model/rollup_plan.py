@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wal3_core.model import strict_json
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.position import LogPosition
-from wal3_core.model.rollup import Decision, DirtyLog, decide
+from wal3_core.model.rollup import Decision, MarkedLog, decide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -78,7 +78,7 @@ class RollUpPlan:
 
     stretch: Stretch
     now_us: int
-    logs: tuple[DirtyLog, ...]
+    logs: tuple[MarkedLog, ...]
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -86,12 +86,12 @@ class RollUpPlan:
         return tuple(each.log for each in self._with(Decision.SELECTED))
 
     @property
-    def dirty(self) -> tuple[DirtyLog, ...]:
+    def dirty(self) -> tuple[MarkedLog, ...]:
         """The logs with unprocessed records, selected or not."""
         return tuple(self._with(Decision.SELECTED, Decision.KEPT))
 
     @property
-    def unreadable(self) -> tuple[DirtyLog, ...]:
+    def unreadable(self) -> tuple[MarkedLog, ...]:
         """The logs that are damaged or denied, each with its error as the reason; they stay marked."""
         return tuple(self._with(Decision.UNREADABLE))
 
@@ -124,7 +124,7 @@ class RollUpPlan:
         kept = (each.left(handled=each.log in handled) for each in self.logs)
         return [marker for marker in kept if marker is not None]
 
-    def _with(self, *decisions: Decision) -> Iterator[DirtyLog]:
+    def _with(self, *decisions: Decision) -> Iterator[MarkedLog]:
         return (each for each in self.logs if each.decision in decisions)
 
     def to_json(self) -> JsonObject:
@@ -142,7 +142,7 @@ class RollUpPlan:
         plan = cls(
             stretch=Stretch.from_json(fields.object("stretch")),
             now_us=fields.integer("now_us"),
-            logs=tuple(map(DirtyLog.from_json, fields.objects("logs", count_max=_LOGS_MAX))),
+            logs=tuple(map(MarkedLog.from_json, fields.objects("logs", count_max=_LOGS_MAX))),
         )
         fields.finish()
         return plan

@@ -16,7 +16,7 @@ from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import check_store
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.assignment import DIRTY, dirty_logs
-from wal3_core.fleet.rollup import Outcome, RollUp
+from wal3_core.fleet.rollup import RollUp, RollUpEnd
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.rollup_options import RollUpOptions
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from wal3_core.fleet.rollup import FinishedRollUp
-    from wal3_core.model.rollup import DirtyLog
+    from wal3_core.model.rollup import MarkedLog
     from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
@@ -135,7 +135,7 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
         plan = rollup.read()
         handed_out = plan.selected if take_all else names
         done = None if dry_run else rollup.finish(plan, handed_out)
-        if done is not None and done.outcome is Outcome.OVERTAKEN:
+        if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
             overtaken.append(name)
             continue
         plans.append(plan)
@@ -148,10 +148,12 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
 
 
 def _named(store: ObjectStore, server: str, *, as_json: bool) -> list[str]:
-    """Return the dirty log of a server, or every one."""
-    if server:
-        return [f"{DIRTY}/{server}"]
+    """Return the dirty logs of a server, or every one; the name of its first if it has none."""
     found = dirty_logs(store)
+    if server:
+        name = check_log_name(f"{DIRTY}/{server}")
+        # A busy server has further ones below its first.
+        return [each for each in found if f"{each}/".startswith(f"{name}/")] or [name]
     if not found:
         check_store(store)
         if not as_json:
@@ -177,7 +179,7 @@ def _show(plan: RollUpPlan, *, as_json: bool, handed_out: Collection[str] | None
         click.echo(f"{name}: {lost}: only a sweep over all logs finds what they marked", err=True)
 
 
-def _cells(each: DirtyLog) -> tuple[str, ...]:
+def _cells(each: MarkedLog) -> tuple[str, ...]:
     return (
         each.log,
         f"{each.decision.value}, over the limit" if each.over else each.decision.value,
@@ -190,7 +192,7 @@ def _cells(each: DirtyLog) -> tuple[str, ...]:
 
 
 def _show_done(name: str, done: FinishedRollUp) -> None:
-    if done.outcome is Outcome.NOTHING_TO_DO:
+    if done.outcome is RollUpEnd.NOTHING_TO_DO:
         click.echo(f"{name}: nothing to do")
         return
     kept = f"{counted(done.num_reinserted, 'marker')} for {count(done.num_markers)}"
