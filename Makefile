@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-startup docs history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-fleet bench-startup docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -104,6 +104,9 @@ bench-collection: setup ## A log of 200,000 fragments is collected while it grow
 
 bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
 	PYTHONPATH=. $(BIN)/python benchmarks/reading.py
+
+bench-fleet: setup ## Many logs in one process: memory, throughput, fairness, what marking adds (some ten minutes)
+	PYTHONPATH=. $(BIN)/python benchmarks/fleet.py
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

@@ -15,6 +15,7 @@ PAGES = [
     "README.md",
     "docs/guide.md",
     "docs/consuming.md",
+    "docs/fleet.md",
     "docs/observability.md",
     "docs/dagster.md",
     "docs/production/faq.md",

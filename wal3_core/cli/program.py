@@ -124,6 +124,7 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
       file:///var/lib/wal3      a local directory; or a path that starts with / or .
       s3://bucket/prefix        credentials, region and endpoint as for any AWS tool,
                                 or ?endpoint=…&region=…&profile=…&timeout_s=…
+                                &writes_per_s=…&reads_per_s=… (0: no limit)
       gs://bucket/prefix        Google Cloud Storage
       az://container/prefix     Azure Blob Storage
 

@@ -17,6 +17,7 @@ class AppendEnd(StrEnum):
     DURABLE = "durable"
     NOT_DURABLE = "not_durable"
     UNKNOWN = "unknown"
+    UNMARKED = "unmarked"
 
 
 class CommitEnd(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ConditionNotMetError, HaltedError, SealedError, UnknownDurabilityError
+from wal3_core.errors import ConditionNotMetError, HaltedError, SealedError, UnknownDurabilityError, UnmarkedError
 from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined
 from wal3_core.options import SLOW_COMMIT_S
 from wal3_core.runtime import SILENT, AppendEnd, CommitEnd
@@ -40,7 +40,7 @@ class Report:
         self._url = url
         self._log = log
         self._runtime = runtime
-        self._displaced, self._slow, self._failed = (Seldom(runtime, WRITER) for _ in range(3))
+        self._displaced, self._slow, self._failed, self._unmarked = (Seldom(runtime, WRITER) for _ in range(4))
         self._held = 0
         self._held_for = SILENT
 
@@ -63,10 +63,13 @@ class Report:
 
     def failed(self, entries: Sequence[Entry], error: LogError) -> None:
         """Report appends that failed with one error."""
-        unknown = isinstance(error, UnknownDurabilityError)
-        self._appended(entries, AppendEnd.UNKNOWN if unknown else AppendEnd.NOT_DURABLE)
-        if unknown:
+        ends = {UnknownDurabilityError: AppendEnd.UNKNOWN, UnmarkedError: AppendEnd.UNMARKED}
+        end = ends.get(type(error), AppendEnd.NOT_DURABLE)
+        self._appended(entries, end)
+        if end is AppendEnd.UNKNOWN:
             WRITER.error("%d appends have an unknown outcome: %s", len(entries), error)
+        elif end is AppendEnd.UNMARKED:
+            self._unmarked.warn("%d appends are not marked: %s", len(entries), error)
         elif not isinstance(error, _EXPECTED):
             self._failed.warn("%d appends failed: %s", len(entries), error)
 
