@@ -36,6 +36,7 @@ _COMMANDS = {
     "destroy": "Delete LOG and everything that belongs to it, for good.",
     "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
     "doctor": "Test whether a store can hold logs, and how fast it is.",
+    "exercise": "Test a store under load: write many logs, kill the writers, and check every record.",
     "store-id": "Print which store this is.",
     "completion": "Print the script by which SHELL completes commands, options and names.",
 }
