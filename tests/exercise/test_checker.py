@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from wal3_core.fleet.exercise.checker import Finding, Kind, check_log
@@ -62,13 +62,13 @@ def alter_name_in_key(ledger: LogLedger, append: Append) -> tuple[LogLedger, tup
     return changed(ledger, append, found), (Kind.ALTERED, append.offset, named(append))
 
 
-def read_twice_with_other_bytes(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
-    right = found_of(append, append.offset)
-    return changed(ledger, append, right, replace(right, checksum="0" * 15 + "f")), (
-        Kind.ALTERED,
-        append.offset,
-        named(append),
-    )
+def read_as_another(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+    """Read at its offset, besides it, a record that may be in the log."""
+    other = replace(append, number=1000, outcome=Outcome.PENDING, offset=0)
+    both = found_of(append, append.offset), found_of(other, append.offset)
+    wrong = changed(ledger, append, *both)
+    wrong.appends.append(other)
+    return wrong, (Kind.ALTERED, append.offset, named(append))
 
 
 def double(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
@@ -129,7 +129,7 @@ PLANTS: list[Plant] = [
     alter_length,
     alter_time_in_key,
     alter_name_in_key,
-    read_twice_with_other_bytes,
+    read_as_another,
     double,
     move,
     meet_another_condition,
@@ -141,6 +141,11 @@ PLANTS: list[Plant] = [
 ]
 
 
+# Two at once: the one that began last lies first.
+CONCURRENT = [("submit", "p00.0"), ("submit", "p01.0"), ("commit", "p01.0"), ("commit", "p00.0")]
+
+
+@example(taken=[*CONCURRENT, ("answer", "p00.0"), ("answer", "p01.0")])
 @given(taken=steps)
 def test_nothing_is_wrong_with_a_log_that_keeps_every_promise(taken: list[Step]) -> None:
     assert findings(history(taken)) == []

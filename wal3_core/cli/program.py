@@ -134,7 +134,8 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
       wal3 cat first
       wal3 ls
 
-    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
+    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 3 wrong records (exercise), 130 interrupted,
+    143 ended by SIGTERM.
     """
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)

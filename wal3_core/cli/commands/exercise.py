@@ -46,8 +46,12 @@ _BYTES_MAX = 2**62
     "--duration", "duration_s", type=Duration(1), default=60.0, metavar="DURATION", help="How long the load lasts; 60s."
 )
 @click.option("--soak", is_flag=True, help="Until Ctrl-C, which ends the load; then everything is checked.")
-@click.option("--processes", type=click.IntRange(1, PROCESSES_MAX), default=2, show_default=True)
-@click.option("--logs", type=click.IntRange(1, LOGS_MAX), default=24, show_default=True)
+@click.option(
+    "--processes", type=click.IntRange(1, PROCESSES_MAX), default=2, show_default=True, help="Processes that write."
+)
+@click.option(
+    "--logs", type=click.IntRange(1, LOGS_MAX), default=24, show_default=True, help="Logs that they write to."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0.1, 100_000),
@@ -94,10 +98,9 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
 ) -> None:
     """Test a store under load: write many logs, kill the writers, and check every record.
 
-    Several processes append records of 1 byte to 16 MiB, in steps, bursts and idle spells; some logs are read
-    meanwhile, and all at the end. Each record that is missing, altered, doubled, reordered or late is reported. Writes
-    only into the folder exercise/ of the store, and removes its logs. The store bills the requests: the summary
-    estimates their price.
+    Several processes append records of 1 byte to 16 MiB, in steps, bursts and idle spells. Each record that is missing,
+    altered, doubled, reordered or late is reported. Writes only into the folder exercise/ of the store, and removes
+    its logs. The store bills the requests: the summary estimates their price.
 
     \b
     Examples:
@@ -111,28 +114,18 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     if clean:
         _clean(session)
         return
-    bytes_per_s = _BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s
     load = Load(
         seed=int(shared_runtime().token()[:6], 16) if seed is None else seed,
         rate_per_s=rate,
         logs=logs,
         processes=processes,
         body_bytes_max=record_bytes_max - _KEY_BYTES,
-        bytes_per_s=bytes_per_s,
+        bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
     )
-    plan = Plan(
-        load=load,
-        duration_s=None if soak else duration_s,
-        bytes_max=bytes_max or _BYTES_MAX,
-        kills=kills,
-        maintenance=with_maintenance,
-        late_s=late_s,
-    )
+    lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
+    plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
     summary = _exercise(session, plan, keep=keep)
-    if json_path != "-":
-        _show(summary)
-    if json_path is not None:
-        _write_json(summary, json_path)
+    _report(summary, json_path)
     if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -150,11 +143,11 @@ def _exercise(session: Session, plan: Plan, *, keep: bool) -> Summary:
     try:
         with StopSignals() as signals, _display(label, plan) as show:
             running.load(lambda: signals.stop, show, lambda: signals.at_once)
-        with progress(f"{label}: checking", plan.load.logs) as advance:
+        with progress("exercise: checking", plan.load.logs) as advance:
             summary = running.check(advance)
         if keep or not summary.sound:
             return with_kept(summary, (f"{EXERCISES}{running.run}", str(folder)))
-        with progress(f"{label}: removing", plan.load.logs) as advance:
+        with progress("exercise: removing", plan.load.logs) as advance:
             remove(store, running.run, shared_runtime(), advance)
     except BaseException:
         click.echo(left, err=True)
@@ -182,7 +175,7 @@ def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
     """Show the progress on stderr: a line that is replaced on a terminal, else one every ten seconds."""
     if sys.stderr.isatty():
         with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
-            yield lambda now: live.update(Text(f"{label}  {_line(now, plan)}"))
+            yield lambda now: live.update(Text(f"{label}\n{_line(now, plan)}"))
         return
     shown_s = [0.0]
 
@@ -209,10 +202,12 @@ def _line(now: Progress, plan: Plan) -> str:
 # ---------------------------------------------------------------------- the summary
 
 
-def _write_json(summary: Summary, path: str) -> None:
+def _report(summary: Summary, path: str | None) -> None:
     if path == "-":
         print_json(summary.to_json())
-    else:
+        return
+    _show(summary)
+    if path is not None:
         Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
 
 
@@ -239,13 +234,13 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     latencies = ", ".join(f"{name} {value} ms" for name, value in checked.latencies.to_json().items())
     requests = ", ".join(f"{count(number)} {kind}" for kind, number in summary.figures.requests.most_common())
     rows = [
-        ("load", f"{seconds:.1f} s, {summary.logs} logs, {counts['killed']} kills, {counts['closed']} restarts"),
+        ("load", f"{seconds:.1f} s, {counted(summary.logs, 'log')}, {counted(counts['killed'], 'kill')}"),
         ("appends", ", ".join(f"{count(checked.outcomes[each])} {each.value}" for each in Outcome)),
         ("rate", f"{durable / max(seconds, 1):,.1f} appends/s, {size(round(num_bytes / max(seconds, 1)))}/s"),
         ("bytes", f"{size(num_bytes)}, largest record {size(checked.sizes['largest'])}"),
         ("latency", latencies),
         ("requests", f"{requests}; {count(counts['unanswered'])} not answered, {count(counts['retries'])} retries"),
-        ("throttled", f"{count(counts['throttled'])} requests, {count(counts['slow_downs'])} times slower"),
+        ("throttled", f"{count(counts['throttled'])} requests; rate halved {count(counts['slow_downs'])} times"),
         ("price", f"about ${price_usd(summary.figures.requests):.4f} (estimate: list prices of S3 Standard)"),
     ]
     if counts["collections"]:

@@ -13,7 +13,7 @@ _SLOT_S = 3.0
 # A burst, or an idle spell, takes this part of its slot.
 _SPELL_SHARE = 0.4
 # The rate at the beginning of a slot and in its rest, as factors of the mean rate; the mean of all is about 1.
-_SHAPES = ((1.0, 1.0), (1.0, 1.0), (0.3, 0.3), (2.0, 2.0), (5.0, 0.5), (0.0, 1.0))
+_SHAPES = ((1.0, 1.0), (1.0, 1.0), (0.2, 0.2), (1.5, 1.5), (5.0, 0.1), (0.0, 0.8))
 _SMALL_BYTES = KIB
 _MIDDLE_BYTES = 64 * KIB
 # Which share of the records is small, has exactly one byte, or has exactly the limit; few of the rest are large.
@@ -91,8 +91,8 @@ class Load:
     def _log(self, process: int, chance: float) -> int:
         """Return one of the process's own logs, of which a few get most records, or a shared one."""
         own = max(self.logs - math.ceil(self.logs * _SHARED_SHARE), 0)
-        mine = [*range(process % self.processes, own, self.processes), *range(own, self.logs)]
-        return mine[int(len(mine) * chance**2)]
+        mine: list[int] = [*range(process % self.processes, own, self.processes), *range(own, self.logs)]
+        return mine[int(len(mine) * chance * chance)]
 
     def _num_bytes(self, kind: float, chance: float, bytes_left: float) -> int:
         most = self.body_bytes_max

@@ -24,8 +24,8 @@ PRICE_PER_1000 = {
     "head": 0.0004,
     "delete": 0.0,
 }
-# How many findings the summary has in full.
-FINDINGS_SHOWN_MAX = 100
+# How many findings of each kind the summary has in full.
+FINDINGS_SHOWN_MAX = 20
 _RATIO = 1.02
 _FIRST_S = 0.0001
 
@@ -88,10 +88,10 @@ class Checked:
     sizes: Counter[str] = field(default_factory=Counter)
 
     def add_findings(self, findings: Iterable[Finding]) -> None:
-        """Count findings, and keep the first ones."""
+        """Count findings, and keep the first ones of each kind."""
         for finding in findings:
             self.found[finding.kind] += 1
-            if len(self.shown) < FINDINGS_SHOWN_MAX:
+            if self.found[finding.kind] <= FINDINGS_SHOWN_MAX:
                 self.shown.append(finding)
 
 

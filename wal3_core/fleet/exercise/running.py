@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import UnavailableError
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 # Of the logs, so many are followed, maintained and scrubbed: a third of them, at most these.
 _FOLLOWED_MAX = 16
 _TICK_S = 0.1
+# Roles of processes.
+_WRITER, _READER, _MAINTAINER = "p", "reader", "maintainer"
 # Beyond the store's timeout, how long a process has to end its work.
 _ENDS_S_MAX = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do: the load lasts ``duration_s`` seconds, None for until it is stopped, or ``bytes_max`` are appended.
 
@@ -40,6 +43,7 @@ class Plan:
     """
 
     load: Load
+    _: KW_ONLY
     duration_s: float | None
     bytes_max: int
     kills: bool = True
@@ -107,10 +111,10 @@ class Exercise:
         running: list[_Process] = []
         beside: list[_Process] = []
         try:
-            beside.append(self._start("reader"))
+            beside.append(self._start(_READER))
             if self._plan.maintenance:
-                beside.append(self._start("maintainer"))
-            running += [self._start("p", process) for process in range(self._plan.load.processes)]
+                beside.append(self._start(_MAINTAINER))
+            running += [self._start(_WRITER, process) for process in range(self._plan.load.processes)]
             while not (stop() or self._is_over()):
                 running[:] = [self._next_life(each) for each in running]
                 self._check_alive(beside)
@@ -191,7 +195,7 @@ class Exercise:
         popen.stdin.write(task.to_line())
         popen.stdin.flush()
         end = self._plan.load.life(process, life, kills=self._plan.kills)
-        return _Process(task, popen, self._elapsed_s() + end.seconds, end.killed)
+        return _Process(task, popen, self._elapsed_s() + end.seconds, end.killed and role == _WRITER)
 
     def _next_life(self, process: _Process) -> _Process:
         """Return the process, or its next life when this one is over."""
@@ -201,11 +205,8 @@ class Exercise:
             return process
         if self._elapsed_s() < process.ends_s:
             self._check_alive([process])
-        ended = self._ends.killed if process.killed else self._ends.closed
-        if not process.killed:
-            self._check_end(process)
-        ended.append(process.task.name)
-        return self._start("p", process.task.process, process.task.life + 1)
+        self._note_end(process)
+        return self._start(_WRITER, process.task.process, process.task.life + 1)
 
     def _check_alive(self, processes: list[_Process]) -> None:
         """Raise UnavailableError when a process has ended by itself: it says why."""
@@ -213,10 +214,14 @@ class Exercise:
             if each.popen.poll() is not None:
                 raise self._failed(each)
 
-    def _check_end(self, process: _Process) -> None:
-        """Raise UnavailableError when a process that was asked to end has failed."""
-        if process.popen.returncode:
+    def _note_end(self, process: _Process) -> None:
+        """Count the end of a process; raise UnavailableError when it has failed."""
+        if process.killed and process.popen.returncode == -signal.SIGKILL:
+            self._ends.killed.append(process.task.name)
+        elif process.popen.returncode:
             raise self._failed(process)
+        elif process.task.role == _WRITER:
+            self._ends.closed.append(process.task.name)
 
     def _failed(self, process: _Process) -> UnavailableError:
         lines = (self._folder / f"{process.task.name}.errors").read_text().strip().splitlines()
@@ -237,7 +242,7 @@ class Exercise:
             show(self._progress())
             self._runtime.sleep(_TICK_S)
         for each in processes:
-            self._check_end(each)
+            self._note_end(each)
 
 
 def with_kept(summary: Summary, kept: tuple[str, ...]) -> Summary:

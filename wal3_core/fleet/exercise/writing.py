@@ -12,7 +12,7 @@ from wal3_core.fleet.exercise.load import Choice, body_of, checksum_of
 from wal3_core.fleet.exercise.place import log_name, server_name
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
-from wal3_core.options import MIB
+from wal3_core.options import MIB, SnapshotOptions, WriterOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -27,13 +27,20 @@ _TICK_S = 0.005
 _BYTES_HELD_MAX = 128 * MIB
 # How long an append waits for its log to be opened, and for room.
 _SUBMIT_S_MAX = 10.0
+# Smaller than what the maintaining process keeps: so that there is something to compact within seconds.
+_SMALL = SnapshotOptions(fragments_per_snapshot=4, fragments_kept=2, snapshots_per_roll=4, snapshot_pointers_max=64)
 
 
 def write(work: Work) -> None:
     """Append until the process has to end, then wait for the outcomes."""
     logs = work.task.load.logs
-    # Fewer than there are, so that logs are closed for others.
-    options = FleetOptions(creates=True, logs_open_max=max(2, logs * 3 // 4), bytes_held_max=_BYTES_HELD_MAX)
+    options = FleetOptions(
+        creates=True,
+        # Fewer than there are, so that logs are closed for others.
+        logs_open_max=max(2, logs * 3 // 4),
+        bytes_held_max=_BYTES_HELD_MAX,
+        writer=WriterOptions(snapshots=_SMALL if work.task.maintained else SnapshotOptions()),
+    )
     with Fleet.open(work.store, server=server_name(work.task.process), options=options) as fleet:
         writing = _Writing(work, fleet)
         while not work.pause(_TICK_S):
