@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from wal3_core.cli.failures import EXIT_FINDINGS, InvalidFailure
+from wal3_core.cli.interrupts import TAKEN_S_MAX
 from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
 from wal3_core.cli.session import Session, pass_session
 from wal3_core.cli.stopping import StopSignals
@@ -143,6 +144,9 @@ def _exercise(session: Session, plan: Plan, *, keep: bool) -> Summary:
     try:
         with StopSignals() as signals, _display(label, plan) as show:
             running.load(lambda: signals.stop, show, lambda: signals.at_once)
+            if signals.stop:
+                # Until it is certain that the signal was taken here: later, it would end the process.
+                shared_runtime().sleep(2 * TAKEN_S_MAX)
         with progress("exercise: checking", plan.load.logs) as advance:
             summary = running.check(advance)
         if keep or not summary.sound:
