@@ -20,6 +20,8 @@ _COMMANDS = {
 }
 
 EXIT_UNSOUND = 1
+# Of `wal3 exercise`, where 1 says that the store could not be used.
+EXIT_FINDINGS = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

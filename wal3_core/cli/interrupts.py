@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _EXIT_INTERRUPTED = 130
-_TAKEN_S_MAX = 1.0
+TAKEN_S_MAX = 1.0
 _SHOW_CURSOR = b"\x1b[?25h"
 _taken: list[int] = []
 
@@ -64,7 +64,7 @@ def as_exception() -> Iterator[None]:
         return
     from wal3_core.runtime.signal_watch import watch_signal  # noqa: PLC0415 - for a quick start
 
-    watch_signal(signal.SIGINT, _TAKEN_S_MAX, _is_late, leave)
+    watch_signal(signal.SIGINT, TAKEN_S_MAX, _is_late, leave)
     signal.signal(signal.SIGINT, _raise)
     try:
         yield

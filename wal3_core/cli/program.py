@@ -37,6 +37,7 @@ _COMMANDS = {
     "destroy": "Delete LOG and everything that belongs to it, for good.",
     "ingest-git": "Append the history of the git repository REPO to LOG, which is created if it does not exist.",
     "doctor": "Test whether a store can hold logs, and how fast it is.",
+    "exercise": "Test a store under load: write many logs, kill the writers, and check every record.",
     "store-id": "Print which store this is.",
     "completion": "Print the script by which SHELL completes commands, options and names.",
 }
@@ -135,7 +136,8 @@ def cli(context: click.Context, store: str | None, timeout_s: float | None, verb
       wal3 cat first
       wal3 ls
 
-    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 130 interrupted, 143 ended by SIGTERM.
+    Exit codes: 0 done, 1 failed or unsound, 2 invalid request, 3 wrong records (exercise), 130 interrupted,
+    143 ended by SIGTERM.
     """
     show_log_lines(context, verbosity)
     context.obj = Session(store, timeout_s)

@@ -30,14 +30,23 @@ class Session:
 
     def store(self) -> ObjectStore:
         """Open the named store; UsageError when none was named."""
+        return open_store(self.named_url())
+
+    def named_url(self) -> str:
+        """Return the named store's URL, with the timeout; UsageError when none was named."""
         if self.url is None:
             message = "no store named: give --store URL before the command, or set WAL3_STORE"
             raise click.UsageError(message)
-        return open_named(self.url, timeout_s=self.timeout_s)
+        return whole_url(self.url, timeout_s=self.timeout_s)
 
 
 def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
-    """Open a store by its URL; a path that starts with ``/`` or ``.`` is a local directory.
+    """Open a store by its URL; see ``whole_url``."""
+    return open_store(whole_url(url, timeout_s=timeout_s))
+
+
+def whole_url(url: str, *, timeout_s: float | None = None) -> str:
+    """Return the URL of a store; a path that starts with ``/`` or ``.`` is a local directory.
 
     ``timeout_s`` is added to the URL of a remote store; a directory takes no timeout.
     """
@@ -49,7 +58,7 @@ def open_named(url: str, *, timeout_s: float | None = None) -> ObjectStore:
     if timeout_s is not None and parts.scheme in _REMOTE:
         options = {**options_of_url(url), "timeout_s": f"{timeout_s:g}"}
         url = parts._replace(query=urlencode(options, safe=":/")).geturl()
-    return open_store(url)
+    return url
 
 
 pass_session = click.make_pass_decorator(Session)

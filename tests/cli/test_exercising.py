@@ -1,0 +1,131 @@
+"""`wal3 exercise`: what it prints, what it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import LogWriter, open_store
+from wal3_core.fleet.discovery import list_logs
+
+from .conftest import Command, Process
+
+if TYPE_CHECKING:
+    from tests.programs import Program
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+RUN = "run-20260101T120000Z-a1b2c3"
+SHORT = ("--duration", "3", "--logs", "6", "--rate", "60", "--late", "60")
+
+
+@pytest.mark.slow
+def test_exercise_reports_its_records_and_leaves_other_logs_alone(local_url: str, tmp_path: Path) -> None:
+    store = open_store(local_url)
+    LogWriter.initialize(store, "mine")
+    LogWriter.initialize(store, "exercise/mine")
+
+    ended = Process(local_url)("exercise", *SHORT, "--json", str(tmp_path / "summary.json"))
+
+    assert ended.returncode == 0, ended
+    assert b"the store kept every promise" in ended.stdout
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["sound"]
+    assert found["appends"]["durable"] > 0
+    assert found["records_read"] >= found["appends"]["durable"]
+    assert list(list_logs(store)) == ["exercise/mine", "mine"]
+    assert {each.path.split("/")[0] for each in store.list_objects("")} == {"exercise", "mine"}
+
+
+@pytest.mark.slow
+def test_json_alone_is_on_stdout_and_every_field_is_documented(local_url: str) -> None:
+    ended = Process(local_url)("exercise", *SHORT, "--json", "-")
+
+    found = json.loads(ended.stdout)
+    page = (DOCS / "exercise.md").read_text()
+    assert [name for name in found if f"`{name}`" not in page] == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_soak_whose_records_are_then_checked(local_url: str) -> None:
+    with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json", "-") as program:
+        await_records(program, Path(local_url.removeprefix("file://")))
+        program.send_signal(signal.SIGINT)
+        stdout, stderr = program.communicate(timeout=120)
+
+    assert program.returncode == 0, stderr
+    assert json.loads(stdout)["sound"]
+
+
+@pytest.mark.slow
+def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidence_is_kept(local_url: str) -> None:
+    command = ("exercise", "--soak", "--no-kills", "--logs", "6", "--rate", "60", "--json", "-")
+    with Process(local_url).start(*command) as program:
+        fragment = await_records(program, Path(local_url.removeprefix("file://")))
+        # By then it is committed.
+        time.sleep(2)
+        fragment.unlink()
+        program.send_signal(signal.SIGINT)
+        stdout, stderr = program.communicate(timeout=120)
+
+    found = json.loads(stdout)
+    logs, ledgers = found["kept"]
+    assert (program.returncode, found["sound"]) == (3, False), stderr
+    assert found["findings"]["missing"] > 0
+    assert {each["log"] for each in found["shown"]} == {
+        fragment.relative_to(local_url.removeprefix("file://")).parts[2]
+    }
+    assert list(list_logs(open_store(local_url), logs))
+    shutil.rmtree(ledgers)
+
+
+def await_records(program: Program, folder: Path) -> Path:
+    """Wait until a log has a fragment; return its file."""
+    for _ in range(600):
+        for fragment in folder.glob("exercise/*/log-*/**/*.parquet"):
+            return fragment
+        assert program.poll() is None
+        time.sleep(0.1)
+    pytest.fail("no record after a minute")
+
+
+def test_store_that_processes_do_not_share_is_refused() -> None:
+    result = Command("memory:exercised")("exercise")
+
+    assert result.exit_code == 2
+    assert "expected a store that processes share" in result.stderr
+
+
+def test_store_that_cannot_be_used_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    result = Command(f"file://{tmp_path}/file/store")("exercise", *SHORT)
+
+    assert result.exit_code not in {0, 3}
+    assert "Error" in result.stderr
+
+
+def test_clean_removes_exercises_and_refuses_a_folder_with_another_log(wal3: Command) -> None:
+    store = open_store(wal3.url)
+    for log in (f"exercise/{RUN}/log-0001", f"exercise/{RUN}/dirty/p01/2", f"exercise/{RUN}/mine", "exercise/mine"):
+        LogWriter.initialize(store, log)
+
+    refused = wal3("exercise", "--clean")
+    left = list(list_logs(store))
+    wal3.ok("destroy", "--yes", f"exercise/{RUN}/mine")
+    for found in list(store.list_objects(f"exercise/{RUN}/mine/")):
+        store.delete(found.path)
+    cleaned = wal3.ok("exercise", "--clean")
+
+    assert refused.exit_code == 2
+    assert "expected only the logs of an exercise, found 'mine'" in refused.stderr
+    assert f"exercise/{RUN}/log-0001" in left
+    assert re.fullmatch(f"removed exercise/{RUN}: 2 logs\n", cleaned.decode())
+    assert list(list_logs(store)) == ["exercise/mine"]
+    assert wal3.ok("exercise", "--clean") == b"no exercise has left anything\n"

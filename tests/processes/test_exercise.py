@@ -1,0 +1,144 @@
+"""An exercise finds nothing on a store that keeps its promises, whatever happens to requests and processes.
+
+And it finds it when a store, or its own ledger, is tampered with.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core import open_store
+from wal3_core.fleet.exercise.checker import Kind
+from wal3_core.fleet.exercise.ledger import Append, Ledger, Outcome
+from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.place import leftovers, log_name, remove, run_store
+from wal3_core.fleet.exercise.running import Exercise, Plan
+from wal3_core.options import MIB
+from wal3_core.runtime import shared_runtime
+
+from .exercising import RoughProxy, through
+from .fault_proxy import listening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from wal3_core.fleet.exercise.report import Summary
+    from wal3_core.fleet.exercise.running import Progress
+
+DEADLINE_S = 120
+LOAD = Load(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
+PLAN = Plan(LOAD, duration_s=10, bytes_max=2**40, maintenance=True, late_s=60)
+
+
+def loaded(url: str, folder: Path, plan: Plan, show: Callable[[Progress], None] = lambda _: None) -> Exercise:
+    """Put a load on a store; after the deadline its processes are killed."""
+    folder.mkdir()
+    exercise = Exercise(open_store(url), url, plan, folder)
+    until_s = time.monotonic() + DEADLINE_S
+    exercise.load(lambda: time.monotonic() > until_s, show, lambda: time.monotonic() > until_s)
+    return exercise
+
+
+def checked(exercise: Exercise) -> Summary:
+    summary = exercise.check(lambda _done, _total: None)
+    print(summary.to_json())
+    return summary
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str, tmp_path: Path) -> None:
+    exercise = loaded(local_url, tmp_path / "ledgers", PLAN)
+    summary = checked(exercise)
+
+    assert summary.sound, summary.checked.shown
+    assert summary.checked.outcomes[Outcome.DURABLE] > 100
+    assert summary.figures.counts["killed"] > 0
+    assert summary.figures.counts["closed"] > 0
+    assert summary.figures.counts["records_collected"] > 0
+    assert summary.checked.sizes["followed"] > 0
+
+    store, runtime = open_store(local_url), shared_runtime()
+    assert leftovers(store, runtime) == [exercise.run]
+    assert remove(store, exercise.run, runtime, lambda _done, _total: None) > LOAD.logs
+    assert leftovers(store, runtime) == []
+    assert list(store.list_objects("")) == []
+
+
+@pytest.mark.slow
+def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
+    s3_url: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    with listening(RoughProxy(s3_endpoint)) as proxy:
+        exercise = loaded(through(s3_url, proxy), tmp_path / "ledgers", PLAN)
+        summary = checked(exercise)
+        print(proxy.fired)
+
+    assert summary.sound, summary.checked.shown
+    assert summary.checked.outcomes[Outcome.DURABLE] > 100
+    assert summary.figures.counts["killed"] > 0
+    assert summary.figures.counts["unanswered"] > 0
+
+
+@pytest.mark.slow
+def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Path) -> None:
+    log = log_name(0)
+    kept: dict[str, bytes] = {}
+    store = tmp_path / "store"
+
+    def keep(_now: Progress) -> None:
+        """Keep the first manifest that names a record."""
+        found = [path for path in store.glob(f"exercise/*/{log}/manifest/*") if path.stat().st_size]
+        if found and _now.figures.counts["durable"] and not kept:
+            kept[str(found[0])] = found[0].read_bytes()
+
+    plan = replace(PLAN, duration_s=5, maintenance=False)
+    exercise = loaded(local_url, tmp_path / "ledgers", plan, keep)
+    for path, data in kept.items():
+        (tmp_path / path).write_bytes(data)
+    summary = checked(exercise)
+
+    assert kept
+    assert not summary.sound
+    assert summary.checked.found[Kind.MISSING] > 0
+    assert {each.log for each in summary.checked.shown} == {log}
+
+
+@pytest.mark.slow
+def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str, tmp_path: Path) -> None:
+    plan = replace(PLAN, duration_s=3, maintenance=False)
+    exercise = loaded(local_url, tmp_path / "ledgers", plan)
+    lost = Append(
+        process="p99.0",
+        number=1,
+        num_bytes=3,
+        checksum="0" * 16,
+        submitted_us=1,
+        outcome=Outcome.DURABLE,
+        offset=10**6,
+        answered_us=2**60,
+    )
+    ledger = Ledger(tmp_path / "ledgers", "p99.0")
+    ledger.submit(log_name(3), lost)
+    ledger.answer(log_name(3), lost)
+    summary = checked(exercise)
+
+    found = [(each.kind, each.log, each.offset, each.record) for each in summary.checked.shown]
+    assert found == [(Kind.MISSING, log_name(3), 10**6, "p99.0/1")]
+
+
+@pytest.mark.slow
+def test_log_whose_fragment_is_gone_is_unsound(local_url: str, tmp_path: Path) -> None:
+    exercise = loaded(local_url, tmp_path / "ledgers", replace(PLAN, duration_s=3, maintenance=False))
+    place = run_store(open_store(local_url), exercise.run)
+    fragment = next(each.path for each in place.list_objects(f"{log_name(0)}/") if each.path.endswith(".parquet"))
+    place.delete(fragment)
+    summary = checked(exercise)
+
+    assert summary.checked.found[Kind.UNSOUND] > 0
+    assert summary.checked.found[Kind.MISSING] > 0
+    assert {each.log for each in summary.checked.shown} == {log_name(0)}

@@ -1,0 +1,253 @@
+"""``wal3 exercise``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from wal3_core.cli.failures import EXIT_FINDINGS, InvalidFailure
+from wal3_core.cli.interrupts import TAKEN_S_MAX
+from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
+from wal3_core.cli.session import Session, pass_session
+from wal3_core.cli.stopping import StopSignals
+from wal3_core.cli.tables import show_table
+from wal3_core.cli.times import Duration, wait_of
+from wal3_core.fleet.exercise.checker import Kind
+from wal3_core.fleet.exercise.ledger import Outcome
+from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.place import EXERCISES, LOGS_MAX, PROCESSES_MAX, leftovers, remove
+from wal3_core.fleet.exercise.report import Summary, price_usd
+from wal3_core.fleet.exercise.running import Exercise, Plan, Progress, with_kept
+from wal3_core.options import MIB, WriterOptions
+from wal3_core.runtime import shared_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LINES_S = 10.0
+# Of a record, its key takes at most so much.
+_KEY_BYTES = 128
+_RECORD_BYTES_MAX = WriterOptions().record_bytes_max
+_BYTES_PER_S = 2 * MIB
+_BYTES_MAX = 2**62
+
+
+@click.command()
+@click.option(
+    "--duration", "duration_s", type=Duration(1), default=60.0, metavar="DURATION", help="How long the load lasts; 60s."
+)
+@click.option("--soak", is_flag=True, help="Until Ctrl-C, which ends the load; then everything is checked.")
+@click.option(
+    "--processes", type=click.IntRange(1, PROCESSES_MAX), default=2, show_default=True, help="Processes that write."
+)
+@click.option(
+    "--logs", type=click.IntRange(1, LOGS_MAX), default=24, show_default=True, help="Logs that they write to."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.1, 100_000),
+    default=200.0,
+    show_default=True,
+    help="Records a second of all processes, on average.",
+)
+@click.option(
+    "--record-bytes-max",
+    type=click.IntRange(_KEY_BYTES + 1, _RECORD_BYTES_MAX),
+    default=_RECORD_BYTES_MAX,
+    show_default=True,
+    help="The largest record.",
+)
+@click.option(
+    "--bytes-max", type=click.IntRange(1), help="Bytes to append; the load ends with them. 2 MiB for each second."
+)
+@click.option("--kills/--no-kills", default=True, show_default=True, help="Kill writing processes.")
+@click.option("--with-maintenance", is_flag=True, help="Collect and compact a third of the logs meanwhile.")
+@click.option(
+    "--late", "late_s", type=Duration(0), default=10.0, metavar="DURATION", help="When a record is seen late; 10s."
+)
+@click.option("--seed", type=click.IntRange(0), help="Repeats the load of an earlier exercise.")
+@click.option("--keep", is_flag=True, help="Keep the logs and the ledgers.")
+@click.option("--clean", is_flag=True, help="Remove what exercises have left in the store, and do nothing else.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the summary as JSON to FILE; - is stdout.")
+@pass_session
+def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
+    session: Session,
+    duration_s: float,
+    soak: bool,
+    processes: int,
+    logs: int,
+    rate: float,
+    record_bytes_max: int,
+    bytes_max: int | None,
+    kills: bool,
+    with_maintenance: bool,
+    late_s: float,
+    seed: int | None,
+    keep: bool,
+    clean: bool,
+    json_path: str | None,
+) -> None:
+    """Test a store under load: write many logs, kill the writers, and check every record.
+
+    Several processes append records of 1 byte to 16 MiB, in steps, bursts and idle spells. Each record that is missing,
+    altered, doubled, reordered or late is reported. Writes only into the folder exercise/ of the store, and removes
+    its logs. The store bills the requests: the summary estimates their price.
+
+    \b
+    Examples:
+      wal3 --store s3://bucket/new exercise
+      wal3 exercise --duration 10m --with-maintenance --json summary.json
+      wal3 exercise --soak --rate 50
+      wal3 exercise --clean
+
+    The exit code is 0 if all is well, or only late, and 3 if anything else was found.
+    """
+    if clean:
+        _clean(session)
+        return
+    load = Load(
+        seed=int(shared_runtime().token()[:6], 16) if seed is None else seed,
+        rate_per_s=rate,
+        logs=logs,
+        processes=processes,
+        body_bytes_max=record_bytes_max - _KEY_BYTES,
+        bytes_per_s=_BYTES_PER_S if bytes_max is None or soak else bytes_max / duration_s,
+    )
+    lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
+    plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
+    summary = _exercise(session, plan, keep=keep)
+    _report(summary, json_path)
+    if not summary.sound:
+        click.get_current_context().exit(EXIT_FINDINGS)
+
+
+def _exercise(session: Session, plan: Plan, *, keep: bool) -> Summary:
+    url = session.named_url()
+    if url.startswith("memory:"):
+        message = "exercise: expected a store that processes share, found memory:"
+        raise InvalidFailure(message)
+    store = session.store()
+    folder = Path(tempfile.mkdtemp(prefix="wal3-exercise-"))
+    running = Exercise(store, url, plan, folder)
+    label = f"exercise {running.run}"
+    left = f"left {EXERCISES}{running.run} in the store; `wal3 exercise --clean` removes it; ledgers: {folder}"
+    try:
+        with StopSignals() as signals, _display(label, plan) as show:
+            running.load(lambda: signals.stop, show, lambda: signals.at_once)
+            if signals.stop:
+                # Until it is certain that the signal was taken here: later, it would end the process.
+                shared_runtime().sleep(2 * TAKEN_S_MAX)
+        with progress("exercise: checking", plan.load.logs) as advance:
+            summary = running.check(advance)
+        if keep or not summary.sound:
+            return with_kept(summary, (f"{EXERCISES}{running.run}", str(folder)))
+        with progress("exercise: removing", plan.load.logs) as advance:
+            remove(store, running.run, shared_runtime(), advance)
+    except BaseException:
+        click.echo(left, err=True)
+        raise
+    shutil.rmtree(folder)
+    return summary
+
+
+def _clean(session: Session) -> None:
+    store, runtime = session.store(), shared_runtime()
+    found = leftovers(store, runtime)
+    for run in found:
+        with progress(f"removing {run}", None) as advance:
+            removed = remove(store, run, runtime, advance)
+        click.echo(f"removed {EXERCISES}{run}: {counted(removed, 'log')}")
+    if not found:
+        click.echo("no exercise has left anything")
+
+
+# ---------------------------------------------------------------------- while it runs
+
+
+@contextmanager
+def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
+    """Show the progress on stderr: a line that is replaced on a terminal, else one every ten seconds."""
+    if sys.stderr.isatty():
+        with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
+            yield lambda now: live.update(Text(f"{label}\n{_line(now, plan)}"))
+        return
+    shown_s = [0.0]
+
+    def show(now: Progress) -> None:
+        if now.at_s >= shown_s[0] + _LINES_S:
+            shown_s[0] += _LINES_S
+            click.echo(_line(now, plan), err=True)
+
+    click.echo(label, err=True)
+    yield show
+
+
+def _line(now: Progress, plan: Plan) -> str:
+    counts = now.figures.counts
+    lasts = "" if plan.duration_s is None else f" of {wait_of(plan.duration_s)}"
+    failed = counts[Outcome.NOT_DURABLE] + counts[Outcome.UNKNOWN]
+    return (
+        f"{wait_of(now.at_s)}{lasts}  target {now.rate_per_s:,.0f}/s  {count(counts[Outcome.DURABLE])} durable,"
+        f" {count(failed)} failed or unknown  {size(counts['bytes'])}  {count(now.figures.requests.total())} requests"
+        f" (about ${price_usd(now.figures.requests):.3f})  {now.killed} kills"
+    )
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+def _report(summary: Summary, path: str | None) -> None:
+    if path == "-":
+        print_json(summary.to_json())
+        return
+    _show(summary)
+    if path is not None:
+        Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
+
+
+def _show(summary: Summary) -> None:
+    output = console()
+    output.print(f"{summary.store}  {summary.run}  seed {summary.seed}")
+    show_table(("", "found"), _rows(summary), texts=("found",), output=output)
+    for finding in summary.checked.shown:
+        place = f"log {finding.log}, offset {finding.offset}, record {finding.record or '-'}"
+        click.echo(f"{finding.kind.value}: {plain(place)}: {plain(finding.text)}")
+    for each in summary.kept:
+        output.print(f"kept: {each}")
+    late = summary.checked.found[Kind.LATE]
+    verdict = "kept every promise" if summary.sound else "BROKE a promise, or this program has a defect"
+    durable = counted(summary.checked.outcomes[Outcome.DURABLE], "acknowledged record")
+    output.print(f"{durable}, {count(summary.checked.sizes['read'])} read back at the end: the store {verdict}")
+    if late:
+        output.print(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
+
+
+def _rows(summary: Summary) -> list[tuple[str, str]]:
+    checked, counts, seconds = summary.checked, summary.figures.counts, summary.load_s
+    durable, num_bytes = checked.outcomes[Outcome.DURABLE], checked.sizes["bytes"]
+    latencies = ", ".join(f"{name} {value} ms" for name, value in checked.latencies.to_json().items())
+    requests = ", ".join(f"{count(number)} {kind}" for kind, number in summary.figures.requests.most_common())
+    rows = [
+        ("load", f"{seconds:.1f} s, {counted(summary.logs, 'log')}, {counted(counts['killed'], 'kill')}"),
+        ("appends", ", ".join(f"{count(checked.outcomes[each])} {each.value}" for each in Outcome)),
+        ("rate", f"{durable / max(seconds, 1):,.1f} appends/s, {size(round(num_bytes / max(seconds, 1)))}/s"),
+        ("bytes", f"{size(num_bytes)}, largest record {size(checked.sizes['largest'])}"),
+        ("latency", latencies),
+        ("requests", f"{requests}; {count(counts['unanswered'])} not answered, {count(counts['retries'])} retries"),
+        ("throttled", f"{count(counts['throttled'])} requests; rate halved {count(counts['slow_downs'])} times"),
+        ("price", f"about ${price_usd(summary.figures.requests):.4f} (estimate: list prices of S3 Standard)"),
+    ]
+    if counts["collections"]:
+        collected = f"{count(counts['collections'])}, {count(counts['records_collected'])} records"
+        rows.append(("collections", f"{collected}; {count(counts['snapshot_steps'])} steps of snapshot compaction"))
+    return [*rows, *((kind.value, count(checked.found[kind])) for kind in Kind)]

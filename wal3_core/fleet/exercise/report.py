@@ -1,0 +1,154 @@
+"""What an exercise reports: figures of its processes, added up, and what the check found."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wal3_core.fleet.exercise.checker import HARMLESS, Finding, Kind
+from wal3_core.fleet.exercise.ledger import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# List prices of S3 Standard in us-east-1, in US dollars per 1,000 requests, by the library's name of a request; DELETE
+# is free. Source: https://aws.amazon.com/s3/pricing/, as of 2026-11.
+PRICE_PER_1000 = {
+    "create": 0.005,
+    "replace": 0.005,
+    "list": 0.005,
+    "get": 0.0004,
+    "read": 0.0004,
+    "head": 0.0004,
+    "delete": 0.0,
+}
+# How many findings of each kind the summary has in full.
+FINDINGS_SHOWN_MAX = 20
+_RATIO = 1.02
+_FIRST_S = 0.0001
+
+
+class Histogram:
+    """Durations, counted by size; a percentile is at most 2 % too large."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self.max_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self._counts[max(0, math.ceil(math.log(max(seconds, _FIRST_S) / _FIRST_S, _RATIO)))] += 1
+        self.max_s = max(self.max_s, seconds)
+
+    def percentile(self, share: float) -> float:
+        """Return the duration in seconds that so large a share does not exceed; 0 if there is none."""
+        left = math.ceil(share * self._counts.total())
+        for size in sorted(self._counts):
+            left -= self._counts[size]
+            if left <= 0:
+                return min(_FIRST_S * _RATIO**size, self.max_s)
+        return 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """Show the percentiles in milliseconds."""
+        shown = {f"p{share}": self.percentile(share / 100) for share in (50, 90, 99)} | {"max": self.max_s}
+        return {name: round(seconds * 1000, 2) for name, seconds in shown.items()}
+
+
+def price_usd(requests: Mapping[str, int]) -> float:
+    """Estimate the price of requests in US dollars."""
+    return sum(PRICE_PER_1000[kind] / 1000 * count for kind, count in requests.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counts by name, as processes write them; ``requests`` by kind."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(self.counts + other.counts, self.requests + other.requests)
+
+    def to_json(self) -> dict[str, object]:
+        """Return as a JSON object."""
+        return {"counts": dict(self.counts), "requests": dict(self.requests)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the check of some logs has seen: appends by outcome, bytes acknowledged, records read, findings."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    latencies: Histogram = field(default_factory=Histogram)
+    found: Counter[Kind] = field(default_factory=Counter)
+    shown: list[Finding] = field(default_factory=list)
+    sizes: Counter[str] = field(default_factory=Counter)
+
+    def add_findings(self, findings: Iterable[Finding]) -> None:
+        """Count findings, and keep the first ones of each kind."""
+        for finding in findings:
+            self.found[finding.kind] += 1
+            if self.found[finding.kind] <= FINDINGS_SHOWN_MAX:
+                self.shown.append(finding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The result of an exercise. ``load_s`` is how long the load lasted; ``kept`` where its logs and ledgers are."""
+
+    run: str
+    store: str
+    seed: int
+    logs: int
+    load_s: float
+    checked: Checked
+    figures: Figures
+    kept: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether every promise was kept; late records break none."""
+        return not any(count for kind, count in self.checked.found.items() if kind not in HARMLESS)
+
+    def to_json(self) -> dict[str, object]:
+        """Return as a JSON object; docs/exercise.md describes it."""
+        checked, counts = self.checked, self.figures.counts
+        durable = checked.outcomes[Outcome.DURABLE]
+        return {
+            "run": self.run,
+            "store": self.store,
+            "seed": self.seed,
+            "logs": self.logs,
+            "load_s": round(self.load_s, 1),
+            "sound": self.sound,
+            "findings": {kind.value: checked.found[kind] for kind in Kind},
+            "shown": [finding.to_json() for finding in checked.shown],
+            "appends": {outcome.value: checked.outcomes[outcome] for outcome in Outcome},
+            "conditional": checked.sizes["conditional"],
+            "unmarked": counts["unmarked"],
+            "bytes": checked.sizes["bytes"],
+            "largest_bytes": checked.sizes["largest"],
+            "records_read": checked.sizes["read"],
+            "records_followed": checked.sizes["followed"],
+            "scrubbed": checked.sizes["scrubbed"],
+            "appends_per_s": round(durable / self.load_s, 1) if self.load_s else 0.0,
+            "bytes_per_s": round(checked.sizes["bytes"] / self.load_s) if self.load_s else 0,
+            "latency_ms": checked.latencies.to_json(),
+            "requests": {kind: self.figures.requests[kind] for kind in PRICE_PER_1000},
+            "requests_unanswered": counts["unanswered"],
+            "retries": counts["retries"],
+            "throttled": counts["throttled"],
+            "throttled_s": round(counts["throttled_ms"] / 1000, 1),
+            "slow_downs": counts["slow_downs"],
+            "price_usd_estimate": round(price_usd(self.figures.requests), 4),
+            "closed": counts["closed"],
+            "killed": counts["killed"],
+            "collections": counts["collections"],
+            "records_collected": counts["records_collected"],
+            "objects_deleted": counts["objects_deleted"],
+            "snapshot_steps": counts["snapshot_steps"],
+            "kept": list(self.kept),
+        }
