@@ -31,7 +31,7 @@ def test_exercise_reports_its_records_and_leaves_other_logs_alone(local_url: str
     LogWriter.initialize(store, "mine")
     LogWriter.initialize(store, "exercise/mine")
 
-    ended = Process(local_url)("exercise", *SHORT, "--json", str(tmp_path / "summary.json"))
+    ended = Process(local_url)("exercise", *SHORT, "--summary", str(tmp_path / "summary.json"))
 
     assert ended.returncode == 0, ended
     assert b"the store kept every promise" in ended.stdout
@@ -45,7 +45,7 @@ def test_exercise_reports_its_records_and_leaves_other_logs_alone(local_url: str
 
 @pytest.mark.slow
 def test_json_alone_is_on_stdout_and_every_field_is_documented(local_url: str) -> None:
-    ended = Process(local_url)("exercise", *SHORT, "--json", "-")
+    ended = Process(local_url)("exercise", *SHORT, "--json")
 
     found = json.loads(ended.stdout)
     page = (DOCS / "exercise.md").read_text()
@@ -54,7 +54,7 @@ def test_json_alone_is_on_stdout_and_every_field_is_documented(local_url: str) -
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_soak_whose_records_are_then_checked(local_url: str) -> None:
-    with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json", "-") as program:
+    with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json") as program:
         await_records(program, Path(local_url.removeprefix("file://")))
         program.send_signal(signal.SIGINT)
         stdout, stderr = program.communicate(timeout=120)
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_soak_whose_records_are_then_checked(local_url: str) -> No
 
 @pytest.mark.slow
 def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidence_is_kept(local_url: str) -> None:
-    command = ("exercise", "--soak", "--no-kills", "--logs", "6", "--rate", "60", "--json", "-")
+    command = ("exercise", "--soak", "--no-kills", "--logs", "6", "--rate", "60", "--json")
     with Process(local_url).start(*command) as program:
         fragment = await_records(program, Path(local_url.removeprefix("file://")))
         # By then it is committed.

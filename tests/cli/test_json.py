@@ -54,6 +54,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "destroy b --yes": ("", {"log", "num_objects"}),
     "cursor delete a c --yes": ("", {"log", "cursor", "offset", "deleted"}),
     "pin delete a p --yes": ("", {"log", "pin", "deleted"}),
+    "exercise --duration 1s --processes 1 --logs 2": ("", {"sound", "appends", "findings", "latency_ms", "requests"}),
     "completion bash": ("", {"shell", "script"}),
 }
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model.marker import Marker, fold
 from wal3_core.model.paths import LogId
 from wal3_core.model.position import LogPosition
@@ -102,3 +102,11 @@ def test_folded_marker_spans_all_that_its_markers_span(markers: list[Marker]) ->
         assert again.num_records == min(folded.num_records, folded.limit.offset - folded.start)
         assert again.reinsertions == folded.reinsertions + 1
         assert Marker.of_record(_record(again), what="log dirty/a") == again
+
+
+@pytest.mark.parametrize("offset", [-1, 2**64])
+def test_marker_that_could_not_be_read_back_is_refused(offset: int) -> None:
+    limit = LogPosition(offset, 0)
+    marker = Marker(log="a", life="00000000", start=1, limit=limit, num_records=1, first_us=0)
+    with pytest.raises(InvalidRequestError, match="2\\*\\*64"):
+        marker.to_message()

@@ -1,6 +1,6 @@
 """An S3 server behind a rough network, and `wal3 exercise` on it.
 
-    .venv/bin/python -m tests.processes.exercising --duration 30m --with-maintenance --json summary.json
+    .venv/bin/python -m tests.processes.exercising --duration 30m --with-maintenance --summary summary.json
 
 takes the options of `wal3 exercise`, and prints at the end what the network did.
 """

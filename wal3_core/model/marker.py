@@ -139,7 +139,9 @@ def fold(
 
 
 def _varint(number: int) -> bytes:
-    assert 0 <= number <= U64_MAX
+    if not 0 <= number <= U64_MAX:
+        message = f"marker: expected numbers from 0 to 2**64 - 1, found {number}"
+        raise InvalidRequestError(message)
     encoded = bytearray()
     while number > _LOW_BITS:
         encoded.append(number & _LOW_BITS | _MORE)

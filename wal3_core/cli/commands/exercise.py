@@ -18,7 +18,7 @@ from rich.text import Text
 from wal3_core.cli.failures import EXIT_FINDINGS, InvalidFailure
 from wal3_core.cli.interrupts import TAKEN_S_MAX
 from wal3_core.cli.output import console, count, counted, plain, print_json, progress, size
-from wal3_core.cli.session import Session, pass_session
+from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import StopSignals
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import Duration, wait_of
@@ -78,7 +78,8 @@ _BYTES_MAX = 2**62
 @click.option("--seed", type=click.IntRange(0), help="Repeats the load of an earlier exercise.")
 @click.option("--keep", is_flag=True, help="Keep the logs and the ledgers.")
 @click.option("--clean", is_flag=True, help="Remove what exercises have left in the store, and do nothing else.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the summary as JSON to FILE; - is stdout.")
+@click.option("--summary", "summary_path", metavar="FILE", help="Also write the summary to FILE, as JSON.")
+@json_option
 @pass_session
 def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     session: Session,
@@ -95,7 +96,8 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     seed: int | None,
     keep: bool,
     clean: bool,
-    json_path: str | None,
+    summary_path: str | None,
+    as_json: bool,
 ) -> None:
     """Test a store under load: write many logs, kill the writers, and check every record.
 
@@ -106,7 +108,7 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     \b
     Examples:
       wal3 --store s3://bucket/new exercise
-      wal3 exercise --duration 10m --with-maintenance --json summary.json
+      wal3 exercise --duration 10m --with-maintenance --summary summary.json
       wal3 exercise --soak --rate 50
       wal3 exercise --clean
 
@@ -126,7 +128,12 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
     plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
     summary = _exercise(session, plan, keep=keep)
-    _report(summary, json_path)
+    if summary_path is not None:
+        Path(summary_path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
+    if as_json:
+        print_json(summary.to_json())
+    else:
+        _show(summary)
     if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -204,15 +211,6 @@ def _line(now: Progress, plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------------- the summary
-
-
-def _report(summary: Summary, path: str | None) -> None:
-    if path == "-":
-        print_json(summary.to_json())
-        return
-    _show(summary)
-    if path is not None:
-        Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
 
 
 def _show(summary: Summary) -> None:
