@@ -128,12 +128,7 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
     plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
     summary = _exercise(session, plan, keep=keep)
-    if summary_path is not None:
-        Path(summary_path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
-    if as_json:
-        print_json(summary.to_json())
-    else:
-        _show(summary)
+    _report(summary, summary_path, as_json=as_json)
     if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -193,9 +188,8 @@ def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
     def show(now: Progress) -> None:
         if now.at_s >= shown_s[0] + _LINES_S:
             shown_s[0] += _LINES_S
-            click.echo(_line(now, plan), err=True)
+            click.echo(f"{label}  {_line(now, plan)}", err=True)
 
-    click.echo(label, err=True)
     yield show
 
 
@@ -211,6 +205,15 @@ def _line(now: Progress, plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------------- the summary
+
+
+def _report(summary: Summary, path: str | None, *, as_json: bool) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
+    if as_json:
+        print_json(summary.to_json())
+    else:
+        _show(summary)
 
 
 def _show(summary: Summary) -> None:
