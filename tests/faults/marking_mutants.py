@@ -48,12 +48,6 @@ MARKING_MUTANTS = (
         "            if not isinstance(error, _FINAL):\n",
     ),
     Mutation(
-        "what a resumed writer reports as durable is not marked",
-        MARKING + "ensure",
-        "        for flight in flights:\n",
-        "        for flight in () if self._marks is None else list(flights)[:0]:\n",
-    ),
-    Mutation(
         "an undecided marker is dropped",
         DECIDED + "DirtyLog.left",
         "                return self.rest\n",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.marking_mutants import marking_mutant
+from tests.faults.marking_mutants import MARKING, marking_mutant
 from tests.faults.mutants import CLAIM, COMMIT, COPYING, DESTROYING, MANIFESTS, PRUNER, SNAPSHOTTER
 from tests.mutations import Mutation
 
@@ -168,5 +168,11 @@ NARROW_MUTANTS = (
         "wal3_core.storage.documents.policy_store:PolicyStore.change",
         "            if isinstance(saved, Unknown):\n",
         "            if isinstance(saved, Unknown) and seen is None:\n",
+    ),
+    Mutation(
+        "what a resumed writer reports as durable is not marked",
+        MARKING + "ensure",
+        "        for flight in flights:\n",
+        "        for flight in () if self._marks is None else list(flights)[:0]:\n",
     ),
 )
