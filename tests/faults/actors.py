@@ -250,7 +250,7 @@ def judged(stage: Stage, store: SimStore, append: Append, *, log: str = LOG) -> 
     explained = {
         "refused": store.troubles,
         "unknown": store.ambiguous or store.unread,
-        "unmarked": store.troubles or stage.world.marks.contended,
+        "unmarked": store.troubles or stage.world.marks.contended(store.process.name),
     }
     if not explained.get(append.outcome, True):
         stage.simulation.failure = AssertionError(f"nothing explains {append}")

@@ -83,10 +83,9 @@ class Marks:
         """The dirty logs."""
         return sorted(self.markers)
 
-    @property
-    def contended(self) -> bool:
-        """Whether several processes have written a dirty log: an append to it may fail without a fault."""
-        return any(len(who) > 1 for who in self.writers.values())
+    def contended(self, who: str) -> bool:
+        """Whether another process has written a dirty log: an append to it may fail without a fault."""
+        return any(writers - {who} for writers in self.writers.values())
 
     # ------------------------------------------------------------------ promises
 
