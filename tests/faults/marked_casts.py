@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MARKED = 1 / 3
 # Those that make room: a marked append takes twice as many calls.
 SPARED = ("tail", "history", "scrubber", "maintainer", "comparer", "short", "packer", "pinner", "destroyer", "consumer")
+# Those that are killed more often than others, and may start again.
+SERVING = ("writer", "server", "fleet", "rollup", "markers")
 SERVERS = ("x", "x", "x", "y")
 DAYS_S = 200_000.0
 FLEET_LOGS = ("b", "c")
@@ -77,10 +79,10 @@ def drawn_fleet(dice: Random) -> FleetWriter:
 def _redirected(dice: Random, actor: Actor, cast: Mapping[str, Actor]) -> Actor:
     """Let one of this cast be the victim; a server that was killed starts again under its name."""
     victims = [name for name in cast if name not in {"reaper", "freezer"}]
-    victims += [name for name in victims if name.startswith(("writer", "server", "fleet", "rollup"))] * 2
+    victims += [name for name in victims if name.startswith(SERVING)] * 2
     if isinstance(actor, Reaper):
         victim = dice.choice(victims)
-        again = cast[victim] if dice.random() < 0.7 else None
+        again = cast[victim if victim.startswith(SERVING) else "writer0"] if dice.random() < 0.7 else None
         return replace(actor, victim=victim, successor=again)
     if isinstance(actor, Freezer):
         return replace(actor, victim=dice.choice(victims), for_s=dice.choice((10.0, 200.0, 3000.0, DAYS_S)))

@@ -12,6 +12,7 @@ from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogWriter, Message, collect
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, MissingError
+from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.rollup import ROLLUP, RollUp
 from wal3_core.model.rollup_options import RollUpOptions
@@ -140,8 +141,17 @@ class CollectingMarkers:
 
 def check_marked(stage: Stage, operator: SimProcess) -> None:
     """Every acknowledged record is marked; roll-ups that hand out nothing lose nothing; others leave nothing behind."""
-    marks = stage.world.marks
+    marks, store = stage.world.marks, SimStore(stage.world, operator)
     marks.check(stage.simulation.now_s)
+    if not marks.logs:
+        return
+    with (
+        DirtyLog.open(store, "x", runtime=operator) as dirty,
+        LogWriter.open_or_initialize(store, LOG, runtime=operator, marks=dirty) as writer,
+    ):
+        last = Append((Message(b"last marked"),), stage.simulation.now_s, marked=True)
+        submit_once(stage, store, writer, last)
+    assert last.outcome in {"acked", "sealed"}, f"after healing: {last}"
     for hands_out in (0.0, 1.0, 1.0, 1.0):
         # A marker under way for long is decided by the fence.
         stage.simulation.pause(100.0)
