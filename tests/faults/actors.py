@@ -31,7 +31,8 @@ from wal3_core import (
     WriterOptions,
     scrub,
 )
-from wal3_core.errors import MissingError
+from wal3_core.errors import MissingError, UnmarkedError
+from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits, RetryOptions, SnapshotOptions
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -51,9 +52,15 @@ class Stage:
     simulation: Simulation
     world: World
     history: History = field(default_factory=History)
+    # Those of the other logs that a fleet writes.
+    histories: dict[str, History] = field(default_factory=dict)
     # Whether the name is used again.
     lives: bool = False
     processes: dict[str, SimProcess] = field(default_factory=dict)
+
+    def history_of(self, log: str) -> History:
+        """Return what callers saw of a log."""
+        return self.history if log == LOG else self.histories.setdefault(log, History())
 
     def unexpected(self, error: LogError) -> bool:
         """Whether nothing that happens in this world explains an error."""
@@ -73,6 +80,14 @@ class Stage:
         """Ignore an error that this world explains; fail the story for one it does not."""
         if self.unexpected(error):
             self.fail(f"unexplained: {type(error).__name__}: {error}")
+
+    def promised(self, log: str, append: Append) -> None:
+        """Check that the records of an append are marked, from now on."""
+        try:
+            self.world.marks.promised(log, append.records, self.simulation.now_s)
+        except AssertionError as error:
+            self.simulation.failure = error
+            raise
 
     def fail(self, how: str) -> None:
         """End the story: a promise was broken."""
@@ -108,6 +123,19 @@ def drawn_options(dice: Random) -> WriterOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A server, which marks what it appends in a dirty log of its own; a restarted one has the same name."""
+
+    name: str
+    options: WriterOptions
+    lanes_max: int
+
+    def open(self, store: SimStore) -> DirtyLog:
+        lanes_max, options = self.lanes_max, self.options
+        return DirtyLog.open(store, self.name, lanes_max=lanes_max, options=options, runtime=store.process)
+
+
+@dataclass(frozen=True, slots=True)
 class Writer:
     """Appends from several callers at once; initializes the log when it finds none."""
 
@@ -117,6 +145,7 @@ class Writer:
     rounds: int = 1
     # If false, it waits for a missing log.
     initializes: bool = True
+    server: Server | None = None
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         for number in range(self.rounds):
@@ -125,7 +154,8 @@ class Writer:
     def _play(self, stage: Stage, store: SimStore, name: str) -> None:
         open_writer = LogWriter.open_or_initialize if self.initializes else LogWriter.open
         try:
-            writer = open_writer(store, LOG, options=self.options, runtime=store.process)
+            marks = None if self.server is None else self.server.open(store)
+            writer = open_writer(store, LOG, options=self.options, runtime=store.process, marks=marks)
         except LogError as error:
             stage.excuse(error)
             stage.simulation.pause(store.process.random.random() * 5 if self.rounds > 1 else 0.0)
@@ -137,6 +167,8 @@ class Writer:
         ]
         await_all(stage.simulation, tasks)
         writer.close()
+        if marks is not None:
+            marks.close()
 
     def _call(self, opened: Opened, name: str) -> None:
         stage = opened.stage
@@ -147,7 +179,8 @@ class Writer:
             label = f"{name}/{index}"
             records = tuple(_message(dice, f"{label}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
             timeout_s = stage.simulation.dice(label).choice((None, None, 0.0, 0.05))
-            append_once(stage, opened.store, opened.writer, records, opened_s=opened.at_s, timeout_s=timeout_s)
+            append = Append(records, stage.simulation.now_s, opened_s=opened.at_s, marked=self.server is not None)
+            submit_once(stage, opened.store, opened.writer, append, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +203,7 @@ OUTCOMES: dict[type[LogError], str] = {
     ContentionError: "contended",
     SealedError: "sealed",
     ConditionNotMetError: "unmet",
+    UnmarkedError: "unmarked",
     OverloadedError: "overloaded",
     HaltedError: "halted",
     AppendReplacedError: "replaced",
@@ -186,18 +220,23 @@ def append_once(
     records: tuple[Message, ...],
     *,
     opened_s: float = PENDING_S,
-    timeout_s: float | None = None,
 ) -> Append:
     """Append and record the outcome; ``opened_s`` is when the writer was opened, if the log may be replaced since."""
-    append = Append(records, stage.simulation.now_s, opened_s=opened_s)
+    return submit_once(stage, store, writer, Append(records, stage.simulation.now_s, opened_s=opened_s))
+
+
+def submit_once(
+    stage: Stage, store: SimStore, writer: LogWriter, append: Append, *, timeout_s: float | None = None
+) -> Append:
+    """Append and record the outcome; the caller waits for room so long."""
     stage.history.appends.append(append)
     with judged(stage, store, append):
-        append.offset = store.process.wait(writer.submit_many(records, timeout_s=timeout_s)).offset
+        append.offset = store.process.wait(writer.submit_many(append.records, timeout_s=timeout_s)).offset
     return append
 
 
 @contextmanager
-def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
+def judged(stage: Stage, store: SimStore, append: Append, *, log: str = LOG) -> Iterator[None]:
     """Record the outcome of the block: an offset, nothing yet, or an error with the append's outcome."""
     try:
         yield
@@ -205,13 +244,20 @@ def judged(stage: Stage, store: SimStore, append: Append) -> Iterator[None]:
     except tuple(OUTCOMES) as error:
         append.outcome = _outcome(stage, error)
         append.found = error.next_offset if isinstance(error, ConditionNotMetError) else None
+        append.offset = error.offset if isinstance(error, UnmarkedError) else None
     if append.outcome == "pending":
         return
-    explained = {"refused": store.troubles, "unknown": store.ambiguous or store.unread}
+    explained = {
+        "refused": store.troubles,
+        "unknown": store.ambiguous or store.unread,
+        "unmarked": store.troubles or stage.world.marks.contended(store.process.name),
+    }
     if not explained.get(append.outcome, True):
         stage.simulation.failure = AssertionError(f"nothing explains {append}")
     append.ended_s = stage.simulation.now_s
     stage.simulation.note(f"{append.records[0]} {append.outcome} {append.offset}")
+    if append.marked and append.outcome == "acked":
+        stage.promised(log, append)
 
 
 def _outcome(stage: Stage, error: LogError) -> str:

@@ -34,7 +34,7 @@ from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
 from tests.faults.plans import CRASHES, FAULTS, Script
-from tests.faults.rollups import check_rolled_up, rolling_casts
+from tests.faults.rollups import rolling_casts
 from tests.faults.second_lives import Reusing, Step
 from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
@@ -417,7 +417,7 @@ SECOND_LIVES = (
     Scenario("compact during a restore", BACKED_UP, {"victim": Packing(2, 0.05, PACKING), "o": RESTORED}, lives=True),
     Scenario("destroy while creating a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
 )
-ROLL_UPS = (Scenario(name, ONE, cast, check_rolled_up) for name, cast in rolling_casts(OPTIONS).items())
+ROLL_UPS = (Scenario(name, ONE, cast) for name, cast in rolling_casts(OPTIONS).items())
 SCENARIOS = (*ONE_LIFE, *ROLL_UPS, *SECOND_LIVES)
 
 

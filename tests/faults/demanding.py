@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from random import Random
 
-    from tests.faults.actors import Stage
+    from tests.faults.actors import Server, Stage
     from tests.faults.simulator import SimProcess
     from wal3_core import LogPosition, WriterOptions
 
@@ -26,11 +26,16 @@ class OrderedWriter:
 
     options: WriterOptions
     rounds: int
+    server: Server | None = None
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/ordered")
+        options = self.options
         try:
-            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process, ordered=True)
+            marks = None if self.server is None else self.server.open(store)
+            writer = LogWriter.open_or_initialize(
+                store, LOG, options=options, runtime=process, ordered=True, marks=marks
+            )
         except LogError as error:
             stage.excuse(error)
             return
@@ -56,7 +61,7 @@ class OrderedWriter:
         submitted = []
         for index in range(dice.choice((1, 2, 6))):
             records = tuple(Message(f"{name}/{index}/{n}".encode()) for n in range(dice.choice((1, 1, 3))))
-            append = Append(records, stage.simulation.now_s)
+            append = Append(records, stage.simulation.now_s, marked=self.server is not None)
             stage.history.appends.append(append)
             future: Future[LogPosition] | None = None
             with judged(stage, store, append):
@@ -77,7 +82,15 @@ class OrderedWriter:
             else:
                 stage.world.fired["resumed"] += 1
                 stage.world.fired["determined"] += stretch.resumed.determined
+                self._promised(stage, stretch.appends[: stretch.resumed.appends])
                 return
+
+    def _promised(self, stage: Stage, durable: Sequence[Append]) -> None:
+        """What was unknown, and is reported as durable, is marked."""
+        for append in durable:
+            if append.marked and append.outcome == "unknown":
+                stage.promised(LOG, append)
+                stage.world.fired["marked when resumed"] += 1
 
 
 def _acked(stage: Stage, store: SimStore, append: Append, future: Future[LogPosition] | None) -> bool:

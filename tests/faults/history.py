@@ -30,12 +30,19 @@ class Append:
     # When the writer was opened on the log that had the name then.
     opened_s: float = PENDING_S
     offset: int | None = None
-    # acked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; replaced: the log was gone by then;
-    # pending: its process was killed before the answer.
+    # acked, unmarked, contended, sealed, unmet, overloaded, halted, refused, unknown, closed; replaced: the log was
+    # gone by then; unopened: a fleet could not open it; pending: its process was killed before the answer.
     outcome: str = "pending"
     # The only offset it may have, and where the log was reported to end instead.
     expected: int | None = None
     found: int | None = None
+    # Whether its writer marks what it appends.
+    marked: bool = False
+
+    @property
+    def durable(self) -> bool:
+        """Whether the caller was promised that the records are in the log."""
+        return self.outcome in {"acked", "unmarked"}
 
 
 @dataclass(slots=True)
@@ -71,7 +78,9 @@ class Stretch:
             )
 
 
-REFUSED = frozenset({"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed", "replaced"})
+REFUSED = frozenset(
+    {"refused", "contended", "sealed", "unmet", "overloaded", "halted", "closed", "replaced", "unopened"}
+)
 
 
 @dataclass
@@ -107,7 +116,7 @@ class History:
         for append in self.appends:
             present = [message in homes for message in append.records]
             assert all(present) or not any(present), f"torn: {append}"
-            if append.outcome == "acked":
+            if append.durable:
                 assert all(present), f"lost: {append}"
             if append.outcome in REFUSED:
                 assert not any(present), f"it was refused, and is in the log: {append}"
@@ -125,7 +134,7 @@ class History:
 
     def _check_order(self, places: Sequence[tuple[Append, int]]) -> None:
         """Positions fix the order: an append acknowledged before another began lies before it."""
-        acked = sorted((append.ended_s, offset) for append, offset in places if append.outcome == "acked")
+        acked = sorted((append.ended_s, offset) for append, offset in places if append.durable)
         ends = [ended_s for ended_s, _ in acked]
         highest = [0]
         for _, offset in acked:
@@ -135,7 +144,7 @@ class History:
             assert before < offset, f"offset {before} was acknowledged before this one at {offset} began: {append}"
 
     def _check_reads(self, reads: Sequence[Read], life: Oracle, places: Sequence[tuple[Append, int]]) -> None:
-        acked = [(append, offset) for append, offset in places if append.outcome == "acked"]
+        acked = [(append, offset) for append, offset in places if append.durable]
         for read in reads:
             start = read.start - 1
             found = life.records[start : start + len(read.records)]
@@ -152,7 +161,7 @@ class History:
             return
         began_s, ended_s = self.sealed_between_s
         for append in self.appends:
-            if append.outcome == "acked":
+            if append.durable:
                 assert append.began_s <= ended_s, f"acknowledged after the seal: {append}"
             if append.outcome == "sealed":
                 assert append.ended_s >= began_s, f"refused before the seal: {append}"

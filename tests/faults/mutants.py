@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.faults.marking_mutants import MARKING_MUTANTS
 from tests.mutations import Mutation
 
 LOOP = "wal3_core.log.write.write_loop:WriteLoop."
@@ -461,4 +462,5 @@ MUTANTS = (
         "            yield runtime.wait(waiting.popleft())\n    while",
         "            yield runtime.wait(waiting.pop())\n    while",
     ),
+    *MARKING_MUTANTS,
 )

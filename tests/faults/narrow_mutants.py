@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.faults.marking_mutants import MARKING, marking_mutant
 from tests.faults.mutants import CLAIM, COMMIT, COPYING, DESTROYING, MANIFESTS, PRUNER, SNAPSHOTTER
 from tests.mutations import Mutation
 
@@ -52,6 +53,10 @@ CRASH_MUTANTS = (
             "        if not self._log_id:\n",
         ),
     ),
+    ("roll up patiently while appending", marking_mutant("an undecided marker is dropped")),
+    ("roll up while appending", marking_mutant("the fence is not moved before an overdue marker is dropped")),
+    ("roll up while appending", marking_mutant("a marker that waited long is dropped without a fence")),
+    ("roll up while appending", marking_mutant("the end of the log is read before the fence is moved")),
 )
 
 # In the order of the cases of test_narrow_windows.py: a window of one request takes a world hundreds of seeds.
@@ -163,5 +168,11 @@ NARROW_MUTANTS = (
         "wal3_core.storage.documents.policy_store:PolicyStore.change",
         "            if isinstance(saved, Unknown):\n",
         "            if isinstance(saved, Unknown) and seen is None:\n",
+    ),
+    Mutation(
+        "what a resumed writer reports as durable is not marked",
+        MARKING + "ensure",
+        "        for flight in flights:\n",
+        "        for flight in () if self._marks is None else list(flights)[:0]:\n",
     ),
 )

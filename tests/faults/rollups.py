@@ -1,65 +1,164 @@
-"""A server that marks what it appends, and roll-ups of its dirty log: whatever fails, what is acknowledged is marked.
-
-A record that was acknowledged is covered by a marker at or behind the cursor, or it was handed out by a roll-up that
-read a manifest that held it.
-"""
+"""Roll-ups of dirty logs, several at once, and collections of what they have rolled up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from io import BytesIO
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
-from tests.faults.actors import append_once
+from tests.faults.actors import Server, submit_once
 from tests.faults.collectors import collector_options
+from tests.faults.fleets import FleetWriter
+from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
-from wal3_core import LogError, LogNotFoundError, LogPosition, LogReader, LogWriter, Message, collect
-from wal3_core.errors import CollectionRefusedError, MissingError
-from wal3_core.fleet.rollup import ROLLUP, RollUp, RollUpEnd
-from wal3_core.log.log_stores import LogStores
-from wal3_core.model.marker import Marker
-from wal3_core.model.paths import life_of
-from wal3_core.model.rollup import markers_of
+from wal3_core import LogError, LogNotFoundError, LogWriter, Message, collect
+from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, MissingError
+from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.fleet.fleet_options import FleetOptions
+from wal3_core.fleet.rollup import ROLLUP, RollUp
 from wal3_core.model.rollup_options import RollUpOptions
 from wal3_core.options import RetryOptions
-from wal3_core.storage.object_store import Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
     from tests.faults.actors import Actor, Stage
     from tests.faults.simulator import SimProcess
     from wal3_core import WriterOptions
-    from wal3_core.storage.object_store import Buffer, PutOutcome
+    from wal3_core.model.rollup_plan import RollUpPlan
 
-DIRTY = "dirty/x"
 RETRY = RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5)
-OPTIONS = RollUpOptions(take_all=True, undecided_s=0.02, retry=RETRY)
-HANDLED = "handled up to"
+EVERY_LOG = RollUpOptions(take_all=True, undecided_s=0.02, retry=RETRY)
+# Much longer than a request takes: what is undecided stays so.
+PATIENT = replace(EVERY_LOG, undecided_s=900.0)
 
 
-@dataclass
-class MarkingStore(SimStore):
-    """Appends a marker for each fragment of the log that is uploaded; the upload is answered once both are durable."""
+def drawn_roll_up(dice: Random) -> RollUpOptions:
+    """Small limits, so that a few appends reach them."""
+    return RollUpOptions(
+        cursor=dice.choice((None, None, "c")),
+        age_s_max=dice.choice((0.0, 1.0, 3600.0)),
+        records_max=dice.choice((1, 3, 1000)),
+        reinsertions_max=dice.choice((1, 3, 100)),
+        undecided_s=dice.choice((0.0, 0.05, 2.0, 900.0)),
+        markers_max=dice.choice((1, 2, 5, 1000)),
+        logs_ahead=dice.choice((1, 3)),
+        take_all=dice.random() < 0.5,
+        retry=RETRY,
+    )
 
-    marks: LogWriter | None = field(default=None)
 
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        folder, found, name = path.partition("/log/Bucket=")
-        if found and name and folder.startswith(f"{LOG}/Life=") and self.marks is not None:
-            try:
-                self.process.wait(self.marks.submit_many([_marker(folder, bytes(data)).to_message()]))
-            except LogError as error:
-                return Unknown(f"not marked: {error}")
-        return super().create(path, data)
+@dataclass(frozen=True, slots=True)
+class RollingUp:
+    """Rolls every dirty log up, repeatedly, and hands out some of what it selects, or never anything."""
+
+    options: RollUpOptions
+    rounds: int
+    pause_s_max: float = 0.2
+    hands_out: float = 0.5
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * self.pause_s_max)
+            for log in stage.world.marks.logs:
+                rolling = Rolling(stage, process, log, self.options)
+                try:
+                    rolling.roll_up(self.hands_out)
+                except LogNotFoundError:
+                    continue
+                except (MissingError, GarbageCollectedError) as error:
+                    # Another roll-up and a collection have overtaken it.
+                    if not rolling.overtaken:
+                        stage.fail(f"markers are gone, and the cursor is where it was: {error}")
+                except LogError as error:
+                    stage.excuse(error)
 
 
-def _marker(folder: str, data: bytes) -> Marker:
-    table = pq.read_table(BytesIO(data), columns=["offset", "timestamp_us"])
-    log_id = life_of(f"{folder.removeprefix(f'{LOG}/')}/")
-    assert log_id is not None
-    start = LogPosition(table["offset"][0].as_py(), table["timestamp_us"][0].as_py())
-    return Marker.of_fragment(LOG, log_id, start, len(table))
+class Rolling:
+    """One roll-up of a dirty log, with checks of what it reports."""
+
+    def __init__(self, stage: Stage, process: SimProcess, log: str, options: RollUpOptions) -> None:
+        self._stage = stage
+        self._process = process
+        self._log = log
+        self._options = options
+        self._began = self._moves
+
+    @property
+    def _moves(self) -> int:
+        return self._stage.world.names[self._log].life.cursors[ROLLUP].now
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the cursor was moved since it began."""
+        return self._moves > self._began
+
+    def roll_up(self, hands_out: float) -> None:
+        """Roll up, handing out each selected log with this chance."""
+        world, dice, cursor = self._stage.world, self._process.random, self._options.cursor
+        rollup = RollUp(SimStore(world, self._process), self._log, options=self._options, runtime=self._process)
+        since = world.marks.reading(cursor)
+        plan = rollup.read()
+        assert not plan.stretch.skipped, f"markers were collected before they were rolled up: {plan.stretch}"
+        decided = world.marks.read(plan, cursor, since)
+        handled = [log for log in self._dirty(plan) if dice.random() < hands_out]
+        # So long that others append, commit and roll up.
+        self._stage.simulation.pause(dice.random() * dice.choice((0.0, 0.0, 0.2, 2.0)))
+        # Recorded before it begins, because a killed process never returns.
+        world.marks.finishes(self._process.name, decided, handled)
+        done = rollup.finish(plan, handled)
+        world.fired["fenced by a roll-up"] += done.num_fenced
+        world.fired["markers reinserted"] += done.num_reinserted
+        world.fired["handed out"] += len(handled)
+        world.fired[f"rolled up: {done.outcome.value}"] += 1
+
+    def _dirty(self, plan: RollUpPlan) -> Sequence[str]:
+        # Some hand out what is not due yet, too.
+        return plan.selected if self._options.take_all else tuple(dict.fromkeys(each.log for each in plan.dirty))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectingMarkers:
+    """Collects the dirty logs repeatedly."""
+
+    rounds: int
+    pause_s_max: float = 0.3
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        options = collector_options(stage.world.shared.interval_s)
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * self.pause_s_max)
+            for log in stage.world.marks.logs:
+                try:
+                    collect(SimStore(stage.world, process), log, options=options, runtime=process)
+                except (LogNotFoundError, CollectionRefusedError, MissingError):
+                    continue
+                except LogError as error:
+                    stage.excuse(error)
+                else:
+                    stage.world.fired["markers collected"] += 1
+
+
+def check_marked(stage: Stage, operator: SimProcess) -> None:
+    """Every acknowledged record is marked; roll-ups that hand out nothing lose nothing; others leave nothing behind."""
+    marks, store = stage.world.marks, SimStore(stage.world, operator)
+    marks.check(stage.simulation.now_s)
+    if not marks.logs:
+        return
+    with (
+        DirtyLog.open(store, "x", runtime=operator) as dirty,
+        LogWriter.open_or_initialize(store, LOG, runtime=operator, marks=dirty) as writer,
+    ):
+        last = Append((Message(b"last marked"),), stage.simulation.now_s, marked=True)
+        submit_once(stage, store, writer, last)
+    assert last.outcome in {"acked", "sealed"}, f"after healing: {last}"
+    for hands_out in (0.0, 1.0, 1.0, 1.0):
+        # A marker under way for long is decided by the fence.
+        stage.simulation.pause(100.0)
+        for log in filter(marks.ahead, marks.logs):
+            Rolling(stage, operator, log, EVERY_LOG).roll_up(hands_out)
+    left = {log: marks.ahead(log) for log in marks.logs if marks.ahead(log)}
+    assert not left, f"rolled up again and again, and left: {left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,104 +169,29 @@ class Marking:
     count: int
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store = MarkingStore(stage.world, process)
+        store = SimStore(stage.world, process)
         try:
-            store.marks = LogWriter.open_or_initialize(store, DIRTY, options=self.options, runtime=process)
-            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+            marks = Server("x", self.options, 1).open(store)
+            writer = LogWriter.open(store, LOG, options=self.options, runtime=process, marks=marks)
         except LogError as error:
             stage.excuse(error)
             return
         for number in range(self.count):
-            append_once(stage, store, writer, (Message(f"{process.name}/{number}".encode()),))
+            append = Append((Message(f"{process.name}/{number}".encode()),), stage.simulation.now_s, marked=True)
+            submit_once(stage, store, writer, append)
         writer.close()
+        marks.close()
 
 
-@dataclass(frozen=True, slots=True)
-class RollingUp:
-    """Rolls the dirty log up repeatedly; records what it hands out before it finishes, as a sensor does."""
-
-    rounds: int
-    pause_s_max: float = 0.2
-
-    def play(self, stage: Stage, process: SimProcess) -> None:
-        for _ in range(self.rounds):
-            stage.simulation.pause(process.random.random() * self.pause_s_max)
-            try:
-                roll_up(stage, process, hand_out=process.random.random() < 0.5)
-            except LogNotFoundError:
-                continue
-            except LogError as error:
-                stage.excuse(error)
-
-
-def rolling_casts(options: WriterOptions) -> dict[str, dict[str, Actor]]:
+def rolling_casts(options: WriterOptions) -> Mapping[str, dict[str, Actor]]:
     """The casts of the scenarios with a server that marks its appends."""
     marking = Marking(options, 3)
+    fleet = FleetWriter((LOG, "b"), "x", FleetOptions(logs_open_max=1, creates=True, writer=options), 2, 2)
+    rolling, patient = RollingUp(EVERY_LOG, 3), RollingUp(PATIENT, 6, hands_out=0.2)
     return {
-        "roll up while appending": {"victim": RollingUp(3), "marking": marking},
-        "two roll-ups at once": {"victim": RollingUp(2), "other": RollingUp(2), "marking": marking},
-        "roll up and collect": {"victim": RollingUp(3), "collector": CollectingMarkers(3), "marking": marking},
+        "roll up while appending": {"victim": rolling, "marking": marking},
+        "roll up patiently while appending": {"victim": patient, "marking": marking},
+        "two roll-ups at once": {"victim": rolling, "other": rolling, "marking": marking},
+        "roll up and collect": {"victim": rolling, "collector": CollectingMarkers(3), "marking": marking},
+        "roll up while a fleet appends": {"victim": rolling, "marking": fleet},
     }
-
-
-def roll_up(stage: Stage, process: SimProcess, *, hand_out: bool) -> RollUpEnd:
-    rollup = RollUp(SimStore(stage.world, process), DIRTY, options=OPTIONS, runtime=process)
-    plan = rollup.read()
-    if hand_out:
-        for each in plan.logs:
-            if each.log in plan.selected:
-                limit = each.marker.limit.offset if each.rest is None else each.rest.start
-                stage.world.fired[HANDLED] = max(stage.world.fired[HANDLED], limit)
-        # So long that others append and commit.
-        stage.simulation.pause(process.random.random() * 0.2)
-    done = rollup.finish(plan, plan.selected if hand_out else ())
-    stage.world.fired["fenced by a roll-up"] += done.num_fenced
-    stage.world.fired[f"rolled up: {done.outcome.value}"] += 1
-    return done.outcome
-
-
-@dataclass(frozen=True, slots=True)
-class CollectingMarkers:
-    """Collects the dirty log repeatedly."""
-
-    rounds: int
-
-    def play(self, stage: Stage, process: SimProcess) -> None:
-        options = collector_options(0.0)
-        for _ in range(self.rounds):
-            stage.simulation.pause(process.random.random() * 0.3)
-            try:
-                collect(SimStore(stage.world, process), DIRTY, options=options, runtime=process)
-            except (LogNotFoundError, CollectionRefusedError, MissingError):
-                continue
-            except LogError as error:
-                stage.excuse(error)
-
-
-def check_rolled_up(stage: Stage, operator: SimProcess) -> None:
-    """Every acknowledged record was handed out, or is marked; one more roll-up then leaves nothing behind."""
-    store = SimStore(stage.world, operator)
-    if stage.world.names[DIRTY].life.manifest is None:
-        assert not any(append.outcome == "acked" for append in stage.history.appends if _marked(append.records))
-        return
-    stores = LogStores(store, DIRTY, runtime=operator, retry=RETRY, snapshots_loaded_max=0)
-    witness = stores.cursors.load(ROLLUP)
-    start = None if witness is None else witness.cursor.position.offset
-    reader = LogReader.open(store, DIRTY, runtime=operator)
-    marked = list(markers_of(reader.records(start), what=DIRTY))
-    handled = stage.world.fired[HANDLED]
-    for append in stage.history.appends:
-        if append.outcome == "acked" and _marked(append.records):
-            offset = append.offset
-            assert offset is not None
-            covered = offset < handled or any(each.start <= offset < each.limit.offset for each in marked)
-            assert covered, f"acknowledged at {offset}, handed out up to {handled}, marked {marked}"
-    for _ in range(3):
-        # A marker under way for long is decided by the fence.
-        stage.simulation.pause(100.0)
-        roll_up(stage, operator, hand_out=True)
-    assert RollUp(store, DIRTY, options=OPTIONS, runtime=operator).read().stretch.num_markers == 0
-
-
-def _marked(records: tuple[Message, ...]) -> bool:
-    return all((record.body or b"").startswith(b"marking") for record in records)

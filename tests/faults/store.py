@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.lives import Names
+from tests.faults.marks import Marks
 from tests.faults.plans import OUTAGES, Script
 from tests.faults.simulator import SimProcess
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError
@@ -50,8 +51,11 @@ class World:
     fired_at: dict[int, str] = field(default_factory=dict)
     kinds: list[Kind] = field(default_factory=list)
     outages: dict[str, float] = field(default_factory=dict)
+    # How long a PUT below a folder may take, where that is more than usual.
+    slow_s: dict[str, float] = field(default_factory=dict)
     objects: MemoryStore = field(default=None)
     names: Names = field(init=False)
+    marks: Marks = field(init=False)
     network: SimProcess = field(init=False)
     _changes: list[tuple[float, str, ObjectMeta | None]] = field(default_factory=list)
 
@@ -60,6 +64,7 @@ class World:
         self.network = SimProcess(self.simulation, "network", steady=True)
         self.objects = self.objects or MemoryStore(self.network)
         self.names = Names(self.objects)
+        self.marks = Marks(self.names)
 
     @property
     def oracle(self) -> Oracle:
@@ -81,7 +86,7 @@ class World:
         self.plan, self.kinds = plan, []
 
     def heal(self) -> None:
-        self.plan, self.outages = Script(), {}
+        self.plan, self.outages, self.slow_s = Script(), {}, {}
 
     def draw(self, kind: Kind, path: str) -> Call:
         """Number a store call, and decide what happens to it."""
@@ -109,6 +114,7 @@ class World:
     def _show(self, path: str, data: bytes | None, who: str) -> None:
         try:
             self.names.landed(path, data, self.simulation.now_s, who)
+            self.marks.landed(path, self.simulation.now_s, who)
         except (AssertionError, LogError) as error:
             self.simulation.failure = error
             raise
@@ -170,7 +176,7 @@ class SimStore:
 
     def _send(self, call: Call, land: Callable[[], PutOutcome]) -> PutOutcome:
         self._crash(call, "crash-before")
-        self._travel(5.0 if call.fault == "slow" else 0.02)
+        self._travel(5.0 if call.fault == "slow" else self.world.slow_s.get(call.path.partition("/")[0], 0.02))
         if self._meets("denied") or self._meets("full"):
             raise StoreDeniedError(f"{call.path}: expected access and space, found neither")
         match call.fault:

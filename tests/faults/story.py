@@ -35,7 +35,10 @@ from tests.faults.collectors import (
 )
 from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
+from tests.faults.fleets import check_fleet_logs
+from tests.faults.marked_casts import FLEET_LOGS, MARKED, SLOW_S, marked_cast
 from tests.faults.plans import Plan, Swarm
+from tests.faults.rollups import check_marked
 from tests.faults.second_lives import Reusing, check_all_destroyed, destroy_unfinished, drawn_steps
 from tests.faults.short_writers import ShortWriter, check_small
 from tests.faults.simulator import YEAR_US, SimProcess, Simulation
@@ -215,6 +218,9 @@ class Story:
             cast = drawn_cast(simulation.dice("cast"), brief=brief, lives=self.stage.lives)
             if brief and simulation.dice("consumer").random() < BUSY:
                 cast["consumer"] = Consumer("e", 100, 0.02)
+            if simulation.dice("marked").random() < MARKED:
+                cast = marked_cast(simulation.dice("marking"), cast, brief=brief)
+                self.stage.world.slow_s = dict.fromkeys((LOG, *FLEET_LOGS), simulation.dice("slow").choice(SLOW_S))
         plan = self.plan if self.plan is not None else Swarm.drawn(simulation.dice("plan"), brief=brief)
         operator = SimProcess(simulation, "operator")
         simulation.run(simulation.spawn(operator, "main", lambda: self._direct(cast, plan, operator)))
@@ -229,7 +235,8 @@ class Story:
             simulation.spawn(process, name, lambda name=name, process=process: cast[name].play(stage, process))
             for name, process in stage.processes.items()
         ]
-        simulation.block(lambda: all(task.over for task in tasks), STORY_S_MAX)
+        frozen_s = max((actor.for_s for actor in cast.values() if isinstance(actor, Freezer)), default=0.0)
+        simulation.block(lambda: all(task.over for task in tasks), STORY_S_MAX + frozen_s)
         stuck = [task.name for task in tasks if not task.over]
         assert not stuck, f"hung: {stuck}"
         self.kinds = list(stage.world.kinds)
@@ -252,6 +259,8 @@ def _end(stage: Stage, operator: SimProcess) -> None:
     """With every fault healed there is progress, nothing is damaged, and all sums balance."""
     if stage.lives:
         destroy_unfinished(stage, operator)
+    check_marked(stage, operator)
+    check_fleet_logs(stage, operator)
     _check_progress(stage, operator)
     check_small(stage, operator)
     lives = {log_id: life for log_id, life in stage.world.names.lives.items() if life.log == LOG}

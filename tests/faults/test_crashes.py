@@ -10,6 +10,7 @@ from tests.mutations import Mutation, applied
 
 # `make crashes` runs them all, in several orders of the tasks.
 RUNS_MAX = 12
+SCHEDULES_FOR_A_MUTANT = 4
 
 
 @pytest.mark.slow
@@ -28,4 +29,4 @@ def test_a_defect_is_found_by_a_fault_at_some_call(name: str, mutant: Mutation) 
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
 
     with applied(mutant), pytest.raises(AssertionError):
-        examine(scenario, only="slow")
+        examine(scenario, schedules=SCHEDULES_FOR_A_MUTANT, only="slow")

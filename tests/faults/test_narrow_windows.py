@@ -37,9 +37,11 @@ from wal3_core import (
     records_across,
     seal,
 )
+from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
+from wal3_core.model.marker import Marker
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
@@ -416,6 +418,27 @@ def change_the_policy_while_another_does_before_the_answer() -> None:
     assert other.load().retention_s == 7200
 
 
+def resume_after_a_commit_that_was_not_marked() -> None:
+    """A commit goes unanswered while no marker can be written; the writer resumes once both logs answer."""
+    faulty = FaultyStore(MemoryStore(shared_runtime()))
+    hasty = WriterOptions(retry=RetryOptions(timeout_s=0.2, pause_s_max=0.01), delivery_timeout_s=0.05)
+    LogWriter.initialize(faulty.inner, "a")
+    with DirtyLog.open(faulty, "s", options=hasty) as dirty:
+        writer = LogWriter.open(faulty, "a", options=hasty, ordered=True, marks=dirty)
+        faulty.fail("replace", "dirty/", "unavailable", times=1000)
+        faulty.fail("replace", f"a/{MANIFEST}", "applied-unknown", times=1)
+        faulty.fail("get", f"a/{MANIFEST}", "unavailable", times=1000)
+        with suppress(UnknownDurabilityError):
+            writer.append(b"x")
+        # Until then the marker fails for certain, and is not just late.
+        dirty.flush()
+        faulty.heal()
+        assert writer.resume().appends == 1
+        writer.close()
+    found = [Marker.of_record(record, what="s") for record in LogReader.open(faulty.inner, "dirty/s").records()]
+    assert [marker.start for marker in found] == [1]
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -435,6 +458,7 @@ NARROW = (
     append_where_the_log_ends_behind_an_unanswered_commit,
     initialize_while_another_appends_before_the_answer,
     change_the_policy_while_another_does_before_the_answer,
+    resume_after_a_commit_that_was_not_marked,
 )
 
 

@@ -1,0 +1,135 @@
+"""A fleet in a story: several callers append to several logs, of which only some can be open at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.faults.actors import await_all, judged
+from tests.faults.history import PENDING_S, Append
+from tests.faults.store import LOG, SimStore
+from wal3_core import LogError, LogReader, Message, scrub
+from wal3_core.errors import AppendError, AppendReplacedError, ClosedError
+from wal3_core.fleet.fleet import Fleet
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tests.faults.actors import Stage
+    from tests.faults.simulator import SimProcess
+    from wal3_core import LogPosition
+    from wal3_core.fleet.fleet_options import FleetOptions
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWriter:
+    """Appends to these logs from several callers at once, marked in one dirty log."""
+
+    logs: tuple[str, ...]
+    server: str
+    options: FleetOptions
+    callers: int
+    appends_max: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = SimStore(stage.world, process)
+        try:
+            fleet = Fleet.open(store, server=self.server, options=self.options, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
+            return
+        opened = OpenedFleet(stage, store, fleet, self.options.logs_open_max)
+        tasks = [
+            stage.simulation.spawn(
+                process, f"{process.name}/{n}", lambda n=n: self._call(opened, f"{process.name}/{n}")
+            )
+            for n in range(self.callers)
+        ]
+        await_all(stage.simulation, tasks)
+        fleet.close()
+        opened.check_closed()
+
+    def _call(self, opened: OpenedFleet, name: str) -> None:
+        dice = opened.stage.simulation.dice(name)
+        for index in range(dice.randrange(1, self.appends_max + 1)):
+            opened.stage.simulation.pause(dice.choice((0.0, 0.0, 0.1, 2.0, 20.0)))
+            records = tuple(Message(f"{name}/{index}/{n}".encode()) for n in range(dice.choice((1, 1, 3))))
+            opened.append(dice.choice(self.logs), records, dice.choice((None, None, None, 0.0, 5.0)))
+
+
+@dataclass(slots=True)
+class OpenedFleet:
+    """An open fleet, and the appends without an outcome."""
+
+    stage: Stage
+    store: SimStore
+    fleet: Fleet
+    logs_open_max: int
+    under_way: list[Future[LogPosition]] = field(default_factory=list)
+    # When appends to a log were last refused because its name had another one, and how often that had changed.
+    replaced: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def append(self, log: str, records: tuple[Message, ...], timeout_s: float | None) -> None:
+        """Append and record the outcome; check that no log with work was closed."""
+        append = Append(records, self.stage.simulation.now_s, marked=True)
+        self.stage.history_of(log).appends.append(append)
+        with judged(self.stage, self.store, append, log=log):
+            try:
+                future = self.fleet.submit_many(log, records, timeout_s=timeout_s)
+            except (AppendError, ClosedError):
+                raise
+            except LogError as error:
+                # It could not be opened.
+                self.stage.excuse(error)
+                append.outcome, append.ended_s = "unopened", self.stage.simulation.now_s
+                return
+            self.under_way.append(future)
+            self._check()
+            try:
+                append.offset = self.store.process.wait(future).offset
+            except AppendReplacedError as error:
+                self._replaced(log, append, error)
+                raise
+            self.stage.world.fired["appended by a fleet"] += 1
+
+    def _replaced(self, log: str, append: Append, error: LogError) -> None:
+        """A log that was replaced is opened again for the next append."""
+        changes = len(self.stage.world.names[log].held)
+        refused_s, known = self.replaced.get(log, (PENDING_S, 0))
+        if append.began_s > refused_s and known == changes:
+            self.stage.fail(f"refused again, and nothing has changed: {error}")
+        self.replaced[log] = self.stage.simulation.now_s, changes
+
+    def _check(self) -> None:
+        """What has work is open, within the limit."""
+        before = [future for future in self.under_way if not future.done()]
+        stats = self.fleet.stats()
+        self.under_way = [future for future in self.under_way if not future.done()]
+        num_waiting = sum(future in self.under_way for future in before)
+        if stats.appends_waiting < num_waiting:
+            self.stage.fail(f"a log was closed with {num_waiting} appends under way: {stats}")
+        if stats.logs_open > self.logs_open_max:
+            self.stage.fail(f"expected at most {self.logs_open_max} open logs: {stats}")
+        self.stage.world.fired["closed for another log"] += stats.logs_closed > 0
+
+    def check_closed(self) -> None:
+        """Closing has waited for everything; it is counted a little later."""
+        waited = all(future.done() for future in self.under_way)
+        self.stage.simulation.pause(1.0)
+        stats = self.fleet.stats()
+        if not waited or stats.bytes_held or stats.appends_waiting:
+            self.stage.fail(f"closed with work: {stats}")
+
+
+def check_fleet_logs(stage: Stage, operator: SimProcess) -> None:
+    """The other logs of a fleet are as whole as the story's own."""
+    store = SimStore(stage.world, operator)
+    for log, history in stage.histories.items():
+        assert log != LOG
+        history.check({log_id: life for log_id, life in stage.world.names.lives.items() if life.log == log})
+        if stage.world.names[log].life.manifest is None:
+            continue
+        report = scrub(store, log, runtime=operator)
+        assert report.sound, report.problems
+        found = [Message(record.body, record.key) for record in LogReader.open(store, log, runtime=operator).records()]
+        assert found == stage.world.names[log].life.records, f"{log} holds other records"
