@@ -46,16 +46,17 @@ class Fragment:
 
 
 def decode(
-    data: bytes | memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
+    data: bytes | memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True, what: str = ""
 ) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
     Always checked: the schema, the count, and the expanded size of the pages, before any is expanded. With
-    ``verify`` also every position, the setsum, and the file's own metadata. Raises CorruptError
-    naming the fragment. Whatever the bytes, memory grows by at most three times ``expanded_bytes_max``
-    plus 64 MiB; a file that declares a larger size is refused before memory is allocated for it.
+    ``verify`` also every position, the setsum, and the file's own metadata. Raises CorruptError naming
+    the fragment, by ``what`` if given. Whatever the bytes, memory grows by at most three times
+    ``expanded_bytes_max`` plus 64 MiB; a file that declares a larger size is refused before memory is
+    allocated for it.
     """
-    what = f"fragment {pointer.seq_no} ({pointer.path})"
+    what = what or f"fragment {pointer.seq_no} ({pointer.path})"
     try:
         table = _read(memoryview(data), pointer, what, expanded_bytes_max)
     except pa.ArrowMemoryError:
