@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
+PROGRAM = "import sys; sys.argv[0] = 'wal3'; from wal3_core.cli import main; main()"
 
 
 def _plain(text: str) -> str:
@@ -99,7 +100,7 @@ def test_command_that_a_failed_check_shows_repairs_all_damaged_files_from_a_copy
     assert ("someone put the file of a copy there" in steps.casefold()) == (updated and change == "the copy's file")
     (command,) = [span for span in re.findall(r"`([^`]+)`", steps) if " repair " in span]
     words = shlex.split(command.replace("BACKUP_URL", shlex.quote(backup.url)))
-    subprocess.run([sys.executable, "-m", "wal3_core.cli", *words[1:]], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM, *words[1:]], cwd=ROOT, check=True, timeout=60)
     assert scrub(fleet, log).sound
 
 
