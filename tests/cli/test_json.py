@@ -41,6 +41,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "gc a --dry-run": ("", {"log", "objects", "num_held", "pins", "orphans", "begun"}),
     "gc a": ("", {"log", "num_records", "num_orphans", "num_deleted", "num_held", "wait_s", "problems"}),
     "copy a b": ("", {"source", "num_records", "setsum"}),
+    "repair a --from STORE --from-log b": ("", {"log", "dry_run", "complete", "num_fragments", "repaired", "problems"}),
     "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
     "store-id --create": ("", {"store", "store_id"}),
     "doctor": ("", {"url", "checks", "advice"}),
@@ -74,7 +75,8 @@ def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path
         subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=60)
 
     for line, (stdin, fields) in RUNS.items():
-        arguments = [str(repository) if word == "GIT" else word for word in line.split()]
+        named = {"GIT": str(repository), "STORE": wal3.url}
+        arguments = [named.get(word, word) for word in line.split()]
         documents = wal3.json(*arguments, "--json", stdin=stdin or None)
 
         assert documents, line

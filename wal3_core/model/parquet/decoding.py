@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.columns import KEYED, PLAIN, Offsets, key_index, records_of, table_setsum
-from wal3_core.model.parquet.damage import changed, unreadable
+from wal3_core.model.parquet.damage import changed, foreign, unreadable
 from wal3_core.model.parquet.pages import FOOTER_BYTES_MAX, check_expansion, measure, read_footer
 from wal3_core.model.parquet.thrift import ITEMS_MAX
 from wal3_core.model.paths import check_fragment_path
@@ -150,7 +150,8 @@ def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> Non
     for name, value in expected.items():
         found = metadata.get(name.encode())
         if found is not None and found != value.encode():
-            raise unreadable(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
+            wrong = foreign if name == "wal3.writer" else unreadable
+            raise wrong(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
 
 
 def _check_schema(schema: pa.Schema, what: str) -> None:
