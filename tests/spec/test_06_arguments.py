@@ -82,6 +82,7 @@ MADE_INSIDE = {
     "LogWriter",
     "Pin",
     "Record",
+    "RepairReport",
     "ResumeReport",
     "ScrubReport",
     "Seal",
