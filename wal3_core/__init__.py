@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from wal3_core.log.maintain.destroyer import DestroyPlan as DestroyPlan
     from wal3_core.log.maintain.destroyer import destroy as destroy
     from wal3_core.log.maintain.destroyer import plan_destroy as plan_destroy
+    from wal3_core.log.maintain.repair import RepairReport as RepairReport
+    from wal3_core.log.maintain.repair import repair_log as repair_log
     from wal3_core.log.maintain.sealer import initialize_successor as initialize_successor
     from wal3_core.log.maintain.sealer import migrate as migrate
     from wal3_core.log.maintain.sealer import seal as seal
@@ -206,6 +208,7 @@ _HOMES = {
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
     "References": "wal3_core.log.collect.references",
+    "RepairReport": "wal3_core.log.maintain.repair",
     "ResumeReport": "wal3_core.log.write.halt",
     "RetryOptions": "wal3_core.options",
     "RollUp": "wal3_core.fleet.rollup",
@@ -254,6 +257,7 @@ _HOMES = {
     "pinned_records": "wal3_core.log.read.pinned",
     "plan_destroy": "wal3_core.log.maintain.destroyer",
     "records_across": "wal3_core.log.read.succession",
+    "repair_log": "wal3_core.log.maintain.repair",
     "scrub": "wal3_core.log.read.scrub",
     "seal": "wal3_core.log.maintain.sealer",
     "update_copy": "wal3_core.log.maintain.copy_update",

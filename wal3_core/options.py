@@ -251,8 +251,9 @@ class ConsumerOptions:
     """How a consumer saves its cursors and waits.
 
     With ``auto_commit`` it saves them when ``commit_records_max`` records were processed, or ``commit_s_max`` seconds
-    have passed, since the last time, and at its end; without it, ``commit`` alone does. It takes at most
-    ``batch_records_max`` records from one log before it looks at the next one. It ends after ``idle_s`` seconds
+    have passed, since the last time, and at its end; without it, ``commit`` alone does. A batch counts with all its
+    records, when the next one is asked for. It takes at most ``batch_records_max`` records from one log before it
+    looks at the next one. It ends after ``idle_s`` seconds
     without a record; None means never. ``reader`` says how often it polls, and how long it waits for a store that
     does not answer.
     """

@@ -56,7 +56,8 @@ def init(folder: Path, *, force: bool, **options: str | int | bool) -> None:
     if not deployment.in_postgres:
         create_databases(folder)
         click.echo(f"created Dagster's databases in {folder}")
-    click.echo("\nNext: read wal3.env, fill in what is missing, and run")
+    click.echo("\nNext: read wal3.env, fill in what is missing (WAL3_RUNBOOK, the address of your copy of")
+    click.echo("docs/operations.md, makes the runbook in checks and alerts a link), and run")
     for command in deployment.commands():
         click.echo(f"  {command}")
 

@@ -1,7 +1,7 @@
 """What to do about a failed check: the first steps of a section of the runbook, for this log and this file.
 
 The sentences are those of docs/operations.md, word by word, so that someone who sees only the UI or an alert
-reads the same. In commands, LOG, FILE, PATH (below ``Life=…/``) and NAME (of the file) are replaced.
+reads the same. In commands, LOG and FILE are replaced.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from wal3_orchestration.scope import Scope
 
 AGAIN = "Run `wal3 scrub LOG` once more: damage in transit (a bad cache, a bad NIC) does not repeat."
-RESTORE_FROM = {
-    "file": "From a copy in the directory BACKUP: `cp -f BACKUP/LOG/Life=*/PATH FILE`.",
-    "s3": (
-        "From a copy in the bucket BACKUP: `aws s3 ls --recursive s3://BACKUP/ | grep NAME` shows its KEY; then"
-        " `aws s3 cp s3://BACKUP/KEY FILE`."
-    ),
-}
+REPAIR = (
+    "Run `wal3 repair LOG --from BACKUP_URL`, where BACKUP_URL is the store of a copy of this log. One run repairs all"
+    " damaged and missing files of the log."
+)
+ROLE = (
+    "It needs the policies `writer` on the log's store and `reader` on BACKUP_URL, or `admin`; the policy `maintenance`"
+    " cannot write fragments."
+)
 _CURSOR = (
     "A cursor is damaged, or the file is not a cursor. `wal3 cursor list LOG` names it.",
     (
@@ -33,13 +34,10 @@ _CURSOR = (
     ),
     "Then run `wal3 cursor delete LOG NAME`.",
 )
-_FROM_ANY_COPY = (
-    "Restore the file from any copy of it: an older version of the object, a backup of the bucket, or the file with the"
-    " same path below `Life=…/` in a `wal3 copy` of this log."
+_SCRUB = "Then run `wal3 scrub LOG`."
+_WITHOUT_COPY = (
+    "Without a copy, restore the file `FILE` from an older version of the object, or from a backup of the bucket."
 )
-_RIGHT_FILE = "Then run `wal3 scrub LOG`, which says whether it is the right file."
-# Stands for the one of RESTORE_FROM that fits the store.
-_RESTORE = "RESTORE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ REMEDIES = (
                 "If you have an older manifest, restore it: the object `LOG/manifest/MANIFEST.json` from an older"
                 " version, if the bucket keeps versions, or from a byte-for-byte backup of this object."
             ),
-            "Then run `wal3 scrub LOG`.",
+            _SCRUB,
         ),
     ),
     Remedy(
@@ -76,6 +74,20 @@ REMEDIES = (
         when="found a copy of .* (under way|cut short)",
         section=Section.COPY,
         steps=("If a copy is cut short, run the same command again.",),
+    ),
+    Remedy(
+        check="sound",
+        when="this is the file of another copy",
+        section=Section.UNSOUND,
+        steps=(
+            (
+                "Someone put the file of a copy there. An update of a copy writes the same records as files of its own,"
+                " which fit no other log."
+            ),
+            REPAIR,
+            ROLE,
+            _SCRUB,
+        ),
     ),
     Remedy(
         check="sound",
@@ -87,9 +99,10 @@ REMEDIES = (
                 "The object was deleted. Look for a lifecycle rule, a manual delete, or a restored manifest: an older"
                 " manifest names objects that have been collected since."
             ),
-            _FROM_ANY_COPY,
-            _RESTORE,
-            _RIGHT_FILE,
+            REPAIR,
+            ROLE,
+            _SCRUB,
+            _WITHOUT_COPY,
         ),
     ),
     Remedy(
@@ -99,9 +112,10 @@ REMEDIES = (
         steps=(
             AGAIN,
             "The bytes of that file changed.",
-            _FROM_ANY_COPY,
-            _RESTORE,
-            _RIGHT_FILE,
+            REPAIR,
+            ROLE,
+            _SCRUB,
+            _WITHOUT_COPY,
         ),
     ),
     Remedy(
@@ -110,8 +124,10 @@ REMEDIES = (
         section=Section.UNSOUND,
         steps=(
             AGAIN,
-            "Restore that file from an older version of the object, or from a backup of the bucket.",
-            _RIGHT_FILE,
+            REPAIR,
+            ROLE,
+            _SCRUB,
+            _WITHOUT_COPY,
         ),
     ),
     Remedy(check="sound", when="cursor/", section=Section.REFUSED, steps=_CURSOR),
@@ -203,16 +219,10 @@ def remedy(scope: Scope, check: str, log: str, problem: str, file: str | None = 
     """Return the steps against a check's problem as Markdown; None when the runbook has a table of messages only."""
     for found in REMEDIES:
         if found.check == check and re.search(found.when, problem, re.DOTALL):
-            steps = [_filled(scope, step, log, file) for step in _steps(found, file)]
+            steps = [_filled(scope, step, log, file) for step in found.steps]
             numbered = [f"{number}. {step}" for number, step in enumerate(steps, start=1)]
             return "\n".join([*numbered, "", f"More: {address(scope, found.section)}"])
     return None
-
-
-def _steps(found: Remedy, file: str | None) -> list[str]:
-    restore = RESTORE_FROM.get(urlsplit(file or "").scheme)
-    steps = [restore if step == _RESTORE else step for step in found.steps]
-    return [step for step in steps if step is not None]
 
 
 def _filled(scope: Scope, step: str, log: str, file: str | None) -> str:
@@ -225,9 +235,7 @@ def _span(scope: Scope, text: str, log: str, file: str | None) -> str:
     if words[0] == "wal3" and "LOG" in words:
         return command(scope, *(log if word == "LOG" else word for word in words[1:]))
     if file is not None:
-        below = re.sub(r"^.*/Life=[^/]*/", "", file)
-        place = shlex.quote(_place(file))
-        text = text.replace("PATH", below).replace("FILE", place).replace("NAME", below.rpartition("/")[2])
+        text = re.sub(r"\bFILE\b", lambda _: shlex.quote(_place(file)), text)
     return re.sub(r"\bLOG\b", log, text)
 
 

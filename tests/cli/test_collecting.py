@@ -332,6 +332,21 @@ def test_log_that_would_lose_nearly_everything_is_refused_until_allowed(wal3: Co
     assert files(wal3) == set()
 
 
+@pytest.mark.parametrize("arguments", [("a",), ("a", "--dry-run"), ("a", "b", "--dry-run"), ("--all",)])
+def test_refusal_to_collect_nearly_everything_names_the_option_that_allows_it(
+    wal3: Command, arguments: tuple[str, ...]
+) -> None:
+    for log in ("a", "b"):
+        appended(wal3, log, 2)
+        wal3.ok("cursor", "set", log, "reader", "3")
+
+    refused = wal3("gc", *arguments)
+
+    assert refused.exit_code == 1
+    for line in refused.stderr.splitlines():
+        assert line.endswith("then allow it (`--fraction-max 1`, or `wal3 policy LOG --percent-max 100`)")
+
+
 def test_log_without_cursors_is_collected_up_to_an_offset_when_allowed(wal3: Command) -> None:
     appended(wal3, "a")
 

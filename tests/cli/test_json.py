@@ -45,6 +45,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "dirty show": ("", {"dirty_log", "log", "decision", "reason", "records", "bytes", "age_us", "over", "marker"}),
     "dirty rollup x": ("", {"dirty_log", "log", "decision", "reason", "records", "bytes", "age_us", "handed_out"}),
     "copy a b": ("", {"source", "num_records", "setsum"}),
+    "repair a --from STORE --from-log b": ("", {"log", "dry_run", "complete", "num_fragments", "repaired", "problems"}),
     "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
     "store-id --create": ("", {"store", "store_id"}),
     "doctor": ("", {"url", "checks", "advice"}),
@@ -81,7 +82,8 @@ def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path
     # A server has marked a log.
     grow(open_store(wal3.url), "marked")
     for line, (stdin, fields) in RUNS.items():
-        arguments = [str(repository) if word == "GIT" else word for word in line.split()]
+        named = {"GIT": str(repository), "STORE": wal3.url}
+        arguments = [named.get(word, word) for word in line.split()]
         documents = wal3.json(*arguments, "--json", stdin=stdin or None)
 
         assert documents, line

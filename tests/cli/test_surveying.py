@@ -355,6 +355,29 @@ def test_scrub_shows_each_bad_object_once_as_it_is_stored_and_where_to_read_on(w
     assert re.fullmatch(r"  fragment \d+: the file's bytes changed: expected \d+ bytes, found \d+", what)
 
 
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("command", ["cat", "tail"])
+def test_damage_met_by_another_command_is_named_as_stored_with_the_next_command(
+    wal3: Command, command: str, how: str
+) -> None:
+    appended(wal3, "team/orders", 5)
+    [file] = files(wal3, "team/orders/Life=*/log/**/*.parquet")
+    data = bytearray(file.read_bytes())
+    data[20] ^= 1
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data if how == "flipped" else data[:-1])
+
+    result = wal3(command, "team/orders")
+
+    assert result.exit_code == 1
+    error, following = result.stderr.splitlines()
+    assert error.startswith(f"Error: fragment 1 ({wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}): ")
+    section = "a-check-turns-red-the-log-is-unsound"
+    assert following == f"  next: `wal3 scrub LOG` shows all that is damaged; docs/operations.md#{section}"
+
+
 @pytest.mark.parametrize("arguments", [(), ("events", "--all")])
 def test_scrub_requires_logs_or_all(wal3: Command, arguments: tuple[str, ...]) -> None:
     assert wal3("scrub", *arguments).exit_code == 2

@@ -22,6 +22,8 @@ PAGES = [
 ]
 # Blocks of these languages are examples; a block without a language shows a form or an output.
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What examples import, and neither the library nor an extra installs: by module, the package.
+OUTSIDE = {"opentelemetry.sdk": "opentelemetry-sdk", "duckdb": "duckdb", "pandas": "pandas", "polars": "polars"}
 COMMANDS = {"python": [sys.executable], "sh": ["bash", "-euo", "pipefail"]}
 
 
@@ -50,6 +52,17 @@ def test_examples_of_a_page_run_as_printed_and_run_again(page: str, tmp_path: Pa
                 timeout=120,
             )
             assert ran.returncode == 0, f"{page}, {language}, {attempt} time:\n{ran.stdout}\n{ran.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_names_the_packages_that_its_examples_need_beside_the_library(page: str) -> None:
+    """The tests' environment has them all, so that running the examples does not show it."""
+    text = (ROOT / page).read_text()
+    programs = "".join(program for language, program in BLOCK.findall(text) if language == "python")
+
+    for module, package in OUTSIDE.items():
+        if re.search(rf"^(import|from) {re.escape(module)}\b", programs, re.MULTILINE):
+            assert f"pip install {package}`" in text, f"{page}: {module}"
 
 
 def _environment() -> dict[str, str]:

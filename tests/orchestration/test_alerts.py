@@ -72,7 +72,9 @@ def test_failed_run_is_posted_with_its_sentence_and_what_to_do(
     assert any(line.startswith("- verification:sound: gamma: 1 problem: ") for line in lines)
     assert any("next command: wal3 --store" in line for line in lines)
     assert any("runbook: docs/operations.md#a-check-turns-red-the-log-is-unsound" in line for line in lines)
-    assert any(line.startswith("  4. From a copy in the directory BACKUP: `cp -f BACKUP/gamma/") for line in lines)
+    assert any(
+        line.startswith("  3. Run `wal3 --store ") and " repair gamma --from BACKUP_URL`" in line for line in lines
+    )
 
 
 @pytest.mark.slow

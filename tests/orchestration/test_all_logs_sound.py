@@ -79,10 +79,10 @@ def test_sound_log_verified_after_a_damaged_one_leaves_the_overview_red(run: Run
     assert shown["all_logs_sound"]["status"] == "FAILED"
     evaluation = shown["all_logs_sound"]["evaluation"]
     assert (evaluation["partition"], evaluation["severity"]) == (None, "ERROR")
-    assert evaluation["description"] == "1 damaged: gamma"
+    assert evaluation["description"] == "1 damaged: gamma; what to do: `remedy` below"
     shown = {each["label"]: each.get("text") or each.get("mdStr") for each in evaluation["metadataEntries"]}
     assert shown["problem"].startswith("1 problem: fragment 1 ")
-    assert "cp -f BACKUP/gamma/" in shown["remedy"]
+    assert "repair gamma --from BACKUP_URL" in shown["remedy"]
 
 
 @pytest.mark.slow

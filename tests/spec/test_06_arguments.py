@@ -91,6 +91,7 @@ MADE_INSIDE = {
     "LogWriter",
     "Pin",
     "Record",
+    "RepairReport",
     "ResumeReport",
     "ScrubReport",
     "Seal",

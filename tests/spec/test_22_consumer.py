@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 
+def fill_many(store: ObjectStore, log: str, count: int) -> None:
+    with LogWriter.open_or_initialize(store, log) as writer:
+        writer.append_many([b"x"] * count)
+
+
 # ---------------------------------------------------------------------- processed and saved
 
 
@@ -187,6 +192,76 @@ def test_batch_is_processed_as_a_whole(memory_store: MemoryStore) -> None:
     with Consumer(memory_store, "a", "c", options=options) as consumer:
         assert [offsets(batch) for batch in consumer.batches()] == [[4, 5, 6], [7]]
     assert cursor_of(memory_store) == 8
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5, 10, 12, 100])
+def test_batches_are_saved_after_so_many_records(memory_store: MemoryStore, batch: int) -> None:
+    """Batches below, equal to and above ``commit_records_max``: a batch in work is never saved."""
+    fill_many(memory_store, "a", 60)
+    options = replace(SELDOM, commit_records_max=10, batch_records_max=batch)
+    expected, seen, processed, saved = [], [], 0, 0
+
+    with Consumer(memory_store, "a", "c", options=options) as consumer:
+        for records in consumer.batches():
+            if processed - saved >= options.commit_records_max:
+                saved = processed
+            expected.append(saved + 1)
+            seen.append(cursor_of(memory_store))
+            processed += len(records)
+
+    assert seen == expected
+    assert processed == 60
+    assert cursor_of(memory_store) == 61
+
+
+def test_batches_of_several_logs_count_together(memory_store: MemoryStore) -> None:
+    fill_many(memory_store, "a", 20)
+    fill_many(memory_store, "b", 20)
+    options = replace(SELDOM, commit_records_max=10, batch_records_max=5)
+    seen = []
+
+    with Consumer(memory_store, ["a", "b"], "c", options=options) as consumer:
+        for records in consumer.batches():
+            seen.append((records[0].log, cursor_of(memory_store, "a"), cursor_of(memory_store, "b")))
+
+    assert seen[:5] == [("a", 1, 1), ("b", 1, 1), ("a", 6, 6), ("b", 6, 6), ("a", 11, 11)]
+    assert [cursor_of(memory_store, log) for log in "ab"] == [21, 21]
+
+
+@pytest.mark.parametrize("batch", [5, 10, 20])
+def test_commit_within_a_batch_saves_at_once_and_the_rest_is_saved_when_it_is_processed(
+    memory_store: MemoryStore, batch: int
+) -> None:
+    fill_many(memory_store, "a", 60)
+    options = replace(SELDOM, commit_records_max=10, batch_records_max=batch)
+    limit = 1
+
+    with Consumer(memory_store, "a", "c", options=options) as consumer:
+        for records in consumer.batches():
+            saved = cursor_of(memory_store)
+            assert saved is not None
+            assert limit - options.commit_records_max < saved <= limit
+            consumer.commit(records[2])
+            assert cursor_of(memory_store) == records[2].offset + 1
+            limit = records[-1].offset + 1
+
+    assert cursor_of(memory_store) == 61
+
+
+@pytest.mark.parametrize("batch", [5, 10, 20])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_batch_that_fails_comes_again_whatever_was_saved(memory_store: MemoryStore, batch: int, number: int) -> None:
+    fill_many(memory_store, "a", 60)
+    options = replace(SELDOM, commit_records_max=10, batch_records_max=batch)
+
+    with pytest.raises(FailedError), Consumer(memory_store, "a", "c", options=options) as consumer:
+        for count, _ in enumerate(consumer.batches(), start=1):
+            if count == number:
+                raise FailedError
+
+    first = batch * (number - 1) + 1
+    assert cursor_of(memory_store) == first
+    assert consumed(memory_store) == list(range(first, 61))
 
 
 def test_consumer_is_used_inside_its_block_only(memory_store: MemoryStore) -> None:

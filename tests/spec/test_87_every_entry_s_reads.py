@@ -45,13 +45,14 @@ from wal3_core import (
     pinned_records,
     plan_destroy,
     records_across,
+    repair_log,
     scrub,
     seal,
     update_copy,
 )
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.manifest import BYTES_MAX
-from wal3_core.model.paths import MANIFEST
+from wal3_core.model.paths import MANIFEST, life_folder
 from wal3_core.options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -165,6 +166,15 @@ def roll_up(store: ObjectStore) -> object:
     return rollup.finish(plan, plan.selected)
 
 
+def repair(store: ObjectStore) -> object:
+    copy(LogAt(store, "a"), LogAt(store, "copied"))
+    reader = LogReader.open(store, "a")
+    life = f"a/{life_folder(reader.manifest().log_id)}"
+    store.delete(life + reader.scan()[0].path)
+    store.delete(life + reader.manifest().snapshots[0].path)
+    return repair_log(LogAt(store, "a"), LogAt(store, "copied")).repaired or None
+
+
 ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "Collector": prune,
     "Consumer": consume,
@@ -191,6 +201,7 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "pinned_records": lambda store: list(pinned_records(store, "a", "p")),
     "plan_destroy": lambda store: plan_destroy(store, "a"),
     "records_across": lambda store: list(records_across(store, "a")),
+    "repair_log": repair,
     "scrub": lambda store: scrub(store, "a"),
     "seal": lambda store: seal(store, "a", reason="full", successor="after"),
     "update_copy": update,

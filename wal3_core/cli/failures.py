@@ -6,18 +6,30 @@ import contextlib
 import os
 import re
 import sys
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 
-from wal3_core.errors import InvalidRequestError, LogError, NotDurableError, SealedError, UnknownDurabilityError
+from wal3_core.errors import (
+    CorruptError,
+    InvalidRequestError,
+    LogError,
+    NotDurableError,
+    SealedError,
+    UnknownDurabilityError,
+)
+from wal3_core.model.paths import CURSOR_FOLDER
 
 # What the library's messages advise a program, and the commands that do it.
 _INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
 _NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
+    "find out why, then allow it": "`--fraction-max 1`, or `wal3 policy LOG --percent-max 100`",
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }
+
+_RUNBOOK = "docs/operations.md"
+_UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-collection-refuses"
 
 EXIT_UNSOUND = 1
 # Of `wal3 exercise`, where 1 says that the store could not be used.
@@ -27,10 +39,17 @@ EXIT_TERMINATED = 143
 
 
 class Failure(click.ClickException):
-    """Ends the command with a line on stderr and exit code 1."""
+    """Ends the command with a line on stderr, a second one if there is a ``hint``, and exit code 1."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(" ".join(message.split()))
+        self.hint = hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the lines."""
+        super().show(file)
+        if self.hint:
+            click.echo(f"  next: {self.hint}", file=file, err=file is None)
 
 
 class InvalidFailure(Failure):
@@ -62,8 +81,15 @@ def leave(failure: Failure) -> NoReturn:
 
 def failure(error: LogError) -> Failure:
     """Turn a library error into a failure with its exit code."""
+    if isinstance(error, CorruptError):
+        return Failure(explain(error), hint=f"`wal3 scrub LOG` shows all that is damaged; {section_of(str(error))}")
     kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
     return kind(explain(error))
+
+
+def section_of(damaged: str) -> str:
+    """Return the section of the runbook on an object that is damaged, by its path or by what is said of it."""
+    return f"{_RUNBOOK}#{_CURSORS if CURSOR_FOLDER in damaged else _UNSOUND}"
 
 
 def explain(error: LogError) -> str:

@@ -29,6 +29,7 @@ _COMMANDS = {
     "policy": "Show or change the policy by which LOG is collected.",
     "snapshot": "Show the shape of a log's tree of snapshots, and repack it.",
     "scrub": "Read whole logs back and check every object: manifest, snapshots, fragments, cursors.",
+    "repair": "Write LOG's damaged and missing files again, from a copy of LOG.",
     "dirty": "Show which logs have grown, and roll the dirty logs up.",
     "gc": "Collect garbage: prune records below every cursor, delete what was pruned an interval ago.",
     "seal": "Close LOG for good: it can still be read, but not appended to.",

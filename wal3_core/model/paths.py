@@ -154,10 +154,14 @@ def cursor_name(path: str) -> str:
     return name
 
 
+def fragment_folder(seq_no: FragmentSeqNo) -> str:
+    """Folder of the fragments of all writers whose numbers are near this one."""
+    return f"{FRAGMENT_FOLDER}Bucket={seq_no // FRAGMENTS_PER_BUCKET * FRAGMENTS_PER_BUCKET:016x}/"
+
+
 def fragment_path(seq_no: FragmentSeqNo, token: str) -> str:
     """Path of a fragment; unique to one writer, since the token is."""
-    bucket = seq_no // FRAGMENTS_PER_BUCKET * FRAGMENTS_PER_BUCKET
-    return f"log/Bucket={bucket:016x}/Writer={token}/FragmentSeqNo={seq_no:016x}.parquet"
+    return f"{fragment_folder(seq_no)}Writer={token}/FragmentSeqNo={seq_no:016x}.parquet"
 
 
 def check_fragment_path(path: str, seq_no: FragmentSeqNo) -> str:

@@ -183,6 +183,24 @@ class Snapshot:
         if snapshot_path(pointer.setsum, data) != pointer.path:
             message = f"{what}: expected bytes that hash to its name, found {len(data)} bytes that do not"
             raise CorruptError(message)
+        snapshot, depth = cls._decoded(data, what)
+        if depth != pointer.depth or snapshot.pointer_to(data) != pointer:
+            message = f"{what}: expected what its pointer says, found another range, size or setsum"
+            raise CorruptError(message)
+        return snapshot
+
+    @classmethod
+    def pointer_of(cls, data: bytes, path: str) -> SnapshotPointer:
+        """Point to a snapshot that was found at a path; CorruptError unless its bytes have that name."""
+        pointer = cls._decoded(data, f"snapshot {path}")[0].pointer_to(data)
+        if pointer.path != path:
+            message = f"snapshot {path}: expected bytes that hash to its name, found those of {pointer.path}"
+            raise CorruptError(message)
+        return pointer
+
+    @classmethod
+    def _decoded(cls, data: bytes, what: str) -> tuple[Snapshot, int]:
+        """Decode a snapshot, and the depth that it states."""
         fields = strict_json.load(data, what=what, bytes_max=BYTES_MAX)
         check_format_version(fields, FORMAT_VERSION)
         log_id = check_log_id(fields.string("log_id"), what)
@@ -193,10 +211,7 @@ class Snapshot:
         )
         fields.finish()
         snapshot.check(what)
-        if depth != pointer.depth or snapshot.pointer_to(data) != pointer:
-            message = f"{what}: expected what its pointer says, found another range, size or setsum"
-            raise CorruptError(message)
-        return snapshot
+        return snapshot, depth
 
     def check(self, what: str) -> None:
         """Refuse an empty snapshot, one that mixes levels, or one with gaps."""

@@ -154,7 +154,7 @@ def _all_sound(
         asset_key=scope.key(ALL_SOUND.asset),
         check_name=ALL_SOUND.name,
         passed=not damaged,
-        description=f"{len(damaged)} damaged: {named}{more}" if damaged else None,
+        description=f"{len(damaged)} damaged: {named}{more}; what to do: `remedy` below" if damaged else None,
         metadata={"num_damaged": len(damaged), **_first(scope, damaged)},
     )
 

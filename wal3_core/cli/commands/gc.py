@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.completing import log_argument
+from wal3_core.cli.failures import explain
 from wal3_core.cli.output import count, counted, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
@@ -137,7 +138,7 @@ class _Run:
     def refused(self, log: str, error: LogError, *, named: bool) -> bool:
         """Report a log that was not collected; return whether that is a failure: not if nothing says how."""
         if named or not (isinstance(error, CollectionRefusedError) and error.unclaimed):
-            click.echo(f"{log}: {error}", err=True)
+            click.echo(f"{log}: {explain(error)}", err=True)
             return True
         if self._as_json:
             print_json({"log": log, "skipped": "no cursor"})

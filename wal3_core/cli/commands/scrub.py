@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.completing import log_argument
-from wal3_core.cli.failures import EXIT_UNSOUND, explain
+from wal3_core.cli.failures import EXIT_UNSOUND, explain, section_of
 from wal3_core.cli.output import console, count, plain, print_json, progress, size
 from wal3_core.cli.session import Session, json_option
 from wal3_core.cli.tables import show_table
@@ -18,7 +18,6 @@ from wal3_core.errors import LogError
 from wal3_core.log.read.scrub import Problem, ScrubReport
 from wal3_core.log.read.scrub import scrub as scrub_log
 from wal3_core.log.read.scrub_report import place_of_object
-from wal3_core.model.paths import CURSOR_FOLDER
 from wal3_core.options import Limits
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 # Without a terminal, longer lines are broken, but for the names of objects.
 _LINE_WIDTH_MAX = 100
-_RUNBOOK = "docs/operations.md"
-_UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-collection-refuses"
 _SCRUB_COLUMNS = ("log", "result", "records", "bytes", "fragments", "snapshots")
 
 
@@ -147,5 +144,5 @@ def _show_problem(log: str, place: str, problem: Problem) -> None:
     for line in wrap(plain(" ".join(message.split())), width - 2, break_long_words=False, break_on_hyphens=False):
         click.echo(f"  {line}")
     if problem.path:
-        click.echo(f"  next: {_RUNBOOK}#{_CURSORS if problem.path.startswith(CURSOR_FOLDER) else _UNSOUND}")
+        click.echo(f"  next: {section_of(problem.path)}")
     click.echo()

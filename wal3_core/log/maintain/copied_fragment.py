@@ -28,4 +28,4 @@ def read_checked(
         raise MissingError(message, path=pointer.path)
     if len(data) != pointer.num_bytes:
         raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}, or more")
-    return data, parquet.decode(data, pointer, expanded_bytes_max=reading.fragment_expanded_bytes_max)
+    return data, parquet.decode(data, pointer, expanded_bytes_max=reading.fragment_expanded_bytes_max, what=what)

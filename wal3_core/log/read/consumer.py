@@ -93,8 +93,9 @@ class Consumer:
         self._places: dict[str, Place] = {}
         self._streams: deque[Stream] = deque()
         self._turn: Stream | None = None
-        # The last record that was given, while it is in work.
-        self._work: tuple[Place, ConsumedRecord] | None = None
+        # The last record that was given, and how many records were given with it, while they are in work.
+        self._work: tuple[Place, ConsumedRecord, int] | None = None
+        # Records processed since the cursors were saved.
         self._unsaved = 0
 
     def __enter__(self) -> Self:
@@ -137,7 +138,7 @@ class Consumer:
         given = record.offset + 1
         stream.at += 1
         place.given = given
-        self._work = place, record
+        self._work = place, record, 1
         return record
 
     def batches(self) -> Iterator[list[ConsumedRecord]]:
@@ -152,11 +153,11 @@ class Consumer:
             except StopIteration:
                 return
             batch, place = stream.ready[stream.at :], stream.place
-            limit, work = len(stream.ready), batch[-1]
+            limit, work, count = len(stream.ready), batch[-1], len(batch)
             given = work.offset + 1
             stream.at = limit
             place.given = given
-            self._work = place, work
+            self._work = place, work, count
             yield batch
 
     @checked(record=instance_of(ConsumedRecord))
@@ -184,16 +185,16 @@ class Consumer:
         return {place.log: place.lag() for place in tuple(self._places.values())}
 
     def _finish(self) -> None:
-        """Count the record in work as processed, and save when it is time."""
+        """Count the records in work as processed, and save when it is time."""
         if not self._streams:
             message = f"consumer {self._opening.name}: expected to be used inside its block: `with Consumer(…) as …:`"
             raise InvalidRequestError(message)
         if self._work is None or not self._options.auto_commit:
             return
-        place, record = self._work
+        place, record, count = self._work
         place.finish(record)
         self._work = None
-        self._unsaved += 1
+        self._unsaved += count
         self._save_if_due()
 
     def _save_if_due(self) -> None:

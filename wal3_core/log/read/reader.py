@@ -174,6 +174,7 @@ class LogReader(Tables):
             pointer,
             expanded_bytes_max=self._options.fragment_expanded_bytes_max,
             verify=self._options.verify,
+            what=what,
         )
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.columns import KEYED, PLAIN, Offsets, key_index, records_of, table_setsum
-from wal3_core.model.parquet.damage import changed, unreadable
+from wal3_core.model.parquet.damage import changed, foreign, unreadable
 from wal3_core.model.parquet.pages import FOOTER_BYTES_MAX, check_expansion, measure, read_footer
 from wal3_core.model.parquet.thrift import ITEMS_MAX
 from wal3_core.model.paths import check_fragment_path
@@ -46,16 +46,17 @@ class Fragment:
 
 
 def decode(
-    data: bytes | memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True
+    data: bytes | memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, verify: bool = True, what: str = ""
 ) -> Fragment:
     """Decode a fragment's bytes and check them against its pointer.
 
     Always checked: the schema, the count, and the expanded size of the pages, before any is expanded. With
-    ``verify`` also every position, the setsum, and the file's own metadata. Raises CorruptError
-    naming the fragment. Whatever the bytes, memory grows by at most three times ``expanded_bytes_max``
-    plus 64 MiB; a file that declares a larger size is refused before memory is allocated for it.
+    ``verify`` also every position, the setsum, and the file's own metadata. Raises CorruptError naming
+    the fragment, by ``what`` if given. Whatever the bytes, memory grows by at most three times
+    ``expanded_bytes_max`` plus 64 MiB; a file that declares a larger size is refused before memory is
+    allocated for it.
     """
-    what = f"fragment {pointer.seq_no} ({pointer.path})"
+    what = what or f"fragment {pointer.seq_no} ({pointer.path})"
     try:
         table = _read(memoryview(data), pointer, what, expanded_bytes_max)
     except pa.ArrowMemoryError:
@@ -149,7 +150,8 @@ def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> Non
     for name, value in expected.items():
         found = metadata.get(name.encode())
         if found is not None and found != value.encode():
-            raise unreadable(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
+            wrong = foreign if name == "wal3.writer" else unreadable
+            raise wrong(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
 
 
 def _check_schema(schema: pa.Schema, what: str) -> None:

@@ -1,0 +1,275 @@
+"""Repairs a log's damaged and missing fragments and snapshots, in place, from a copy of the log.
+
+The manifest and every sound object stay as they are. What is written has the setsum, positions, count and size that
+the log's pointer states, and replaces only the damaged version that was read. So any number of calls may run at once,
+be cut short and be repeated, beside writers and collectors. Source: docs/protocol.md, "Repair".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, flag, function, instance_of, optional
+from wal3_core.errors import CorruptError, InvalidRequestError, StoreDeniedError, UnavailableError
+from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.maintain.repair_source import RepairSource, UnrepairableError
+from wal3_core.log.maintain.snapshot_rebuild import own_fragments, own_snapshots, rebuild
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scrub import still_named
+from wal3_core.log.read.scrub_report import Problem
+from wal3_core.model import parquet
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
+from wal3_core.model.snapshot import Snapshot
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import Unknown, Versioned, log_store, place_of, share_of
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import attempts, for_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wal3_core.model.snapshot import Pointer, SnapshotPointer
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.object_store import PutOutcome
+
+_FETCHES_AHEAD = 4
+# A file that is longer than its fragment is read to its end, for its version, if it is longer by this at most.
+_EXTRA_BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport:
+    """What a repair found damaged or missing in a log, and what became of it.
+
+    ``repaired`` are the paths of the objects that are sound now, also if another call repaired them meanwhile; in a
+    dry run, those that can be repaired. ``problems`` name the others, each with what is wrong, and why it stays so.
+    ``num_fragments`` and ``num_records`` count the fragments that are sound now, or would be.
+    """
+
+    log: str
+    log_id: str
+    dry_run: bool
+    num_fragments: int
+    num_records: int
+    repaired: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything could be repaired, or nothing had to be."""
+        return not self.problems
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "log": self.log,
+            "log_id": self.log_id,
+            "dry_run": self.dry_run,
+            "complete": self.complete,
+            "num_fragments": self.num_fragments,
+            "num_records": self.num_records,
+            "repaired": list(self.repaired),
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+@checked(log=instance_of(LogAt), copy=instance_of(LogAt), dry_run=flag, progress=function, runtime=optional(a_runtime))
+def repair_log(
+    log: LogAt,
+    copy: LogAt,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda _records, _total: None,
+    runtime: Runtime | None = None,
+) -> RepairReport:
+    """Write a log's damaged and missing fragments and snapshots again, from a copy of the log.
+
+    Reads every object that the manifest leads to. Changes neither the manifest, nor a sound object, nor one that only
+    a pin keeps. The copy may hold a fragment's records in other fragments; they must have its setsum. ``dry_run``
+    writes nothing. ``progress`` gets the number of records that were looked at, and of all. What the copy cannot repair
+    is in the report. LogNotFoundError when either is no log, InvalidRequestError when both are the same, CorruptError
+    when the log's manifest is damaged, UnavailableError when a store does not answer: what was repaired until then
+    stays repaired, and the next call repairs the rest.
+    """
+    runtime = runtime or shared_runtime()
+    report = _Repairing(log, copy, runtime, dry_run=dry_run).run(progress)
+    if report.repaired and not dry_run:
+        MAINTAIN.info("log %s: repaired from %s: %d objects", log.log, copy.log, len(report.repaired))
+    return report
+
+
+class _Repairing:
+    """One call's parts."""
+
+    def __init__(self, log: LogAt, copy: LogAt, runtime: Runtime, *, dry_run: bool) -> None:
+        self._log = log
+        self._runtime = runtime
+        self._dry_run = dry_run
+        self._retry = RetryOptions()
+        root = patient(log_store(log.store, log.log), runtime)
+        if place_of(root.url) == place_of(log_store(copy.store, copy.log).url):
+            message = f"log {root.url}: expected a copy of it, found itself"
+            raise InvalidRequestError(message)
+        self._url = root.url
+        self._reader = LogReader(log.store, log.log, options=replace(log.reading, verify=True), runtime=runtime)
+        self._manifest = self._reader.manifest()
+        self._objects = ManifestStore(root, runtime, self._retry, log_id=self._manifest.log_id).objects
+        self._source = RepairSource(copy, runtime)
+        self._reloads_left = log.reading.reloads_max
+        self._repaired: list[str] = []
+        self._problems: list[Problem] = []
+
+    def run(self, progress: Callable[[int, int], None]) -> RepairReport:
+        """Look at every object, and repair the bad ones in turn."""
+        manifest, sound, records, seen = self._manifest, 0, 0, 0
+        walk = self._walk(manifest.pointers, manifest.first.position.offset, manifest.next.position.offset)
+        share = share_of(self._objects)
+        for pointer, damage in map_ahead(self._runtime, self._examine, walk, count=_FETCHES_AHEAD, share=share):
+            if damage is None or self._repair_fragment(pointer, damage):
+                sound, records = sound + 1, records + pointer.num_records
+            seen += pointer.num_records
+            progress(seen, manifest.num_records)
+        return RepairReport(
+            log=self._log.log,
+            log_id=manifest.log_id,
+            dry_run=self._dry_run,
+            num_fragments=sound,
+            num_records=records,
+            repaired=tuple(self._repaired),
+            problems=tuple(self._problems),
+        )
+
+    # ------------------------------------------------------------------ what is bad
+
+    def _walk(self, pointers: Iterable[Pointer], start: int, limit: int) -> Iterator[FragmentPointer]:
+        """Go through the fragments of a range of offsets; a bad snapshot is repaired first."""
+        for pointer in pointers:
+            if pointer.limit.offset <= start or limit <= pointer.start.offset:
+                continue
+            if isinstance(pointer, FragmentPointer):
+                yield pointer
+                continue
+            try:
+                below = self._reader.load_snapshot(pointer).pointers
+            except CorruptError as damage:
+                below = self._below_bad(pointer, damage)
+            yield from self._walk(below, start, limit)
+
+    def _below_bad(self, pointer: SnapshotPointer, damage: CorruptError) -> tuple[Pointer, ...]:
+        """Return what stood in a damaged snapshot, once it is repaired; if it was replaced meanwhile, what did that."""
+        if self._is_named(pointer):
+            snapshot = self._repair_snapshot(pointer, damage)
+            return () if snapshot is None else snapshot.pointers
+        if not self._reloads_left:
+            message = f"log {self._url}: maintenance replaced what was to be read again and again: repair it again"
+            raise UnavailableError(message)
+        self._reloads_left -= 1
+        start, limit = pointer.start.offset, pointer.limit.offset
+        newest = self._reader.manifest().pointers
+        return tuple(self._walk(newest, start, limit))
+
+    def _examine(self, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
+        try:
+            self._reader.fetch(pointer)
+        except CorruptError as error:
+            return pointer, error
+        return pointer, None
+
+    def _is_named(self, pointer: Pointer) -> bool:
+        """Tell whether the newest manifest leads to an object: if not, it was collected or replaced, and is done."""
+        newest = self._reader.manifest()
+        return still_named(self._reader, newest, pointer.path, pointer.start.offset, pointer.limit.offset)
+
+    # ------------------------------------------------------------------ repairs
+
+    def _repair_fragment(self, pointer: FragmentPointer, damage: CorruptError) -> bool:
+        """Repair a fragment; False when it cannot be, or is not the log's any more."""
+        if not self._is_named(pointer):
+            return False
+
+        def is_sound(data: bytes) -> bool:
+            try:
+                parquet.decode(data, pointer, expanded_bytes_max=self._log.reading.fragment_expanded_bytes_max)
+            except CorruptError:
+                return False
+            return len(data) == pointer.num_bytes
+
+        try:
+            data = self._source.fragment(pointer)
+            return self._write(pointer, data, is_sound, bytes_max=pointer.num_bytes + _EXTRA_BYTES_MAX)
+        except UnrepairableError as error:
+            self._problems.append(Problem(pointer.path, f"{damage}; not repaired: {error}"))
+            return False
+
+    def _repair_snapshot(self, pointer: SnapshotPointer, damage: CorruptError) -> Snapshot | None:
+        """Repair a snapshot; None when it cannot be, or is not the log's any more."""
+        try:
+            snapshot = self._rebuilt(pointer)
+            data = snapshot.to_bytes()
+            written = self._write(pointer, data, lambda found: found == data, bytes_max=SNAPSHOT_BYTES_MAX)
+        except UnrepairableError as error:
+            self._problems.append(Problem(pointer.path, f"{damage}; not repaired: {error}"))
+            return None
+        return snapshot if written else None
+
+    def _rebuilt(self, pointer: SnapshotPointer) -> Snapshot:
+        parts: Iterator[Pointer]
+        if pointer.depth == 1:
+            parts = own_fragments(pointer, self._source.pointers(pointer), self._objects)
+        else:
+            parts = own_snapshots(self._objects)
+        snapshot = rebuild(pointer, parts, self._manifest.log_id, self._reader.manifest().fence)
+        if snapshot is None:
+            offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
+            message = (
+                f"the pointers to the {pointer.num_pointers} objects below it ({offsets}) were found neither in log"
+                f" {self._source.url} nor beside it: restore the file from an older version of the object, or the"
+                f" whole log from the copy"
+            )
+            raise UnrepairableError(message)
+        return snapshot
+
+    def _write(self, pointer: Pointer, data: bytes, is_sound: Callable[[bytes], bool], *, bytes_max: int) -> bool:
+        """Write an object in place of a bad one, and read it back; False when the log needs it no more."""
+        if self._dry_run:
+            self._repaired.append(pointer.path)
+            return True
+        cause = "refused"
+        for _ in attempts(for_store(self._retry, self._objects), self._runtime):
+            bad = self._stored(pointer, bytes_max)
+            if bad is None or not is_sound(bad.data):
+                # After the read: what is named now is not deleted until an interval later.
+                if not self._is_named(pointer):
+                    return False
+                outcome = self._put(pointer.path, data, bad)
+                cause = outcome.cause if isinstance(outcome, Unknown) else cause
+                # Whatever the answer was: only the object shows what stands there now.
+                bad = self._stored(pointer, bytes_max)
+            if bad is not None and is_sound(bad.data):
+                self._repaired.append(pointer.path)
+                return True
+        message = f"{self._objects.url}/{pointer.path}: not repaired: {cause}: repair the log again"
+        raise UnavailableError(message)
+
+    def _put(self, path: str, data: bytes, bad: Versioned | None) -> PutOutcome:
+        try:
+            return self._objects.create(path, data) if bad is None else self._objects.replace(path, data, bad.etag)
+        except StoreDeniedError:
+            raise
+        except UnavailableError as error:
+            # It was not sent, for lack of a lock or a file descriptor: retried while there is time.
+            return Unknown(str(error))
+
+    def _stored(self, pointer: Pointer, bytes_max: int) -> Versioned | None:
+        try:
+            found = self._objects.get(pointer.path, length_max=bytes_max)
+        except CorruptError as error:
+            message = f"{error}: delete this object by hand, then repair the log again"
+            raise UnrepairableError(message) from error
+        assert found is None or isinstance(found, Versioned)
+        return found
