@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.collecting import ClockStore
 from tests.spec.copies import FEW, NOW, data, fill, grow, records
 from tests.stores import CountingStore, damage, life_store
 from wal3_core import (
@@ -208,10 +209,12 @@ def test_damaged_snapshot_is_rebuilt_and_what_is_below_it_is_looked_at(
 def test_snapshot_written_under_a_later_fence_is_rebuilt(store: ObjectStore) -> None:
     fill(store, A, 1)
     CursorStore(store, A).init("reader", LogPosition(1, 0))
+    clock = ClockStore(store)
     for number in (1, 2):
         orphan = fragment_path(FragmentSeqNo(9), f"{number:016x}")
-        assert isinstance(life_store(store, A).create(orphan, b"x"), Done)
-        collect_all(store, A, options=NOW)
+        assert isinstance(life_store(clock, A).create(orphan, b"x"), Done)
+        collect_all(clock, A, options=NOW)
+        clock.pass_s(1)
     fill(store, A, 20)
     by_copy(store)
     before = data(store, A)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.collecting import ClockStore
 from tests.spec.copies import NOW, collect, data, fill, fragments, grow, records
 from tests.spec.logs import Crashed, manifest_of
 from tests.spec.test_63_copy_failures import crash_at
@@ -221,8 +222,10 @@ def test_write_that_arrives_after_the_fragment_was_collected_is_found_as_an_orph
     assert bad in fragments(store, A)
     assert scrub(store, A).sound
     assert [record.offset for record in records(store, A)] == [4, 5, 6]
-    for _ in range(3):
-        collect_all(store, A, options=NOW)
+    clock = ClockStore(store)
+    for _ in range(4):
+        collect_all(clock, A, options=NOW)
+        clock.pass_s(1)
     assert bad not in fragments(store, A)
 
 
