@@ -49,7 +49,7 @@ MARKING_MUTANTS = (
     ),
     Mutation(
         "an undecided marker is dropped",
-        DECIDED + "DirtyLog.left",
+        DECIDED + "MarkedLog.left",
         "                return self.rest\n",
         "                return None\n",
     ),
@@ -103,7 +103,7 @@ MARKING_MUTANTS = (
     ),
     Mutation(
         "handing out drops what was not committed yet",
-        DECIDED + "DirtyLog.left",
+        DECIDED + "MarkedLog.left",
         "return self.rest if handled else self.marker",
         "return None if handled else self.marker",
     ),
@@ -115,7 +115,7 @@ MARKING_MUTANTS = (
     ),
     Mutation(
         "a log that was not handed out is not marked any more",
-        DECIDED + "DirtyLog.left",
+        DECIDED + "MarkedLog.left",
         "return self.rest if handled else self.marker",
         "return self.rest",
     ),

@@ -23,6 +23,7 @@ MANIFESTS = "wal3_core.storage.documents.manifest_store:ManifestStore."
 
 # Rare defects: more than twenty worlds did not find them. `make mutants` runs them, the tests run the others.
 RARE = {
+    "a fleet never opens a log again that was replaced",
     "an unanswered CAS is taken for failed",
     "appended again after an unanswered CAS",
     "a plan fails while consumers move their cursors",

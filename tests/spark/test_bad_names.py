@@ -107,14 +107,14 @@ def test_log_destroyed_during_deletion_does_not_keep_another_log_s_document(
     for log in BOTH:
         _make(local_store, log)
     documents = [(log, _prune(local_store, log)) for log in BOTH]
-    run = collect._run
+    run = collect.run_by_log
 
     def run_and_destroy(*args: object) -> object:
         found = run(*args)
         destroy(local_store, BAD)
         return found
 
-    monkeypatch.setattr(collect, "_run", run_and_destroy)
+    monkeypatch.setattr(collect, "run_by_log", run_and_destroy)
     bad, good = delete_objects(spark, local_url, documents, AT_ONCE)
 
     assert bad.refusal is not None
