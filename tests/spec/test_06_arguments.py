@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
+# Many cases: some ten seconds.
+pytestmark = pytest.mark.slow
+
 LOG = "a"
 # The library constructs these, or they are opened by class methods; callers never construct them.
 MADE_INSIDE = {

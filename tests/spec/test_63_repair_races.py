@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tests.stores import Fault
     from wal3_core.storage.object_store import Buffer, Etag, ObjectStore, PutOutcome
 
+# Many cases: some ten seconds.
+pytestmark = pytest.mark.slow
+
 
 def objects(store: ObjectStore) -> list[str]:
     """Make a log and a copy of it; return the paths of a snapshot and three fragments to damage."""

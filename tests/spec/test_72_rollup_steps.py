@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
+# Many cases: some ten seconds.
+pytestmark = pytest.mark.slow
+
 CALLS_MAX = 200
 # What ``plant`` marks, and what of it no roll-up may drop: b's commit and the one under way in d come later.
 HANDLED = "a"
