@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -227,3 +228,9 @@ def test_append_that_is_refused_leaves_nothing_held(memory_store: MemoryStore, r
             fleet.append_many("a", records)
         stats = fleet.stats()
         assert (stats.bytes_held, stats.appends_waiting) == (0, 0)
+
+
+def test_records_without_an_end_are_refused(memory_store: MemoryStore) -> None:
+    """Regression: all of them were taken before the first was checked."""
+    with Fleet.open(memory_store, options=creating()) as fleet, pytest.raises(InvalidRequestError, match="at least"):
+        fleet.append_many("a", itertools.repeat(b"x"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, text
 from wal3_core.errors import AppendReplacedError, ClosedError, InvalidRequestError, LogError, SealedError
+from wal3_core.fleet.assignment import DIRTY
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import check_log_name
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
-# The folder of all dirty logs of a store.
-DIRTY_LOGS = "dirty/"
 # On S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
 LANES_MAX = 12
 # Batches are at least this far apart: on a fast store one lane is enough, and more would only cost requests.
@@ -50,7 +49,7 @@ def dirty_log_of(server: str) -> str:
     if "/" in name:
         message = f"server: expected a name without /, found {name[:80]!r}"
         raise InvalidRequestError(message)
-    return check_log_name(f"{DIRTY_LOGS}{name}", "dirty log")
+    return check_log_name(f"{DIRTY}/{name}", "dirty log")
 
 
 class _Lane:

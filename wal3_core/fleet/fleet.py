@@ -15,6 +15,8 @@ from wal3_core.errors import LogError
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.open_logs import OpenLogs
+from wal3_core.log.write.batch import check_records
+from wal3_core.log.write.writer import submit_columns
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.record import Message
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
 
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
-
-# Roughly what an append takes in memory beside its records.
-_APPEND_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +59,9 @@ class Fleet:
     requests. A log that was destroyed, and created again, is opened again by the append after the one that finds out.
     """
 
-    def __init__(self, logs: OpenLogs, dirty_log: DirtyLog | None, runtime: Runtime) -> None:
+    def __init__(self, logs: OpenLogs, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
         self._logs = logs
+        self._options = options
         self._dirty_log = dirty_log
         self._runtime = runtime
 
@@ -83,7 +83,7 @@ class Fleet:
         """Open a fleet. With the name of this server its appends are marked in ``dirty/SERVER``, for maintenance."""
         runtime, options = runtime or shared_runtime(), options or FleetOptions()
         dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
-        return cls(OpenLogs(store, dirty_log, options, runtime), dirty_log, runtime)
+        return cls(OpenLogs(store, dirty_log, options, runtime), dirty_log, options, runtime)
 
     @checked(log=check_log_name)
     def append(
@@ -132,20 +132,20 @@ class Fleet:
         """Queue records for a log that stay together; the future gets what ``append_many`` returns or raises."""
         self._logs.check_reentry()
         until_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
-        listed = [record if isinstance(record, Message) else Message(record) for record in records]
-        num_bytes = _APPEND_BYTES + sum(len(each.key or b"") + len(each.body or b"") for each in listed)
+        # Also bounds what is taken from an iterable without an end.
+        columns = check_records(records, self._options.writer)
         slot = self._logs.take(log, until_s)
         try:
-            self._logs.begin(slot, num_bytes, until_s)
+            self._logs.begin(slot, columns.bytes_held, until_s)
             try:
                 timeout_s = self._logs.left_s(until_s)
-                future = slot.opened.result().submit_many(listed, expect_next=expect_next, timeout_s=timeout_s)
+                future = submit_columns(slot.opened.result(), columns, expect_next, timeout_s)
             except BaseException as error:
-                self._logs.end(slot, num_bytes, error)
+                self._logs.end(slot, columns.bytes_held, error)
                 raise
         finally:
             self._logs.leave(slot)
-        future.add_done_callback(lambda done: self._logs.end(slot, num_bytes, done.exception()))
+        future.add_done_callback(lambda done: self._logs.end(slot, columns.bytes_held, done.exception()))
         return future
 
     @checked(log=check_log_name)

@@ -38,6 +38,11 @@ class Columns:
     bodies: Sequence[bytes | None]
     num_bytes: int
 
+    @property
+    def bytes_held(self) -> int:
+        """Roughly the memory that an append of them takes until it has its outcome."""
+        return self.num_bytes + _ENTRY_BYTES + _RECORD_BYTES * len(self.bodies)
+
 
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
     """Check the records of an append; InvalidRequestError names the record and what is wrong with it."""
@@ -135,7 +140,7 @@ class Entry:
     @property
     def bytes_held(self) -> int:
         """Roughly the memory it takes until it has its outcome."""
-        return self.columns.num_bytes + _ENTRY_BYTES + _RECORD_BYTES * len(self.columns.bodies)
+        return self.columns.bytes_held
 
     def may_land_at(self, offset: int) -> bool:
         """Whether the caller wants the records there."""

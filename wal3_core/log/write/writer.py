@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.arguments import Check
+    from wal3_core.log.write.batch import Columns
     from wal3_core.log.write.halt import ResumeReport
     from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
@@ -177,7 +178,9 @@ class LogWriter:
 
         ``timeout_s`` as ``submit``.
         """
-        columns = check_records(records, self._options)
+        return self._submit(check_records(records, self._options), expect_next, timeout_s)
+
+    def _submit(self, columns: Columns, expect_next: int | None, timeout_s: float | None) -> Future[LogPosition]:
         expect_next = check_expected(expect_next)
         future: Outcome[LogPosition] = Outcome()
         self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
@@ -213,3 +216,10 @@ class LogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def submit_columns(
+    writer: LogWriter, columns: Columns, expect_next: int | None, timeout_s: float | None
+) -> Future[LogPosition]:
+    """Queue records that were checked by the writer's options, as ``submit_many`` does."""
+    return writer._submit(columns, expect_next, timeout_s)  # noqa: SLF001 - of this module
