@@ -1,8 +1,8 @@
 """Many logs in one process, each figure beside its peer or limit, in one run: ``make bench-fleet``.
 
 It prints the memory of an open log; the throughput of 1,000 logs written at once beside that of one log; how much a
-hot log slows 1,000 cold ones; requests per append; and what marking adds to an append at S3's published latencies,
-together with the bytes of a marker.
+hot log slows 1,000 cold ones; requests per append, also with a limit of unprocessed records; and what marking adds to
+an append at S3's published latencies, together with the bytes of a marker.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ WRITTEN_LOGS = 1000
 # Appends of each log that wait at the same time.
 WAITING = 32
 SECONDS = 10.0
+# Records of a log that is long enough to be checked for back-pressure.
+LONG_LOG = 1000
 BODY = os.urandom(100)
 CREATING = FleetOptions(creates=True)
 # Medians that Amazon publishes, or that are measured from one region: PUT, conditional PUT, GET.
@@ -188,7 +190,7 @@ def timed(fleet: Fleet | LogWriter, log: str | None = None) -> float:
 
 
 def requests() -> None:
-    """Count the requests of the same appends through one writer and through a fleet."""
+    """Count the requests of the same appends through one writer, a fleet, and a fleet with a limit of its logs."""
     counting = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
     with LogWriter.open_or_initialize(counting, "one") as writer:
         writer.append(BODY)
@@ -205,6 +207,22 @@ def requests() -> None:
     console.print(
         f"requests of an append: one writer {alone:.2f}, a fleet of 100 logs {counting.requests.total() / 1000:.2f}"
     )
+    free, limited = (requests_of_long_logs(limit) for limit in (None, LONG_LOG * 2))
+    console.print(f"... of {LONG_LOG:,} appends to each of 10 logs: without a limit {free:.3f}, with one {limited:.3f}")
+
+
+def requests_of_long_logs(unprocessed_max: int | None) -> float:
+    """Double logs of some length record by record; a log is checked in the beginning, and twice after."""
+    counting = CountingStore(MemoryStore(shared_runtime(), name=uuid.uuid4().hex))
+    with Fleet.open(counting, options=CREATING) as fleet:
+        for log in logs(10):
+            fleet.append_many(log, [BODY] * LONG_LOG)
+    counting.requests.clear()
+    with Fleet.open(counting, options=FleetOptions(unprocessed_max=unprocessed_max)) as fleet:
+        for _ in range(LONG_LOG):
+            for log in logs(10):
+                fleet.append(log, BODY)
+    return counting.requests.total() / (10 * LONG_LOG)
 
 
 def marking() -> None:

@@ -40,13 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if room in _ON_SPARK:
             item.add_marker(pytest.mark.xdist_group("spark"))
         # The protocol calls no store but by the port, whose own tests run on every store.
-        if room == "spec" and isinstance(item, pytest.Function) and _store_of(item) in {"local", "s3"}:
+        left = (
+            {"local", "s3"} if room == "spec" else {store for on in item.iter_markers("repeat_on") for store in on.args}
+        )
+        if _store_of(item) in left:
             item.add_marker(pytest.mark.repeat)
 
 
-def _store_of(item: pytest.Function) -> object:
+def _store_of(item: pytest.Item) -> object:
     called = getattr(item, "callspec", None)
-    return None if called is None else called.params.get("store")
+    return None if called is None else called.params.get("store", called.params.get("store_url"))
 
 
 @pytest.fixture(scope="session")

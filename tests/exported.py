@@ -29,6 +29,7 @@ IN_SIGNATURES = frozenset(
         "References",
         "RollUpEnd",
         "RollUpPlan",
+        "RollUpTime",
         "Runtime",
         "Shape",
         "Snapshot",

@@ -31,6 +31,8 @@ def may_run(share: Share, running: Counter[Share]) -> bool:
     of_store = sum(count for each, count in running.items() if each.store == share.store)
     if running.total() >= CAPS.threads_max:
         return False
+    if share.store.startswith("file:") and of_store >= CAPS.local_threads_max:
+        return False
     if not running[share]:
         return of_store < CAPS.store_threads_max
     below_log_cap = not share.log or running[share] < CAPS.log
@@ -42,7 +44,7 @@ def may_run(share: Share, running: Counter[Share]) -> bool:
 def test_queued_tasks_run_within_the_caps_and_as_soon_as_they_allow(seed: int) -> None:
     chance = random.Random(seed)
     shares = [Share(f"store{chance.randrange(4)}", chance.choice(["", "a", "b", "c"])) for _ in range(40)]
-    shares += [Share("store0", f"log{number}") for number in range(40)]
+    shares += [Share(store, f"log{number}") for store in ("store0", "file:///local") for number in range(40)]
     queue, waiting, running = TaskQueue(CAPS), Counter[Share](), Counter[Share]()
 
     for _ in range(TASKS):

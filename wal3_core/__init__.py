@@ -3,13 +3,14 @@
 A name is imported when it is first used, so that ``import wal3_core`` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import typing as _typing
+from importlib import import_module as _import_module
 
 # For type checkers; ``_HOMES`` below says the same at run time.
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from wal3_core.errors import AppendError as AppendError
     from wal3_core.errors import AppendReplacedError as AppendReplacedError
+    from wal3_core.errors import BackPressureError as BackPressureError
     from wal3_core.errors import ClosedError as ClosedError
     from wal3_core.errors import CollectionRefusedError as CollectionRefusedError
     from wal3_core.errors import ConditionNotMetError as ConditionNotMetError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from wal3_core.fleet.fleet import FleetStats as FleetStats
     from wal3_core.fleet.fleet import HeldWriter as HeldWriter
     from wal3_core.fleet.fleet_options import FleetOptions as FleetOptions
+    from wal3_core.fleet.pressure import over_limit as over_limit
     from wal3_core.fleet.rollup import FinishedRollUp as FinishedRollUp
     from wal3_core.fleet.rollup import RollUp as RollUp
     from wal3_core.fleet.rollup import RollUpEnd as RollUpEnd
@@ -104,12 +106,14 @@ if TYPE_CHECKING:
     from wal3_core.model.policy import Policy as Policy
     from wal3_core.model.position import AtTime as AtTime
     from wal3_core.model.position import LogPosition as LogPosition
+    from wal3_core.model.pressure import Pressure as Pressure
     from wal3_core.model.record import Message as Message
     from wal3_core.model.record import Record as Record
     from wal3_core.model.rollup import Decision as Decision
     from wal3_core.model.rollup import MarkedLog as MarkedLog
     from wal3_core.model.rollup_options import RollUpOptions as RollUpOptions
     from wal3_core.model.rollup_plan import RollUpPlan as RollUpPlan
+    from wal3_core.model.rollup_plan import RollUpTime as RollUpTime
     from wal3_core.model.rollup_plan import Stretch as Stretch
     from wal3_core.model.setsum import Setsum as Setsum
     from wal3_core.model.shape import Shape as Shape
@@ -139,6 +143,7 @@ _HOMES = {
     "AppendError": "wal3_core.errors",
     "AppendReplacedError": "wal3_core.errors",
     "AtTime": "wal3_core.model.position",
+    "BackPressureError": "wal3_core.errors",
     "BootstrapReport": "wal3_core.log.write.bootstrap",
     "ClosedError": "wal3_core.errors",
     "CollectionRefusedError": "wal3_core.errors",
@@ -204,6 +209,7 @@ _HOMES = {
     "Plan": "wal3_core.log.collect.planner",
     "Policy": "wal3_core.model.policy",
     "PolicyStore": "wal3_core.storage.documents.policy_store",
+    "Pressure": "wal3_core.model.pressure",
     "Problem": "wal3_core.log.read.scrub_report",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
@@ -215,6 +221,7 @@ _HOMES = {
     "RollUpEnd": "wal3_core.fleet.rollup",
     "RollUpOptions": "wal3_core.model.rollup_options",
     "RollUpPlan": "wal3_core.model.rollup_plan",
+    "RollUpTime": "wal3_core.model.rollup_plan",
     "Runtime": "wal3_core.runtime.port",
     "ScrubReport": "wal3_core.log.read.scrub",
     "Seal": "wal3_core.model.manifest_parts",
@@ -254,6 +261,7 @@ _HOMES = {
     "migrate": "wal3_core.log.maintain.sealer",
     "open_pinned": "wal3_core.log.read.pinned",
     "open_store": "wal3_core.storage.open_store",
+    "over_limit": "wal3_core.fleet.pressure",
     "pinned_records": "wal3_core.log.read.pinned",
     "plan_destroy": "wal3_core.log.maintain.destroyer",
     "records_across": "wal3_core.log.read.succession",
@@ -268,7 +276,7 @@ __all__ = tuple(_HOMES)
 
 
 # A type checker that saw it would accept any name.
-if not TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
@@ -280,7 +288,7 @@ if not TYPE_CHECKING:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)
         # The next use finds it without this function.
-        value = globals()[name] = getattr(import_module(home), name)
+        value = globals()[name] = getattr(_import_module(home), name)
         return value
 
 

@@ -10,6 +10,7 @@
     │   │   ├── ContentionError      ... because they lost their place to other writers too often
     │   │   ├── ConditionNotMetError ... because the log's next offset differs: ``next_offset``
     │   │   ├── OverloadedError      ... because too many bytes are waiting: slow down
+    │   │   │   └── BackPressureError ... because the log's consumers are too far behind: wake them
     │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
     │   │   └── AppendReplacedError  ... because the name now leads to another log: open that one
@@ -73,6 +74,23 @@ class ConditionNotMetError(NotDurableError):
 
 class OverloadedError(NotDurableError):
     """Too many bytes wait to become durable; the append was not started."""
+
+
+class BackPressureError(OverloadedError):
+    """The log has too many unprocessed records; the append was not started. It lifts by itself.
+
+    ``log`` has ``unprocessed`` records, more than ``limit``. ``consumer`` names the cursor that is farthest behind:
+    wake that consumer. Empty: the log has no cursor.
+    """
+
+    def __init__(
+        self, message: str, *, log: str = "", consumer: str = "", unprocessed: int = 0, limit: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.log = log
+        self.consumer = consumer
+        self.unprocessed = unprocessed
+        self.limit = limit
 
 
 class HaltedError(NotDurableError):

@@ -71,6 +71,7 @@ def _check_of(option: Field[object]) -> Check:
     """Return the check for an option's declared type."""
     checks: Mapping[object, Check] = {
         "int": integer,
+        "int | None": optional(integer),
         "float": number,
         "float | None": optional(number),
         "bool": flag,

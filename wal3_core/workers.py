@@ -38,6 +38,8 @@ class Share:
 
 
 COMMON = Share()
+# As measured: with more, a process that writes a thousand logs spends most of its time on changing threads.
+_LOCAL_THREADS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Caps:
     """How many tasks run at once: in all, of one store, of one log.
 
     A log of which no task runs gets a worker beyond that, up to ``threads_max`` in all and
-    ``store_threads_max`` for one store.
+    ``store_threads_max`` for one store. A store on a local disk gets ``local_threads_max`` at most: its tasks compute
+    more than they wait, and further threads would only take the interpreter's lock from each other.
     """
 
     whole: int
@@ -53,6 +56,7 @@ class Caps:
     log: int
     threads_max: int
     store_threads_max: int
+    local_threads_max: int
 
     @classmethod
     def of(cls, workers_max: int) -> Caps:
@@ -63,7 +67,13 @@ class Caps:
             log=max(1, workers_max // 2),
             threads_max=4 * workers_max,
             store_threads_max=2 * workers_max,
+            local_threads_max=min(_LOCAL_THREADS_MAX, 2 * workers_max),
         )
+
+    def store_caps(self, url: str) -> tuple[int, int]:
+        """Return how many tasks of a store run at once, without and with those of logs of which none runs."""
+        threads_max = self.local_threads_max if url.startswith("file:") else self.store_threads_max
+        return min(self.store, threads_max), threads_max
 
 
 class _Log:
@@ -80,9 +90,11 @@ class _Log:
 class _Store:
     """A store's logs with tasks that may run: those with none running (idle), and others. Each takes its turn."""
 
-    __slots__ = ("busy", "idle", "logs", "running")
+    __slots__ = ("busy", "cap", "idle", "logs", "running", "threads_max")
 
-    def __init__(self) -> None:
+    def __init__(self, cap: int, threads_max: int) -> None:
+        self.cap = cap
+        self.threads_max = threads_max
         self.logs: dict[str, _Log] = {}
         self.idle: dict[str, _Log] = {}
         self.busy: dict[str, _Log] = {}
@@ -103,7 +115,9 @@ class TaskQueue:
 
     def add(self, share: Share, task: Task) -> None:
         """Queue a task."""
-        store = self._stores.setdefault(share.store, _Store())
+        store = self._stores.get(share.store)
+        if store is None:
+            store = self._stores[share.store] = _Store(*self._caps.store_caps(share.store))
         log = store.logs.setdefault(share.log, _Log(share))
         log.tasks.append(task)
         if len(log.tasks) == 1:
@@ -135,9 +149,9 @@ class TaskQueue:
         if self.running >= self._caps.threads_max:
             return None
         for store in self._stores.values():
-            if store.idle and store.running < self._caps.store_threads_max:
+            if store.idle and store.running < store.threads_max:
                 return next(iter(store.idle.values()))
-            if store.busy and store.running < self._caps.store and self.running < self._caps.whole:
+            if store.busy and store.running < store.cap and self.running < self._caps.whole:
                 return next(iter(store.busy.values()))
         return None
 
@@ -168,12 +182,12 @@ class OwnedLock:
     interrupt comes between.
     """
 
-    __slots__ = ("__enter__", "__exit__", "_condition")
+    __slots__ = ("__enter__", "__exit__", "_lock")
 
     def __init__(self) -> None:
         lock = threading.RLock()
         self.__enter__, self.__exit__ = lock.__enter__, lock.__exit__  # type: ignore[method-assign]  # slots at run time
-        self._condition = threading.Condition(lock)
+        self._lock = lock
 
     if TYPE_CHECKING:
 
@@ -185,8 +199,9 @@ class OwnedLock:
     def owned(self) -> bool:
         """Whether this thread holds it."""
         try:
-            # No thread waits for it: this only raises unless the thread holds the lock.
-            self._condition.notify()
+            # No thread waits for it: this only raises unless the thread holds the lock. It is made for each question,
+            # as it is ten objects, which the garbage collector would look at for each of thousands of logs.
+            threading.Condition(self._lock).notify()
         except RuntimeError:
             return False
         return True

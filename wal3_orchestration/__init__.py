@@ -2,8 +2,9 @@
 
 import warnings
 
-from dagster import BetaWarning, PreviewWarning
+from dagster import BetaWarning
 
-# Used deliberately, with Dagster pinned: one run over many logs, and a check result for each log.
+# Used deliberately, with Dagster pinned: one run over many logs.
 warnings.filterwarnings("ignore", message=".*backfill_policy", category=BetaWarning)
-warnings.filterwarnings("ignore", message=".*partitions_def on an AssetCheckSpec", category=PreviewWarning)
+# Dagster itself passes it on when it binds a sensor to its jobs.
+warnings.filterwarnings("ignore", message="Parameter `owners` of initializer `SensorDefinition", category=BetaWarning)

@@ -28,6 +28,7 @@ from dagster import (
 from wal3_core import InvalidRequestError, UnavailableError
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.scope import STORE_TAG, Scope
+from wal3_orchestration.store_checks import FOUND
 
 ALERT_VARIABLE = "WAL3_ALERT_URL"
 TIMEOUT_S = 10.0
@@ -37,6 +38,8 @@ PERIOD_S = 30
 ASSETS = frozenset(
     {
         "manifest",
+        "dirty_log",
+        "rollup",
         "verification",
         "compacted_snapshots",
         "garbage_plan",
@@ -47,6 +50,7 @@ ASSETS = frozenset(
 )
 _TEXT_CHARS_MAX = 3_000
 _CHECKS_MAX = 10
+_LOGS_MAX = 10
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _STATUSES = {
     DagsterRunStatus.FAILURE: ("failed_run_alert", "Posts each failed run, with its failed checks, to WAL3_ALERT_URL."),
@@ -89,10 +93,18 @@ def alert_text(scope: Scope, run: DagsterRun, instance: DagsterInstance) -> str 
     lines = [f"{run.status.value} {run.job_name}, run {run.run_id}, store {scope.store_url}"]
     lines += _causes(instance, run.run_id)
     for check in failed[:_CHECKS_MAX]:
-        lines += [f"- {check.asset_check_key.to_user_string()}: {check.description}", *_advice(check)]
+        lines += [f"- {check.asset_check_key.to_user_string()}: {_found(check)}", *_advice(check)]
     if len(failed) > _CHECKS_MAX:
         lines.append(f"- and {len(failed) - _CHECKS_MAX} more failed checks")
     return "\n".join(lines)
+
+
+def _found(check: AssetCheckEvaluation) -> str:
+    """Say what this run found: the description also speaks of logs that earlier runs found bad."""
+    found = check.metadata[FOUND].value
+    said = [f"{each['log']}: {each['problem']}" for each in found] if isinstance(found, list) else []
+    more = f"; and {len(said) - _LOGS_MAX} more logs" if len(said) > _LOGS_MAX else ""
+    return f"{'; '.join(said[:_LOGS_MAX])}{more}"
 
 
 def _advice(check: AssetCheckEvaluation) -> Iterator[str]:
@@ -115,10 +127,10 @@ def _causes(instance: DagsterInstance, run_id: str) -> Iterator[str]:
 
 
 def _checks(instance: DagsterInstance, run_id: str) -> Iterator[AssetCheckEvaluation]:
-    """Find what the run found out about its logs; a result without a log sums up what earlier runs reported."""
+    """Find the checks by which this run found logs bad; what earlier runs found was posted then."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION):
         found = None if entry.dagster_event is None else entry.dagster_event.asset_check_evaluation_data
-        if found is not None and found.partition is not None:
+        if found is not None and FOUND in found.metadata:
             yield found
 
 

@@ -1,48 +1,40 @@
-"""Builds Dagster's definitions for one store.
+"""Builds the assets and checks of one store, and the operations that do the same for many logs.
 
 Names, owners, tags, descriptions and links are added here, so that no definition lacks them.
 """
 
 # Not `from __future__ import annotations`: Dagster reads the annotations of the functions below.
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dagster import (
-    AssetCheckEvaluation,
     AssetCheckSpec,
     AssetExecutionContext,
-    AssetMaterialization,
-    AssetObservation,
     AssetsDefinition,
-    AssetSelection,
     BackfillPolicy,
-    DefaultScheduleStatus,
-    DefaultSensorStatus,
-    Definitions,
+    Field,
     FreshnessPolicy,
-    MaterializeResult,
+    In,
+    Nothing,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
     Output,
-    RunRequest,
-    ScheduleDefinition,
-    ScheduleEvaluationContext,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
     asset,
-    define_asset_job,
-    in_process_executor,
-    schedule,
-    sensor,
+    op,
 )
 
-from wal3_orchestration.partitions import run_request
 from wal3_orchestration.runbook import Section, link
 from wal3_orchestration.scope import Scope
+from wal3_orchestration.work import LOGS_FIELD, Work
 
-Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
-Step = Callable[[Scope, AssetExecutionContext], Iterator[Event]]
-Tick = Callable[[Scope, SensorEvaluationContext], SensorResult]
+if TYPE_CHECKING:
+    from wal3_orchestration.recording import Event
+
+Step = Callable[[Work], Iterator["Event"]]
+# The output and the input that only order the operations of a sweep.
+DONE, AFTER = "done", "after"
 
 _DAGSTER = Section.DAGSTER
 
@@ -82,15 +74,35 @@ class LogAsset:
             freshness_policy=self.freshness,
             required_resource_keys={scope.named(name) for name in self.uses},
         )
-        def compute(context: AssetExecutionContext) -> Iterator[Event]:
-            yield from self.step(scope, context)
+        def compute(context: AssetExecutionContext) -> Iterator[object]:
+            yield from self.step(Work(scope=scope, context=context, asset=self.name, logs=context.partition_keys))
+
+        return compute
+
+    def build_operation(self, scope: Scope, name: str, *, first: bool, last: bool) -> OpDefinition:
+        """Return the operation that does the asset's step in a sweep, where it is the first or the last one."""
+        logs = Field([str], is_required=False, description="The logs; all known ones without it.")
+
+        @op(
+            name=name,
+            ins={} if first else {AFTER: In(Nothing)},
+            out={DONE: Out(Nothing)},
+            config_schema={LOGS_FIELD: logs},
+            pool=None if self.pool is None else scope.named(self.pool),
+            description=self.description,
+            tags=scope.tags,
+            required_resource_keys={scope.named(name) for name in self.uses},
+        )
+        def compute(context: OpExecutionContext) -> Iterator[object]:
+            yield from self.step(Work.of_sweep(scope, context, self.name, last=last))
+            yield Output(None, output_name=DONE)
 
         return compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
-    """A check of an asset, with a result for each log, or one for all; a failure names a section and a command."""
+    """A check of an asset over all known logs; its failure names the bad ones, a section and a command."""
 
     name: str
     asset: str
@@ -99,7 +111,6 @@ class LogCheck:
     # LOG stands for the log's name.
     next_command: tuple[str, ...]
     blocking: bool = False
-    of_all_logs: bool = False
 
     def build(self, scope: Scope) -> AssetCheckSpec:
         """Return the check of one store."""
@@ -107,98 +118,6 @@ class LogCheck:
             self.name,
             asset=scope.key(self.asset),
             blocking=self.blocking,
-            # By partition: a sound log's result must not hide a damaged one's.
-            partitions_def=None if self.of_all_logs else scope.logs,
             description=self.description,
             metadata={"runbook": link(scope, self.section)},
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogJob:
-    """A job over some assets; each of its runs is one process, with one Spark session at most."""
-
-    name: str
-    assets: tuple[str, ...]
-    description: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSensor:
-    """A sensor that starts a job; ``uses`` names its resources."""
-
-    name: str
-    tick: Tick
-    job: str
-    period_s: int
-    description: str
-    uses: tuple[str, ...] = ("store",)
-    running: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSchedule:
-    """A schedule of one run over every log; it is off until someone turns it on."""
-
-    name: str
-    job: str
-    cron: str
-    description: str
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-
-def build_jobs(scope: Scope, jobs: Iterable[LogJob]) -> Definitions:
-    """Return the jobs of one store."""
-    return Definitions(
-        jobs=[
-            define_asset_job(
-                scope.named(job.name),
-                selection=AssetSelection.assets(*scope.keys(job.assets)),
-                description=job.description,
-                tags=scope.tags,
-                metadata=scope.metadata,
-                # Steps pass no data to each other.
-                executor_def=in_process_executor,
-            )
-            for job in jobs
-        ]
-    )
-
-
-def build_sensor(scope: Scope, described: LogSensor) -> SensorDefinition:
-    """Return a sensor of one store."""
-
-    @sensor(
-        name=scope.named(described.name),
-        job_name=scope.named(described.job),
-        minimum_interval_seconds=described.period_s,
-        default_status=DefaultSensorStatus.RUNNING if described.running else DefaultSensorStatus.STOPPED,
-        description=described.description,
-        tags=scope.tags,
-        metadata=scope.metadata,
-        required_resource_keys={scope.named(name) for name in described.uses},
-    )
-    def evaluate(context: SensorEvaluationContext) -> SensorResult:
-        return described.tick(scope, context)
-
-    return evaluate
-
-
-def build_schedule(scope: Scope, described: LogSchedule) -> ScheduleDefinition:
-    """Return a schedule of one store."""
-
-    @schedule(
-        name=scope.named(described.name),
-        job_name=scope.named(described.job),
-        cron_schedule=described.cron,
-        description=described.description,
-        default_status=DefaultScheduleStatus.STOPPED,
-        metadata=scope.metadata,
-    )
-    def request(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-        logs = scope.known_logs(context.instance)
-        if not logs:
-            return SkipReason("no logs: the discovery sensor has found none yet")
-        return run_request(logs[0], logs[-1], tags=described.tags, store_name=scope.name)
-
-    return request

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.paths import MANIFEST, check_log_id, life_folder
+from wal3_core.log.read.scrub_report import place_of_object
 from wal3_core.options import UNLIMITED
-from wal3_core.storage.object_store import log_store, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +43,11 @@ class Damage:
         return "" if self.offsets is None else f"{self.offsets[0]} to {self.offsets[1] - 1}"
 
     def __str__(self) -> str:
-        """Say what is wrong, where the object is, and which records it holds."""
-        held = f", offsets {self.offsets_text}" if self.offsets else ""
-        return f"{self.problem.message} (file {self.file}{held})"
+        """Say what is wrong, where the object is unless the problem names it, and which records it holds."""
+        file = "" if self.file in self.problem.message else f"file {self.file}"
+        offsets = f"offsets {self.offsets_text}" if self.offsets else ""
+        further = ", ".join(filter(None, (file, offsets)))
+        return f"{self.problem.message} ({further})" if further else self.problem.message
 
 
 def locate(store: ObjectStore, report: ScrubReport, problems: Sequence[Problem]) -> list[Damage]:
@@ -55,15 +56,9 @@ def locate(store: ObjectStore, report: ScrubReport, problems: Sequence[Problem])
     # The manifest itself may be what is damaged.
     ranges = {} if isinstance(found, LogError) else found
     return [
-        Damage(problem=problem, file=_file(store, report, problem.path), offsets=ranges.get(problem.path))
+        Damage(problem=problem, file=place_of_object(store, report, problem), offsets=ranges.get(problem.path))
         for problem in problems
     ]
-
-
-def _file(store: ObjectStore, report: ScrubReport, path: str) -> str:
-    root = place_of(log_store(store, report.log).url).partition("?")[0]
-    life = life_folder(check_log_id(report.log_id, "report")) if report.log_id and path != MANIFEST else ""
-    return f"{root}/{life}{path}"
 
 
 def _ranges(store: ObjectStore, log: str, paths: set[str]) -> Ranges:

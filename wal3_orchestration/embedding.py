@@ -12,10 +12,18 @@ from dagster_aws.s3 import S3Resource
 from wal3_core import InvalidRequestError
 from wal3_orchestration import alerts
 from wal3_orchestration.defs import acceptance, discovery, manifests, snapshot_compaction, verification
+from wal3_orchestration.defs.dirty_logs import assets as dirty_logs
+from wal3_orchestration.defs.dirty_logs import sensor as dirty_logs_sensor
 from wal3_orchestration.defs.garbage_collection import assets as garbage
 from wal3_orchestration.defs.garbage_collection import orphans
 from wal3_orchestration.defs.garbage_collection import sensors as garbage_sensors
-from wal3_orchestration.resources import CollectionResource, StoreResource, spark_resource, without_password
+from wal3_orchestration.resources import (
+    CollectionResource,
+    RollUpResource,
+    StoreResource,
+    spark_resource,
+    without_password,
+)
 from wal3_orchestration.scope import OWNERS, RUNBOOK, Scope
 
 if TYPE_CHECKING:
@@ -29,6 +37,8 @@ _NAME = re.compile("[A-Za-z][A-Za-z0-9_]*|")
 _WORKFLOWS = (
     manifests,
     discovery,
+    dirty_logs,
+    dirty_logs_sensor,
     verification,
     snapshot_compaction,
     garbage,
@@ -39,7 +49,7 @@ _WORKFLOWS = (
 )
 
 
-def wal3_definitions(
+def wal3_definitions(  # noqa: PLR0913 - one for each resource
     store: StoreResource | str | None = None,
     *,
     name: str = "",
@@ -47,6 +57,7 @@ def wal3_definitions(
     owners: Sequence[str] | None = None,
     spark: LazyPySparkResource | None = None,
     collection: CollectionResource | None = None,
+    rollup: RollUpResource | None = None,
 ) -> Definitions:
     """Return everything that looks after one store, for ``Definitions.merge`` with a project's own definitions.
 
@@ -76,6 +87,7 @@ def wal3_definitions(
         scope.named("store"): store,
         scope.named("spark"): spark or spark_resource(),
         scope.named("collection"): collection or CollectionResource(),
+        scope.named("rollup"): rollup or RollUpResource(),
     }
     return Definitions.merge(Definitions(resources=resources), *(workflow.workflow(scope) for workflow in _WORKFLOWS))
 

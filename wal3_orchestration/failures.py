@@ -18,13 +18,15 @@ from wal3_core.errors import LogError, StoreDeniedError, UnavailableError, Unsui
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dagster import AssetExecutionContext
+    from dagster import AssetExecutionContext, OpExecutionContext
 
 RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 
 
 @contextmanager
-def retried_only_when_unavailable(context: AssetExecutionContext, policy: RetryPolicy = RETRIES) -> Iterator[None]:
+def retried_only_when_unavailable(
+    context: AssetExecutionContext | OpExecutionContext, policy: RetryPolicy = RETRIES
+) -> Iterator[None]:
     """Retry the step when the store does not answer or Spark fails; any other error fails it for good.
 
     Reading again does not repair damage, and asking again does not grant access. What fails for good

@@ -5,13 +5,12 @@ A log's name is its partition's key, the ``/`` between its parts included.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster import RunRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping
 
 LOGS_NAME = "log"
 
@@ -20,26 +19,15 @@ LOG_TAG = "wal3/log"
 # The pruning sensor collects what runs with this tag have planned.
 COLLECT_TAG = "wal3/collect"
 
+# Dagster's own: which request of a sensor a run fulfils.
+RUN_KEY_TAG = "dagster/run_key"
+# What the reason of a run begins with that a roll-up of dirty logs asked for.
+ROLLED_UP = "roll-up"
+
 # One group, so that the UI opens on the whole graph.
 GROUP = "log_maintenance"
 
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
-
-
-def cover(keys: Sequence[str], wanted: Collection[str], *, runs_max: int) -> list[tuple[str, str]]:
-    """Cover the wanted partitions with at most ``runs_max`` ranges (first and last key) of as few keys as possible.
-
-    ``keys`` are all partitions in their order. A range may include unwanted partitions between wanted
-    ones: looking at a log costs a request or two, a run costs seconds.
-    """
-    places = [place for place, key in enumerate(keys) if key in wanted]
-    if not places:
-        return []
-    gaps = [(after - before, before, after) for before, after in pairwise(places) if after > before + 1]
-    kept = sorted(sorted(gaps, reverse=True)[: runs_max - 1], key=lambda gap: gap[1])
-    starts = [places[0], *(after for _, _, after in kept)]
-    lasts = [*(before for _, before, _ in kept), places[-1]]
-    return [(keys[start], keys[last]) for start, last in zip(starts, lasts, strict=True)]
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:

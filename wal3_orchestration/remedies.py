@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from wal3_core.fleet.assignment import DIRTY
 from wal3_orchestration.runbook import Section, address, command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wal3_orchestration.building import LogCheck
     from wal3_orchestration.scope import Scope
 
 AGAIN = "Run `wal3 scrub LOG` once more: damage in transit (a bad cache, a bad NIC) does not repeat."
@@ -27,13 +31,17 @@ ROLE = (
     " cannot write fragments."
 )
 _CURSOR = (
-    "A cursor is damaged, or the file is not a cursor. `wal3 cursor list LOG` names it.",
     (
-        "For a damaged cursor: first create another cursor with `wal3 cursor set LOG OTHER N`, where N is the offset"
-        " that its owner had reached according to the owner's own data, or `first`."
+        "First create another cursor with `wal3 cursor set LOG OTHER N`, where N is the offset that its owner had"
+        " reached according to the owner's own data, or `first`."
     ),
-    "Then run `wal3 cursor delete LOG NAME`.",
+    "Run `wal3 cursor delete LOG NAME`.",
+    "Set it again: `wal3 cursor set LOG NAME N`.",
+    "Run `wal3 cursor delete LOG OTHER`.",
 )
+_CURSOR_MOVED = ("Move it: `wal3 cursor set LOG NAME N`.",)
+# Names of cursors have no other characters.
+_CURSOR_NAMED = re.compile(r"\bcursor/([A-Za-z0-9_-]+)\.json")
 _SCRUB = "Then run `wal3 scrub LOG`."
 _WITHOUT_COPY = (
     "Without a copy, restore the file `FILE` from an older version of the object, or from a backup of the bucket."
@@ -65,6 +73,17 @@ REMEDIES = (
             (
                 "If you have an older manifest, restore it: the object `LOG/manifest/MANIFEST.json` from an older"
                 " version, if the bucket keeps versions, or from a byte-for-byte backup of this object."
+            ),
+            (
+                "With a sound copy of the log (`wal3 --store BACKUP_URL scrub LOG`) you can restore that: delete the"
+                " object `LOG/manifest/MANIFEST.json` if it exists, because `wal3 destroy` refuses a damaged one."
+            ),
+            "Then run `wal3 destroy LOG --also-pinned`, which deletes all of LOG's files, so keep `saved/`.",
+            "Then run `wal3 --store BACKUP_URL copy LOG LOG --to-store STORE_URL --with-cursors`.",
+            (
+                "The log's pins and its seal are lost, and each cursor is where it was when the copy was made or last"
+                " updated, or does not exist if it was not copied. The records that were appended after that are not"
+                " in the copy, but in `saved/`: steps 5 and 6 of the runbook append them again."
             ),
             _SCRUB,
         ),
@@ -130,7 +149,8 @@ REMEDIES = (
             _WITHOUT_COPY,
         ),
     ),
-    Remedy(check="sound", when="cursor/", section=Section.REFUSED, steps=_CURSOR),
+    Remedy(check="sound", when="cursor: expected an offset", section=Section.BAD_CURSOR, steps=_CURSOR_MOVED),
+    Remedy(check="sound", when="cursor/", section=Section.BAD_CURSOR, steps=_CURSOR),
     Remedy(check="sound", when="", section=Section.UNSOUND, steps=(AGAIN,)),
     Remedy(
         check="safe_to_collect",
@@ -150,7 +170,7 @@ REMEDIES = (
     Remedy(
         check="safe_to_collect",
         when="cursor/",
-        section=Section.REFUSED,
+        section=Section.BAD_CURSOR,
         steps=_CURSOR,
     ),
     Remedy(
@@ -207,6 +227,54 @@ REMEDIES = (
         ),
     ),
     Remedy(
+        check="dirty_logs_readable",
+        when="found [0-9]+ that were not",
+        section=Section.DIRTY,
+        steps=(
+            "Find out who moved, deleted or restored the cursor `rollup`: `wal3 cursor list LOG`.",
+            "The logs that only these markers named are found by `daily_collection`, or when they are appended to.",
+        ),
+    ),
+    Remedy(
+        check="dirty_logs_readable",
+        when="",
+        section=Section.DIRTY,
+        steps=("Run `wal3 scrub LOG`: a dirty log is checked and repaired like any other.",),
+    ),
+    Remedy(
+        check="few_markers_wait",
+        when="",
+        section=Section.DIRTY,
+        steps=("Turn on the sensor `dirty_logs`, or find out why its ticks or runs of `rollup_job` fail.",),
+    ),
+    Remedy(
+        check="rolled_up_in_time",
+        when="",
+        section=Section.DIRTY,
+        steps=(
+            "Turn on the sensor `dirty_logs`, or find out why its ticks or runs of `rollup_job` fail.",
+            "`wal3 dirty show SERVER` says why each marked log waits.",
+        ),
+    ),
+    Remedy(
+        check="marked_logs_found",
+        when="",
+        section=Section.DIRTY,
+        steps=(
+            "A log that was destroyed needs nothing: its markers are dropped.",
+            "For a log that cannot be read, run `wal3 scrub` on it.",
+        ),
+    ),
+    Remedy(
+        check="consumers_keep_up",
+        when="",
+        section=Section.PRESSURE,
+        steps=(
+            "Wake the consumer that the text names; `wal3 cursor list LOG` shows all of them.",
+            "Appends are accepted again as soon as it is within the limit.",
+        ),
+    ),
+    Remedy(
         check="few_orphans",
         when="",
         section=Section.GARBAGE,
@@ -217,26 +285,52 @@ REMEDIES = (
 
 def remedy(scope: Scope, check: str, log: str, problem: str, file: str | None = None) -> str | None:
     """Return the steps against a check's problem as Markdown; None when the runbook has a table of messages only."""
-    for found in REMEDIES:
-        if found.check == check and re.search(found.when, problem, re.DOTALL):
-            steps = [_filled(scope, step, log, file) for step in found.steps]
-            numbered = [f"{number}. {step}" for number, step in enumerate(steps, start=1)]
-            return "\n".join([*numbered, "", f"More: {address(scope, found.section)}"])
-    return None
+    found = _found(check, problem)
+    if found is None:
+        return None
+    named = _CURSOR_NAMED.search(problem)
+    words = {**_places(log), "STORE_URL": scope.store_url, **({} if named is None else {"NAME": named[1]})}
+    steps = [_filled(scope, step, words, file) for step in found.steps]
+    numbered = [f"{number}. {step}" for number, step in enumerate(steps, start=1)]
+    return "\n".join([*numbered, "", f"More: {address(scope, found.section)}"])
 
 
-def _filled(scope: Scope, step: str, log: str, file: str | None) -> str:
-    return re.sub(r"`([^`]+)`", lambda span: f"`{_span(scope, span[1], log, file)}`", step)
+def section_of(check: LogCheck, problem: str) -> Section:
+    """Return the section of the runbook on a check's problem: that of its remedy, if it has one."""
+    found = _found(check.name, problem)
+    return check.section if found is None else found.section
 
 
-def _span(scope: Scope, text: str, log: str, file: str | None) -> str:
+def _found(check: str, problem: str) -> Remedy | None:
+    matching = (each for each in REMEDIES if each.check == check and re.search(each.when, problem, re.DOTALL))
+    return next(matching, None)
+
+
+def next_command(scope: Scope, check: LogCheck, log: str) -> str:
+    """Return the command that a check's failure begins with, for a log."""
+    words = _places(log)
+    return command(scope, *(words.get(word, word) for word in check.next_command))
+
+
+def _filled(scope: Scope, step: str, words: Mapping[str, str], file: str | None) -> str:
+    return re.sub(r"`([^`]+)`", lambda span: f"`{_span(scope, span[1], words, file)}`", step)
+
+
+def _span(scope: Scope, text: str, words: Mapping[str, str], file: str | None) -> str:
     """Replace the placeholders of a command; what names no log or file stays as it is."""
-    words = text.split()
-    if words[0] == "wal3" and "LOG" in words:
-        return command(scope, *(log if word == "LOG" else word for word in words[1:]))
+    given = text.split()
+    if given[0] == "wal3" and not {"LOG", "SERVER"}.isdisjoint(given):
+        filled = [words.get(word, word) for word in given[1:]]
+        # A command that names another store is not on this one.
+        return shlex.join(["wal3", *filled]) if "--store" in given else command(scope, *filled)
     if file is not None:
         text = re.sub(r"\bFILE\b", lambda _: shlex.quote(_place(file)), text)
-    return re.sub(r"\bLOG\b", log, text)
+    return re.sub(r"\bLOG\b", words["LOG"], text)
+
+
+def _places(log: str) -> dict[str, str]:
+    """Return what stands for a log in commands, and for the server that a dirty log belongs to."""
+    return {"LOG": log, "SERVER": log.removeprefix(f"{DIRTY}/")}
 
 
 def _place(file: str) -> str:

@@ -4,6 +4,7 @@ WAL3_STORE         URL of the store; the code location does not load without it
 WAL3_SPARK_MASTER  where Spark runs: local[2] by default, spark://…, yarn, k8s://…
 WAL3_SPARK_CONF    further Spark settings as a JSON object: {"spark.executor.memory": "4g"}
 WAL3_GC_INTERVAL_S seconds between pruning a log and deleting what was pruned: a day by default
+WAL3_DIRTY_AGE_S   seconds from a log's oldest mark in a dirty log to its maintenance: an hour by default
 """
 
 import json
@@ -16,18 +17,26 @@ import boto3
 from dagster import ConfigurableResource, EnvVar, ResourceDependency
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from wal3_core import InvalidRequestError, open_store
+from wal3_core.model.rollup_options import RollUpOptions
 from wal3_core.options import CollectorOptions
 from wal3_core.spark.session import session_conf, use_this_python
 from wal3_core.storage.object_store import ObjectStore
 from wal3_core.storage.store_urls import options_of_url, split_store_url
+from wal3_orchestration.java import java_problem
 
 STORE_VARIABLE = "WAL3_STORE"
 MASTER_VARIABLE = "WAL3_SPARK_MASTER"
 CONF_VARIABLE = "WAL3_SPARK_CONF"
 INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
+AGE_VARIABLE = "WAL3_DIRTY_AGE_S"
+_WHEN = (
+    "Less work is done without Spark: the fields `spark_logs_min`, `spark_bytes_min` and `spark_objects_min` of the"
+    " resource `collection` say from when on it is used"
+)
 
 
 class StoreResource(ConfigurableResource["StoreResource"]):
@@ -106,9 +115,16 @@ def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkRe
 
 
 def spark_session(spark: LazyPySparkResource) -> SparkSession:
-    """Start the session, or return the running one."""
+    """Start the session, or return the running one; InvalidRequestError when this machine has no Java for it."""
     use_this_python()
-    session: SparkSession = spark.spark_session
+    try:
+        session: SparkSession = spark.spark_session
+    except PySparkException as error:
+        problem = java_problem() if error.getCondition() == "JAVA_GATEWAY_EXITED" else None
+        if problem is None:
+            raise
+        message = f"Spark did not start: {problem}. {_WHEN}"
+        raise InvalidRequestError(message) from error
     return session
 
 
@@ -151,3 +167,52 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     def waiting_s(self) -> float:
         """The seconds between pruning and deleting."""
         return self.interval_s or float(os.environ.get(INTERVAL_VARIABLE) or CollectorOptions().interval_s)
+
+
+class RollUpResource(ConfigurableResource["RollUpResource"]):
+    """When a log that is marked in a dirty log is maintained, and when to warn.
+
+    It is due when its oldest mark is more than ``age_s_max`` seconds old (WAL3_DIRTY_AGE_S, or an hour, unless
+    given), when ``records_max`` records or ``bytes_max`` bytes of it are unprocessed, or when its mark was kept
+    ``reinsertions_max`` times. What was processed is what the cursor ``cursor`` says, in each log; without one, a log
+    is dirty until its maintenance was asked for.
+
+    The sensor reads the dirty logs every ``period_s`` seconds. It reads a dirty log in its tick if at most
+    ``tick_markers_max`` markers wait there; more are read by a run, up to ``run_markers_max`` of each dirty log, and
+    on Spark from ``spark_markers_min`` markers of all dirty logs on.
+
+    Checks warn when more than ``waiting_max`` markers wait in a dirty log, and when a mark has waited more than
+    ``late_s_max`` seconds longer than ``age_s_max``, and when a marked log has more than ``unprocessed_max`` records
+    that its consumers have not processed (0: only the limits of the logs' own policies count).
+    """
+
+    cursor: str = ""
+    age_s_max: float | None = None
+    records_max: int = RollUpOptions().records_max
+    bytes_max: int = RollUpOptions().bytes_max
+    reinsertions_max: int = RollUpOptions().reinsertions_max
+    period_s: float = 900.0
+    tick_markers_max: int = 5_000
+    run_markers_max: int = RollUpOptions().markers_max
+    spark_markers_min: int = 50_000
+    waiting_max: int = 1_000_000
+    late_s_max: float = 60 * 60
+    unprocessed_max: int = 0
+
+    def options(self, markers_max: int) -> RollUpOptions:
+        """Return the library's options for a roll-up that reads at most so many markers."""
+        return RollUpOptions(
+            cursor=self.cursor or None,
+            age_s_max=self.due_s,
+            records_max=self.records_max,
+            bytes_max=self.bytes_max,
+            reinsertions_max=self.reinsertions_max,
+            markers_max=markers_max,
+        )
+
+    @property
+    def due_s(self) -> float:
+        """The age of the oldest mark from which on a log is due, in seconds."""
+        if self.age_s_max is not None:
+            return self.age_s_max
+        return float(os.environ.get(AGE_VARIABLE) or RollUpOptions().age_s_max)

@@ -22,8 +22,11 @@ class Section(StrEnum):
     GARBAGE = "a-check-turns-red-garbage"
     REFUSED = "a-collection-refuses"
     CURSOR = "a-cursor-is-stuck"
+    BAD_CURSOR = "a-cursor-is-damaged"
     COLLECTION = "turning-collection-on"
     DISCOVERY = "discovery-fails-another-store-or-many-logs-gone"
+    DIRTY = "a-check-turns-red-dirty-logs"
+    PRESSURE = "a-fleet-refuses-appends-back-pressure"
     SNAPSHOTS = "the-tree-of-snapshots-is-lopsided"
     DAGSTER = "dagster"
 

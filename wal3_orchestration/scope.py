@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
     from dagster_pyspark import LazyPySparkResource
 
-    from wal3_orchestration.resources import CollectionResource, StoreResource
+    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 
 STORE_TAG = "wal3/store"
 OWNERS = ("team:wal3",)
@@ -99,6 +99,10 @@ class Scope:
     def collection(self, context: Context) -> CollectionResource:
         """Return the limits of collections, and the thresholds of checks."""
         return getattr(context.resources, self.named("collection"))  # type: ignore[no-any-return]  # by its name only
+
+    def rollup(self, context: Context) -> RollUpResource:
+        """Return when marked logs are maintained, and the thresholds of the checks of dirty logs."""
+        return getattr(context.resources, self.named("rollup"))  # type: ignore[no-any-return]  # by its name only
 
     def spark(self, context: Context) -> LazyPySparkResource:
         """Return the Spark session's resource; the session is not started by this."""

@@ -43,6 +43,14 @@ def remember(scope: Scope, instance: DagsterInstance, store_id: str) -> None:
     instance.daemon_cursor_storage.set_cursor_values({_key(scope): store_id})
 
 
+def remember_first(scope: Scope, instance: DagsterInstance, store: ObjectStore) -> None:
+    """Record the store, which has logs, as the one that the instance looks after, unless it knows one already."""
+    if remembered(scope, instance) is None:
+        identity = store_identity(store, create=True)
+        assert identity is not None
+        remember(scope, instance, identity)
+
+
 def open_known(scope: Scope, context: Context) -> ObjectStore:
     """Open the scope's store; Failure when it is not the store that the instance looks after."""
     store = scope.store(context).open()

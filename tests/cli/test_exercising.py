@@ -7,13 +7,18 @@ import re
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from wal3_core import LogWriter, open_store
+from wal3_core.cli.commands.exercise import progress_line
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.fleet.exercise.load import Load
+from wal3_core.fleet.exercise.report import Figures
+from wal3_core.fleet.exercise.running import Plan, Progress
 
 from .conftest import Command, Process
 
@@ -77,12 +82,22 @@ def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidenc
     found = json.loads(stdout)
     logs, ledgers = found["kept"]
     assert (program.returncode, found["sound"]) == (3, False), stderr
-    assert found["findings"]["missing"] > 0
+    assert found["findings"]["missing"] > 0, found
     assert {each["log"] for each in found["shown"]} == {
         fragment.relative_to(local_url.removeprefix("file://")).parts[2]
     }
     assert list(list_logs(open_store(local_url), logs))
     shutil.rmtree(ledgers)
+
+
+def test_progress_names_refusals_by_a_condition_apart_from_failures() -> None:
+    load = Load(seed=1, rate_per_s=60, logs=6, processes=2, body_bytes_max=100, bytes_per_s=1e6)
+    counts = {"durable": 40, "not_durable": 55, "unknown": 2, "error ConditionNotMetError": 52, "error LogError": 5}
+    now = Progress(at_s=10, rate_per_s=60, figures=Figures(Counter(counts)), closed=0, killed=0)
+
+    line = progress_line(now, Plan(load, duration_s=60, bytes_max=1000))
+
+    assert "40 durable, 52 refused by their condition, 5 failed or unknown" in line
 
 
 def await_records(program: Program, folder: Path) -> Path:

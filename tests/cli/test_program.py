@@ -23,6 +23,7 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("local")
 def test_every_command_works_on_one_log(wal3_process: Process) -> None:
     lines = b"".join(b'{"key": "%d", "body": "b"}\n' % number for number in range(50))
 
@@ -81,6 +82,7 @@ def test_help_of_every_command_shows_examples() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_reader_that_stops_early_is_not_an_error(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line that fills the pipe\n" * 20_000)
 
@@ -95,6 +97,7 @@ def test_reader_that_stops_early_is_not_an_error(wal3_process: Process) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"a line\n" * 20_000)
 
@@ -109,6 +112,7 @@ def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n2\n3\n")
 
@@ -126,6 +130,7 @@ def test_tail_follows_until_interrupted(wal3_process: Process) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigterm(wal3_process: Process) -> None:
     """A shell ignores SIGINT for programs started with &: Ctrl-C is for the foreground program."""
     wal3_process("append", "--create", "--raw", "events", stdin=b"1\n")

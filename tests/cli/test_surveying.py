@@ -343,7 +343,7 @@ def test_scrub_shows_each_bad_object_once_as_it_is_stored_and_where_to_read_on(w
     lines = wal3("scrub", "bad").stdout.splitlines()
 
     unsound = "a-check-turns-red-the-log-is-unsound"
-    for file, section in ((cut, unsound), (gone, unsound), (cursor, "a-collection-refuses")):
+    for file, section in ((cut, unsound), (gone, unsound), (cursor, "a-cursor-is-damaged")):
         stored = f"{wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}"
         [place] = [number for number, line in enumerate(lines) if file.name in line]
         assert lines[place - 1 : place + 1] == ["bad: bad object", f"  {stored}"]
@@ -375,7 +375,7 @@ def test_damage_met_by_another_command_is_named_as_stored_with_the_next_command(
     error, following = result.stderr.splitlines()
     assert error.startswith(f"Error: fragment 1 ({wal3.url}/{file.relative_to(urlsplit(wal3.url).path)}): ")
     section = "a-check-turns-red-the-log-is-unsound"
-    assert following == f"  next: `wal3 scrub LOG` shows all that is damaged; docs/operations.md#{section}"
+    assert following == f"  next: `wal3 scrub team/orders` shows all that is damaged; docs/operations.md#{section}"
 
 
 @pytest.mark.parametrize("arguments", [(), ("events", "--all")])

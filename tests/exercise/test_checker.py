@@ -110,9 +110,14 @@ def look_stale(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind
     return wrong, (Kind.STALE, newest.offset, named(newest))
 
 
+def lose_after_it_was_seen(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
+    seen = replace(found_of(append, append.offset), seen_us=append.answered_us + 1)
+    return changed(ledger, append, seen), (Kind.MISSING, append.offset, named(append))
+
+
 def see_late(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
-    found = replace(found_of(append, append.offset), seen_us=append.answered_us + LATE_US + 1)
-    return changed(ledger, append, found), (Kind.LATE, append.offset, named(append))
+    seen = replace(found_of(append, append.offset), seen_us=append.answered_us + LATE_US + 1)
+    return changed(ledger, append, found_of(append, append.offset), seen), (Kind.LATE, append.offset, named(append))
 
 
 def find_unsound(ledger: LogLedger, append: Append) -> tuple[LogLedger, tuple[Kind, int, str]]:
@@ -136,6 +141,7 @@ PLANTS: list[Plant] = [
     refuse,
     add_foreign,
     look_stale,
+    lose_after_it_was_seen,
     see_late,
     find_unsound,
 ]
@@ -202,6 +208,16 @@ def test_appends_of_a_process_out_of_the_order_of_their_submission_are_reordered
     found = findings(swapped(ledger, one, other))
 
     assert (Kind.REORDERED, one.offset, named(other)) in [(each.kind, each.offset, each.record) for each in found]
+
+
+@given(taken=steps)
+def test_records_that_were_seen_and_then_collected_are_not_missing(taken: list[Step]) -> None:
+    ledger = history(taken)
+    middle = len(ledger.found) // 2 + 1
+    found = [replace(each, seen_us=1) if each.offset < middle else each for each in ledger.found]
+    collected = replace(ledger, found=found, kept_from=middle)
+
+    assert [each.kind for each in findings(collected) if each.kind is not Kind.LATE] == []
 
 
 @given(taken=steps)

@@ -9,7 +9,7 @@ from tests.faults.actors import await_all, judged
 from tests.faults.history import PENDING_S, Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogReader, Message, scrub
-from wal3_core.errors import AppendError, AppendReplacedError, ClosedError
+from wal3_core.errors import AppendError, AppendReplacedError, BackPressureError, ClosedError
 from wal3_core.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class FleetWriter:
     options: FleetOptions
     callers: int
     appends_max: int
+    # How many records an append has.
+    sizes: tuple[int, ...] = (1, 1, 3)
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         store = SimStore(stage.world, process)
@@ -53,7 +55,7 @@ class FleetWriter:
         dice = opened.stage.simulation.dice(name)
         for index in range(dice.randrange(1, self.appends_max + 1)):
             opened.stage.simulation.pause(dice.choice((0.0, 0.0, 0.1, 2.0, 20.0)))
-            records = tuple(Message(f"{name}/{index}/{n}".encode()) for n in range(dice.choice((1, 1, 3))))
+            records = tuple(Message(f"{name}/{index}/{n}".encode()) for n in range(dice.choice(self.sizes)))
             opened.append(dice.choice(self.logs), records, dice.choice((None, None, None, 0.0, 5.0)))
 
 
@@ -76,6 +78,9 @@ class OpenedFleet:
         with judged(self.stage, self.store, append, log=log):
             try:
                 future = self.fleet.submit_many(log, records, timeout_s=timeout_s)
+            except BackPressureError:
+                self.stage.world.fired["refused for pressure"] += 1
+                raise
             except (AppendError, ClosedError):
                 raise
             except LogError as error:

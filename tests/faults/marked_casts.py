@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.faults.actors import Actor, Freezer, Reaper, Server, Writer, drawn_options
 from tests.faults.demanding import OrderedWriter
 from tests.faults.fleets import FleetWriter
-from tests.faults.rollups import CollectingMarkers, RollingUp, drawn_roll_up
+from tests.faults.rollups import CollectingMarkers, Member, RollingUp, drawn_roll_up
 from tests.faults.store import LOG
 from wal3_core.fleet.fleet_options import FleetOptions
 
@@ -22,7 +22,9 @@ MARKED = 1 / 3
 SPARED = ("tail", "history", "scrubber", "maintainer", "comparer", "short", "packer", "pinner", "destroyer", "consumer")
 # Those that are killed more often than others, and may start again.
 SERVING = ("writer", "server", "fleet", "rollup", "markers")
-SERVERS = ("x", "x", "x", "y")
+SERVERS = ("x", "x", "x", "y", "z")
+# A compactor joins, one leaves, and all are replaced.
+TEAMS = (("k0", "k1"), ("k0", "k1", "k2"), ("k1", "k2"), ("k2", "k3"))
 DAYS_S = 200_000.0
 FLEET_LOGS = ("b", "c")
 # How long a PUT to a marked log may take: markers are durable long before what they mark is committed.
@@ -38,6 +40,7 @@ def marked_cast(dice: Random, cast: Mapping[str, Actor], *, brief: bool) -> dict
         "server": (0.7, Writer(drawn_options(dice), 2, 7, server=drawn_server(dice))),
         "rollup0": (1.0, drawn_rolling(dice, pace_s)),
         "rollup1": (0.5, drawn_rolling(dice, pace_s)),
+        **(drawn_team(dice, pace_s) if dice.random() < 0.3 else {}),
         "markers": (0.3, CollectingMarkers(4, pace_s)),
         "fleet0": (0.5, drawn_fleet(dice)),
         "fleet1": (0.1, drawn_fleet(dice)),
@@ -61,6 +64,13 @@ def drawn_server(dice: Random) -> Server:
 def drawn_rolling(dice: Random, pace_s: float) -> RollingUp:
     """A roll-up that hands out everything, some of it, or never anything."""
     return RollingUp(drawn_roll_up(dice), dice.choice((5, 15)), pace_s, dice.choice((0.0, 0.0, 0.5, 1.0)))
+
+
+def drawn_team(dice: Random, pace_s: float) -> dict[str, tuple[float, Actor]]:
+    """Compactors whose number changes while they pull."""
+    teams = TEAMS[dice.randrange(len(TEAMS) - 1) :]
+    names = dict.fromkeys(name for team in teams for name in team)
+    return {f"rollup-{name}": (1.0, replace(drawn_rolling(dice, pace_s), member=Member(name, teams))) for name in names}
 
 
 def drawn_fleet(dice: Random) -> FleetWriter:

@@ -56,8 +56,8 @@ MARKING_MUTANTS = (
     Mutation(
         "a marker that waited long is dropped without a fence",
         ROLLUP + "_fence",
-        "dirty.fenced(self._fenced_next(dirty.marker))",
-        "dirty.fenced(0)",
+        "marked.fenced(self._fenced_next(marked.marker))",
+        "marked.fenced(0)",
     ),
     Mutation(
         "the fence is not moved before an overdue marker is dropped",

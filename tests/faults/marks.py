@@ -75,6 +75,8 @@ class Marks:
     finishing: defaultdict[str, list[tuple[Stretch, dict[LogId, int]]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    # The compactors that took a dirty log for their own.
+    pulled_by: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     # Up to which offset of each life nothing needs to be marked.
     decided: defaultdict[LogId, int] = field(default_factory=lambda: defaultdict(int))
 

@@ -12,6 +12,7 @@ from tests.faults.history import Append
 from tests.faults.store import LOG, SimStore
 from wal3_core import LogError, LogNotFoundError, LogWriter, Message, collect
 from wal3_core.errors import CollectionRefusedError, GarbageCollectedError, MissingError
+from wal3_core.fleet.assignment import assigned
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.rollup import ROLLUP, RollUp
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from wal3_core import WriterOptions
     from wal3_core.model.rollup_plan import RollUpPlan
 
+# The chance that a compactor has learned of the next change by its next round.
+LEARNS = 0.3
 RETRY = RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5)
 EVERY_LOG = RollUpOptions(take_all=True, undecided_s=0.02, retry=RETRY)
 # Much longer than a request takes: what is undecided stays so.
@@ -49,18 +52,44 @@ def drawn_roll_up(dice: Random) -> RollUpOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One of the compactors that divide the dirty logs, while they change: it learns of each change some time later."""
+
+    name: str
+    teams: tuple[tuple[str, ...], ...]
+
+    def pulls(self, stage: Stage, dice: Random, known: int) -> tuple[list[str], int]:
+        """Return the dirty logs that it takes for its own, and which team it knows by now."""
+        known = min(len(self.teams) - 1, known + (dice.random() < LEARNS))
+        logs = assigned(stage.world.marks.logs, self.teams[known]).get(self.name, [])
+        for log in logs:
+            pulled_by = stage.world.marks.pulled_by[log]
+            pulled_by.add(self.name)
+            stage.world.fired["pulled by several compactors"] += len(pulled_by) > 1
+        return logs, known
+
+
+@dataclass(frozen=True, slots=True)
 class RollingUp:
-    """Rolls every dirty log up, repeatedly, and hands out some of what it selects, or never anything."""
+    """Rolls dirty logs up, repeatedly, and hands out some of what it selects, or never anything.
+
+    A member of a changing team takes those that it takes for its own; anything else takes all.
+    """
 
     options: RollUpOptions
     rounds: int
     pause_s_max: float = 0.2
     hands_out: float = 0.5
+    member: Member | None = None
 
     def play(self, stage: Stage, process: SimProcess) -> None:
+        known = 0
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * self.pause_s_max)
-            for log in stage.world.marks.logs:
+            logs = stage.world.marks.logs
+            if self.member is not None:
+                logs, known = self.member.pulls(stage, process.random, known)
+            for log in logs:
                 rolling = Rolling(stage, process, log, self.options)
                 try:
                     rolling.roll_up(self.hands_out)

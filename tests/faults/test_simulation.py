@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import broken, run, shrink
-from tests.faults.mutants import MUTANTS, RARE
+from tests.faults.mutants import MUTANTS, RARE, SLOW
 from tests.faults.plans import SWARM, Script
 from tests.faults.story import Story
 from tests.mutations import Mutation, applied
@@ -57,6 +57,7 @@ HAPPENED = {
     "dead lives left something",
     "rolled up: advanced",
     "rolled up: overtaken",
+    "pulled by several compactors",
     "markers reinserted",
     "markers collected",
     "handed out",
@@ -107,7 +108,12 @@ def test_one_seed_is_one_story_whatever_the_hash_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mutant", [mutant for mutant in MUTANTS if mutant.name not in RARE], ids=lambda mutant: mutant.name
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=[pytest.mark.repeat] if mutant.name in SLOW else [])
+        for mutant in MUTANTS
+        if mutant.name not in RARE
+    ],
 )
 def test_a_defect_is_found(mutant: Mutation) -> None:
     with applied(mutant):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.strict_json import JsonObject
 
-KINDS = ("garbage", "garbage_of_orphans", "pin", "policy", "vacancy")
+KINDS = ("garbage", "garbage_of_orphans", "pin", "policy", "policy_with_a_limit", "vacancy")
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 
@@ -60,7 +60,7 @@ def load(name: str, data: bytes) -> Value:
     match name:
         case "pin":
             return Pin.from_bytes(data, what="pin/golden.json")
-        case "policy":
+        case "policy" | "policy_with_a_limit":
             return Policy.from_bytes(data, what="golden policy.json")
         case "vacancy":
             return Vacancy.from_fields(strict_json.load_checksummed(data, what="golden MANIFEST", bytes_max=10_000))
@@ -176,6 +176,7 @@ BORNE_OUT = {
     "garbage_of_orphans": {("format_version",), ("orphans", 0, "path")},
     "pin": {("format_version",), ("manifest",)},
     "policy": {("format_version",)},
+    "policy_with_a_limit": {("format_version",)},
     "vacancy": {("format_version",), ("vacant",)},
 }
 

@@ -14,16 +14,19 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 POLICY = Policy(log_id=LOG_ID, generation=2, writer="w", retention_s=86_400, without_cursors=True, percent_max=100)
+LIMITED = Policy(log_id=LOG_ID, generation=1, writer="w", unprocessed_max=1_000_000)
 VACANCY = Vacancy(
     kind=VacancyKind.COPYING, log_id=LOG_ID, generation=4, writer="w", source="orders", terms="all", pin="copy-1"
 )
 
 
 def test_formats_are_what_earlier_versions_wrote() -> None:
-    for name, stored in (("policy", POLICY.to_bytes()), ("vacancy", VACANCY.to_bytes())):
+    documents = {"policy": POLICY, "policy_with_a_limit": LIMITED, "vacancy": VACANCY}
+    for name, document in documents.items():
         path = GOLDEN / f"{name}.json"
-        assert path.read_bytes() == stored, f"the format changed: {path} holds what earlier versions wrote"
+        assert path.read_bytes() == document.to_bytes(), f"the format changed: {path} holds what earlier versions wrote"
     assert Policy.from_bytes((GOLDEN / "policy.json").read_bytes(), what="policy") == POLICY
+    assert Policy.from_bytes((GOLDEN / "policy_with_a_limit.json").read_bytes(), what="policy") == LIMITED
     assert manifest_or_vacancy((GOLDEN / "vacancy.json").read_bytes(), what="manifest") == VACANCY
 
 

@@ -103,15 +103,18 @@ def write(fleet: ObjectStore) -> Write:
 
 @pytest.fixture
 def run(instance: DagsterInstance) -> Run:
-    """Executes a requested run over its partitions in this process; with ``only``, just that asset of the job."""
+    """Executes a requested run in this process; with ``only``, just that asset of the job.
+
+    A request may name a job itself.
+    """
 
     def execute(
         job: str, request: RunRequest, config: dict[str, Any] | None = None, *, only: str | None = None
     ) -> ExecuteInProcessResult:
-        workflow = defs().resolve_job_def(job)
+        workflow = defs().resolve_job_def(request.job_name or job)
         return workflow.execute_in_process(
             instance=instance,
-            run_config={**SILENT, **(config or {})},
+            run_config={**SILENT, **(config or {}), **(request.run_config or {})},
             partition_key=request.partition_key,
             tags=request.tags,
             asset_selection=None if only is None else [AssetKey(only)],
@@ -147,6 +150,19 @@ def tick(instance: DagsterInstance, fleet: ObjectStore) -> Tick:  # noqa: ARG001
             if isinstance(request, DeleteDynamicPartitionsRequest):
                 for key in request.partition_keys:
                     instance.delete_dynamic_partition(LOGS_NAME, key)
+        return result
+
+    return evaluate
+
+
+@pytest.fixture
+def look(tick: Tick, run: Run) -> Tick:
+    """Evaluates the sensor, and executes the runs that it requests."""
+
+    def evaluate(after: SensorResult | None = None) -> SensorResult:
+        result = tick(after)
+        for request in result.run_requests or ():
+            run("", request)
         return result
 
     return evaluate

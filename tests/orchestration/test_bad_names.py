@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, SensorResult, build_sensor_context
+from dagster import AssetCheckSeverity, AssetKey, SensorResult, build_sensor_context
 
 from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
+from tests.orchestration.checked import check_of, found_bad, logs_of
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
 from wal3_core.log.collect.collector import Collector
@@ -99,7 +100,8 @@ def test_good_log_is_planned_and_its_pruning_asked_for_and_the_bad_name_fails_it
     asked = _evaluate(instance, request_pruning)
 
     assert [request.partition_key for request in asked] == [GOOD]
-    blocked = {each.partition for each in planned.get_asset_check_evaluations() if each.blocking}
+    severe = check_of(planned, "safe_to_collect").severity is AssetCheckSeverity.ERROR
+    blocked = {log for log, check in found_bad(planned) if check == "safe_to_collect" and severe}
     assert blocked == (set() if KINDS[badness] is None else {BAD})
     assert planned.success == (KINDS[badness] is None)
 
@@ -119,7 +121,7 @@ def test_good_log_stays_known_and_so_does_a_bad_name_that_needs_help(
     else:
         assert states == {BAD: LogState if KINDS[badness] is None else UnreadableLog}
         assert instance.get_dynamic_partitions(LOGS_NAME) == [BAD, GOOD]
-        assert [request.partition_key_range for request in requests] == [BOTH.partition_key_range]
+        assert [logs_of(request) for request in requests] == [sorted((BAD, GOOD))]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_running_daemon_discovers_prunes_and_deletes_by_itself(
     eventually(lambda: all(run.status is DagsterRunStatus.SUCCESS for run in instance.get_runs()), daemon)
 
     asked = {(run.job_name, run.tags.get("dagster/sensor_name")) for run in instance.get_runs()}
-    by_sensor = {("manifest_job", "discovery"), ("collection_job", "pruning"), ("deletion_job", "deletion")}
+    by_sensor = {("manifest_sweep", "discovery"), ("collection_job", "pruning"), ("deletion_job", "deletion")}
     assert by_sensor <= asked
     assert list(Deleter(fleet, "pruned").documents()) == []
     assert LogReader.open(fleet, "planned").manifest().first.position.offset == 4

@@ -49,7 +49,7 @@ def _flip(path: Path) -> None:
 
 
 def _failed(result: ExecuteInProcessResult) -> AssetCheckEvaluation:
-    (failed,) = [check for check in result.get_asset_check_evaluations() if check.partition and not check.passed]
+    (failed,) = [check for check in result.get_asset_check_evaluations() if not check.passed]
     return failed
 
 
@@ -89,7 +89,8 @@ def test_damaged_fragment_is_shown_with_its_file_offsets_and_next_command(
     assert (problem["file"], problem["start_offset"], problem["limit_offset"]) == (shown["file"], 13, 16)
     sentence = _sentence(result, "verification")
     assert sentence.startswith("1 of 1 logs: team/orders: sound: 1 problem: fragment 5 ")
-    assert f"(file {shown['file']}, offsets 13 to 15). Next: {command}. See {shown['runbook']}" in sentence
+    assert sentence.count(shown["file"]) == 1
+    assert f" (offsets 13 to 15). Next: {command}. See {shown['runbook']}" in sentence
 
 
 @pytest.mark.slow
@@ -151,7 +152,10 @@ def test_refused_plan_is_shown_with_its_next_command_and_ends_the_run_with_a_sen
 
     shown = _shown(result)
     assert shown["next_command"] == shlex.join(["wal3", "--store", fleet.url, "gc", orders, "--dry-run"])
-    assert shown["runbook"] == "docs/operations.md#a-collection-refuses"
+    assert shown["runbook"] == "docs/operations.md#a-cursor-is-damaged"
+    assert shown["remedy"].endswith(f"More: {shown['runbook']}")
+    assert shlex.join(["wal3", "--store", fleet.url, "cursor", "delete", orders, "damaged"]) in shown["remedy"]
+    assert shlex.join(["wal3", "--store", fleet.url, "cursor", "set", orders, "damaged", "N"]) in shown["remedy"]
     assert shown["folder"] == f"{fleet.url}/{orders}/"
     sentence = _sentence(result, "garbage_plan")
     assert sentence.startswith("1 of 1 logs: team/orders: safe_to_collect: ")

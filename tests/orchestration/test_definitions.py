@@ -45,7 +45,10 @@ def _graph() -> dict[str, Any]:
         "assets": {spec.key.to_user_string(): _asset(spec) for spec in defs().resolve_all_asset_specs()},
         "jobs": sorted(name for name in repository.job_names if not name.startswith("__")),
         "sensors": {
-            sensor.name: {"job": sensor.job_name if sensor.targets else None, "status": sensor.default_status.value}
+            sensor.name: {
+                "jobs": [target.job_name for target in sensor.targets],
+                "status": sensor.default_status.value,
+            }
             for sensor in repository.sensor_defs
         },
         "schedules": {

@@ -10,6 +10,7 @@ import pytest
 
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs import verification
+from wal3_orchestration.defs.dirty_logs import report as dirty_logs
 from wal3_orchestration.defs.garbage_collection import assets as garbage
 from wal3_orchestration.defs.garbage_collection import orphans
 from wal3_orchestration.runbook import Section
@@ -61,6 +62,7 @@ def test_every_check_has_a_section_of_the_runbook_and_a_command() -> None:
     built: list[LogCheck] = [
         *verification.VERIFICATION.checks,
         *orphans.MARKED.checks,
+        *dirty_logs.CHECKS,
         *(check for each in garbage.ASSETS for check in each.checks),
     ]
     repository = defs().get_repository_def()
@@ -69,7 +71,7 @@ def test_every_check_has_a_section_of_the_runbook_and_a_command() -> None:
     assert {(check.asset, check.name) for check in built} == {
         (key.asset_key.to_user_string(), key.name) for key in keys
     }
-    assert all("LOG" in check.next_command for check in built)
+    assert all({"LOG", "SERVER"} & set(check.next_command) for check in built)
 
 
 @pytest.mark.parametrize("section", Section)

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import SensorResult
 
+from tests.orchestration.checked import asked, keys
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, StoreDeniedError, UnavailableError, list_logs
 from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import Done
-from wal3_orchestration.defs.discovery import RUNS_PER_TICK_MAX
 from wal3_orchestration.log_state import UnreadableLog, read_states
 from wal3_orchestration.partitions import LOGS_NAME
 
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from wal3_core.storage.object_store import ObjectStore
-
-
-def _asked(result: SensorResult) -> list[tuple[str, str]]:
-    ranges = []
-    for request in result.run_requests or ():
-        covered = request.partition_key_range
-        key = request.partition_key or ""
-        ranges.append((key, key) if covered is None else (covered.start, covered.end))
-    return ranges
 
 
 def _folder(store: ObjectStore, log: str) -> Path:
@@ -48,66 +39,66 @@ def test_logs_become_partitions_and_are_looked_at_in_one_run(
     result = tick()
 
     assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha", "beta", "beta/one"]
-    assert _asked(result) == [("alpha", "beta/one")]
+    assert asked(result) == [["alpha", "beta", "beta/one"]]
 
 
 @pytest.mark.slow
-def test_unchanged_fleet_requests_no_run_and_says_so(tick: Tick, write: Write) -> None:
+def test_unchanged_fleet_requests_no_run_and_says_so(look: Tick, write: Write) -> None:
     write("alpha")
 
-    result = tick(tick())
+    result = look(look())
 
-    assert _asked(result) == []
+    assert asked(result) == []
     assert result.skip_reason is not None
     assert result.skip_reason.skip_message == "1 logs, none changed"
 
 
 @pytest.mark.slow
-def test_only_the_log_that_was_written_to_is_looked_at_again(tick: Tick, write: Write) -> None:
+def test_only_the_log_that_was_written_to_is_looked_at_again(look: Tick, write: Write) -> None:
     for log in ("alpha", "beta", "gamma"):
         write(log)
-    before = tick()
+    before = look()
 
     write("beta")
 
-    assert _asked(tick(before)) == [("beta", "beta")]
+    assert asked(look(before)) == [["beta"]]
 
 
 @pytest.mark.slow
-def test_log_whose_cursor_moved_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+def test_log_whose_cursor_moved_is_looked_at_again(look: Tick, write: Write, fleet: ObjectStore) -> None:
     for log in ("alpha", "beta"):
         write(log)
-    before = tick()
+    before = look()
 
     CursorStore(fleet, "alpha").init("reader", LogPosition(2, 0))
 
-    assert _asked(tick(before)) == [("alpha", "alpha")]
+    assert asked(look(before)) == [["alpha"]]
 
 
 @pytest.mark.slow
 def test_vanished_log_loses_its_partition_and_the_others_are_left_alone(
-    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+    look: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     for log in ("alpha", "beta"):
         write(log)
-    before = tick()
+    before = look()
 
     shutil.rmtree(_folder(fleet, "alpha"))
-    result = tick(before)
+    result = look(before)
 
     assert instance.get_dynamic_partitions(LOGS_NAME) == ["beta"]
-    assert _asked(result) == []
+    assert asked(result) == []
 
 
 @pytest.mark.slow
-def test_log_recreated_under_its_name_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+def test_log_recreated_under_its_name_is_looked_at_again(look: Tick, write: Write, fleet: ObjectStore) -> None:
     write("alpha")
-    before = tick()
+    before = look()
 
     shutil.rmtree(_folder(fleet, "alpha"))
     write("alpha")
 
-    assert _asked(tick(before)) == [("alpha", "alpha")]
+    assert asked(look(before)) == [["alpha"]]
 
 
 @pytest.mark.slow
@@ -116,23 +107,18 @@ def test_repeated_tick_requests_the_same_run(tick: Tick, write: Write) -> None:
 
     first, second = tick(), tick()
 
-    assert [request.run_key for request in first.run_requests or ()] == [
-        request.run_key for request in second.run_requests or ()
-    ]
-
-
-def _keys(result: SensorResult) -> list[str | None]:
-    return [request.run_key for request in result.run_requests or ()]
+    assert len(keys(first)) == 1
+    assert keys(first) == keys(second)
 
 
 @pytest.mark.slow
-def test_recurring_damage_is_looked_at_again(tick: Tick, write: Write, fleet: ObjectStore) -> None:
+def test_recurring_damage_is_looked_at_again(look: Tick, write: Write, fleet: ObjectStore) -> None:
     """Dagster starts only one run per key: each change has its own key, also a recurring one."""
     write("alpha")
-    path, ticks = f"alpha/{MANIFEST}", [tick()]
+    path, ticks = f"alpha/{MANIFEST}", [look()]
 
     def note() -> None:
-        ticks.append(tick(ticks[-1]))
+        ticks.append(look(ticks[-1]))
 
     for appended in (False, True, False):
         held = fleet.read(path)
@@ -144,47 +130,48 @@ def test_recurring_damage_is_looked_at_again(tick: Tick, write: Write, fleet: Ob
             write("alpha")
         note()
 
-    assert [_asked(each) for each in ticks] == [[("alpha", "alpha")]] * 7
-    assert len({key for each in ticks for key in _keys(each)}) == 7
+    assert [asked(each) for each in ticks] == [[["alpha"]]] * 7
+    assert len({key for each in ticks for key in keys(each)}) == 7
 
 
 @pytest.mark.slow
-def test_tick_repeated_after_a_change_requests_the_same_run(tick: Tick, write: Write) -> None:
+def test_tick_repeated_after_a_change_requests_the_same_run(tick: Tick, look: Tick, write: Write) -> None:
     write("alpha")
-    before = tick()
+    before = look()
     write("alpha")
 
     first, second = tick(before), tick(before)
 
-    assert _asked(first) == [("alpha", "alpha")]
-    assert _keys(first) == _keys(second)
+    assert asked(first) == [["alpha"]]
+    assert keys(first) == keys(second)
 
 
 @pytest.mark.slow
-def test_cursor_of_another_form_is_ignored(tick: Tick, write: Write) -> None:
+@pytest.mark.parametrize("cursor", ['{"token": "x", "logs": {"alpha": "0123456789abcdef"}}', "[1]", "no JSON"])
+def test_cursor_of_another_form_is_ignored(look: Tick, write: Write, cursor: str) -> None:
     write("alpha")
 
-    result = tick(SensorResult(cursor='{"alpha": "0123456789abcdef"}'))
+    result = look(SensorResult(cursor=cursor))
 
-    assert _asked(result) == [("alpha", "alpha")]
-    assert _asked(tick(result)) == []
+    assert asked(result) == [["alpha"]]
+    assert asked(look(result)) == []
 
 
 @pytest.mark.slow
 def test_damaged_manifest_hides_no_other_log(
-    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+    look: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     for log in ("alpha", "beta"):
         write(log)
-    before = tick()
+    before = look()
 
     manifest = next(_folder(fleet, "alpha").glob("manifest/MANIFEST*"))
     manifest.write_bytes(manifest.read_bytes()[:-9])
     write("beta")
-    result = tick(before)
+    result = look(before)
 
     assert instance.get_dynamic_partitions(LOGS_NAME) == ["alpha", "beta"]
-    assert _asked(result) == [("alpha", "beta")]
+    assert asked(result) == [["alpha", "beta"]]
 
 
 @pytest.mark.parametrize("kind", ["get", "list"])
@@ -211,16 +198,16 @@ def test_denied_log_hides_no_other_and_keeps_its_fingerprint(write: Write, fleet
 
 
 @pytest.mark.slow
-def test_many_scattered_changes_request_few_runs(tick: Tick, write: Write) -> None:
+def test_many_scattered_changes_request_one_run_of_the_changed_logs_alone(look: Tick, write: Write) -> None:
     logs = [f"log-{number:02}" for number in range(12)]
     for log in logs:
         write(log)
-    before = tick()
+    before = look()
 
     for log in logs[::2]:
         write(log)
 
-    assert len(_asked(tick(before))) == RUNS_PER_TICK_MAX
+    assert asked(look(before)) == [logs[::2]]
 
 
 @pytest.mark.slow

@@ -68,11 +68,17 @@ def test_two_stores_and_a_project_s_own_asset_live_in_one_code_location(
 
     requests = {name: _discover(instance, name, url) for name, url in urls.items()}
     for name, (request,) in requests.items():
-        for job, tags in ((f"{name}_manifest_job", request.tags), (f"{name}_verification_job", request.tags)):
-            done = project.resolve_job_def(job).execute_in_process(
-                instance=instance, run_config=SILENT, partition_key=request.partition_key, tags=tags
-            )
-            assert done.success, job
+        looked = project.resolve_job_def(request.job_name or "").execute_in_process(
+            instance=instance,
+            run_config={**SILENT, **request.run_config},
+            partition_key=request.partition_key,
+            tags=request.tags,
+        )
+        verified = project.resolve_job_def(f"{name}_verification_sweep").execute_in_process(
+            instance=instance, run_config=SILENT
+        )
+        assert looked.success
+        assert verified.success
 
     assert instance.get_dynamic_partitions("orders_log") == ["shared"]
     assert instance.get_dynamic_partitions("audit_log") == ["only-audited", "shared"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.orchestration.checked import found_bad
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
@@ -109,13 +110,13 @@ def test_alarm_for_many_orphans_and_for_rising_orphans(
 def test_alarm_for_planned_garbage_that_is_never_pruned(
     known: list[str], fleet: ObjectStore, run: Run, write: Write
 ) -> None:
-    def late(job: str) -> set[str | None]:
+    def late(job: str) -> set[str]:
         soon = {"resources": {"collection": {"config": {"planned_s_max": 0.0}}}}
         result = run(job, run_request(known[0], known[-1]), soon)
         assert result.success
-        checks = [check for check in result.get_asset_check_evaluations() if not check.passed]
-        assert all("daily_collection" in str(check.description) for check in checks)
-        return {check.partition for check in checks}
+        found = found_bad(result)
+        assert all("daily_collection" in problem for problem in found.values())
+        return {log for log, _ in found}
 
     CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
     for log in ("beta/one", "gamma"):
@@ -149,9 +150,10 @@ def test_alarms_are_asset_checks_that_warn_and_stop_nothing(known: list[str], fl
     )
 
     assert result.success
-    outcomes = {(check.partition, check.check_name): check.passed for check in result.get_asset_check_evaluations()}
-    assert len(outcomes) == 12
-    assert {key for key, passed in outcomes.items() if not passed} == {
+    outcomes = {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
+    assert {name for name, passed in outcomes.items() if passed} == {"safe_to_collect"}
+    assert len(outcomes) == 4
+    assert set(found_bad(result)) == {
         *((log, "little_garbage") for log in known),
         *((log, "cursors_move") for log in known),
         ("gamma", "collected_in_time"),

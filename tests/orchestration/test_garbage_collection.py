@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import AssetCheckKey, AssetKey, DagsterEventType, RunRequest, SkipReason, build_schedule_context
 
+from tests.orchestration.checked import found_bad
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
 from wal3_core.log.collect.collector import Collector
@@ -71,15 +72,6 @@ def recorded(result: ExecuteInProcessResult, asset: str) -> dict[str | None, dic
     }
 
 
-def failed_checks(result: ExecuteInProcessResult) -> dict[tuple[str | None, str], str]:
-    """Return what the checks found wrong, by log and check."""
-    return {
-        (check.partition, check.check_name): check.description or ""
-        for check in result.get_asset_check_evaluations()
-        if not check.passed
-    }
-
-
 @pytest.mark.slow
 def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     write: Write, fleet: ObjectStore, run: Run, instance: DagsterInstance
@@ -109,7 +101,7 @@ def test_log_is_planned_pruned_and_deleted_and_each_step_reports_it(
     assert (pruned["outcome"], pruned["garbage_documents"]) == ("pruned", 1)
     assert (done["objects"], done["documents_finished"], done["documents_left"]) == (2, 1, 0)
     assert (first_offset(fleet, "alpha"), left, fragments(fleet, "alpha")) == (7, 6, 4)
-    assert failed_checks(collected) == {}
+    assert found_bad(collected) == {}
     assert scrub(fleet, "alpha").sound
 
 
@@ -178,7 +170,7 @@ def test_refused_plan_stops_the_run_before_any_change_and_is_not_retried(
     assert set(recorded(result, "garbage_plan")) == {"alpha", "beta/one"}
     assert recorded(result, "pruned_manifest") == {}
     assert {first_offset(fleet, log) for log in known} == {1}
-    problems = failed_checks(result)
+    problems = found_bad(result)
     assert set(problems) == {("gamma", "safe_to_collect"), ("gamma", "little_garbage")}
     assert "expected to collect at most 90% of its bytes, found 100.0%" in problems["gamma", "safe_to_collect"]
     assert "safe_to_collect: " in str(result.failure_data_for_node("garbage_plan"))
@@ -198,7 +190,7 @@ def test_log_without_cursors_is_reported_and_the_others_are_collected(
     result = run("collection_job", run_request(known[0], known[-1]))
 
     assert result.success
-    assert set(failed_checks(result)) == {("beta/one", "safe_to_collect")}
+    assert set(found_bad(result)) == {("beta/one", "safe_to_collect")}
     assert "expected a cursor" in recorded(result, "garbage_plan")["beta/one"]["reason"]
     assert [first_offset(fleet, log) for log in known] == [4, 1, 4]
     assert recorded(result, "pruned_manifest")["beta/one"]["outcome"] == "nothing to prune"
@@ -217,7 +209,7 @@ def test_log_whose_policy_lets_age_decide_is_collected_without_a_cursor(
     run("deletion_job", run_request("alpha", "alpha"))
 
     (plan,) = recorded(collected, "garbage_plan").values()
-    assert failed_checks(collected) == {}
+    assert found_bad(collected) == {}
     assert (plan["reason"], plan["cutoff_cursor"]) == ("the first record younger than 0 s is at offset 10", "")
     assert (first_offset(fleet, "alpha"), fragments(fleet, "alpha")) == (10, 0)
 
@@ -234,7 +226,7 @@ def test_damaged_policy_blocks_the_collection_unlike_missing_cursors(
     result = run("collection_job", run_request("alpha", "alpha"))
 
     assert not result.success
-    assert "its policy cannot be read" in failed_checks(result)["alpha", "safe_to_collect"]
+    assert "its policy cannot be read" in found_bad(result)["alpha", "safe_to_collect"]
     assert "safe_to_collect: " in str(result.failure_data_for_node("garbage_plan"))
     assert recorded(result, "pruned_manifest") == {}
 
@@ -343,7 +335,7 @@ def test_orphans_are_marked_and_then_deleted(known: list[str], fleet: ObjectStor
     deleted = run("deletion_job", run_request(known[0], known[-1]))
 
     assert listed.success
-    assert failed_checks(listed) == {}
+    assert found_bad(listed) == {}
     assert {log: each["orphans"] for log, each in recorded(listed, "marked_orphans").items()} == {
         "alpha": 1,
         "beta/one": 0,
@@ -385,10 +377,10 @@ def test_schedules_request_the_whole_fleet_in_one_run_and_only_the_daily_one_col
         requests = [defs().resolve_schedule_def(schedule)(context) for schedule in SCHEDULES]
 
     for request in requests:
+        assert known
         assert isinstance(request, RunRequest)
-        covered = request.partition_key_range
-        assert covered is not None
-        assert (covered.start, covered.end) == (known[0], known[-1])
+        # A sweep without a list of logs goes over all that are known when it starts.
+        assert (request.partition_key, request.run_config) == (None, {})
     assert [COLLECT_TAG in request.tags for request in requests] == [True, False, False]
 
 

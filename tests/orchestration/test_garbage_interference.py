@@ -187,6 +187,7 @@ def _running(instance: DagsterInstance) -> list[str]:
     return [run.run_id for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))]
 
 
+@pytest.mark.repeat
 def test_next_run_completes_a_run_cancelled_in_any_phase(
     gates: Path, gate: Path, logs: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:

@@ -41,12 +41,12 @@ def _accept(instance: DagsterInstance, **said: str | int | None) -> bool:
 
 @pytest.mark.slow
 def test_store_whose_folder_was_renamed_empties_nothing(
-    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+    tick: Tick, look: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     """As when the volume is not mounted: the folder is missing or empty."""
     write("alpha")
     write("beta")
-    before = tick()
+    before = look()
     _root(fleet).rename(_root(fleet).with_name("elsewhere"))
 
     for _ in range(3):
@@ -130,12 +130,12 @@ def test_many_logs_gone_at_once_are_kept_until_accepted(
 
 @pytest.mark.slow
 def test_another_store_is_looked_after_once_it_is_accepted(
-    tick: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
+    tick: Tick, look: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
     """The store keeps its logs, loses its identity, and gets a new one."""
     for log in ("alpha", "beta"):
         write(log)
-    before = tick()
+    before = look()
     fleet.delete(STORE_IDENTITY)
     with pytest.raises(Failure, match="wal3 store-id --create"):
         tick(before)
@@ -148,11 +148,11 @@ def test_another_store_is_looked_after_once_it_is_accepted(
 
 @pytest.mark.slow
 def test_store_unreachable_for_some_ticks_keeps_its_state(
-    tick: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    tick: Tick, look: Tick, write: Write, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for log in ("alpha", "beta"):
         write(log)
-    before = tick()
+    before = look()
 
     with monkeypatch.context() as away:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -13,7 +13,17 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.stores import life_store
-from wal3_core import LogAt, LogWriter, copy, open_store, scrub, update_copy
+from wal3_core import (
+    CursorStore,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    copy,
+    open_store,
+    scrub,
+    update_copy,
+)
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.remedies import REMEDIES, Remedy, remedy
 from wal3_orchestration.scope import Scope
@@ -65,6 +75,52 @@ def test_commands_name_the_store_the_log_and_the_file() -> None:
 
 
 @pytest.mark.slow
+def test_commands_against_a_damaged_manifest_restore_what_a_copy_holds(tmp_path: Path, fleet: ObjectStore) -> None:
+    backup = open_store((tmp_path / "back up").as_uri())
+    with LogWriter.open_or_initialize(fleet, "orders") as writer:
+        writer.append_many([b"a", b"b"])
+        CursorStore(fleet, "orders").init("billing", LogPosition(2, 0))
+        copy(LogAt(fleet, "orders"), LogAt(backup, "orders"), with_cursors=True)
+        writer.append(b"lost")
+    Path(unquote(urlsplit(fleet.url).path), "orders/manifest/MANIFEST.json").unlink()
+
+    steps = remedy(
+        Scope(store_url=fleet.url), "sound", "orders", "expected manifest/MANIFEST.json beside its fragments"
+    )
+
+    assert steps is not None
+    commands = [span for span in re.findall(r"`([^`]+)`", steps) if " destroy orders" in span or " copy " in span]
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command.replace("BACKUP_URL", shlex.quote(backup.url)))
+        yes = ["--yes"] if "destroy" in words else []
+        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=60)
+    assert scrub(fleet, "orders").sound
+    assert [record.body for record in LogReader.open(fleet, "orders").records()] == [b"a", b"b"]
+    assert CursorStore(fleet, "orders").offsets() == {"billing": 2}
+
+
+@pytest.mark.slow
+def test_commands_against_a_damaged_cursor_set_it_again(fleet: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(fleet, "orders") as writer:
+        writer.append_many([b"a", b"b"])
+    CursorStore(fleet, "orders").init("billing", LogPosition(2, 0))
+    (damaged,) = Path(unquote(urlsplit(fleet.url).path)).rglob("billing.json*")
+    damaged.write_bytes(b"torn")
+    (problem,) = scrub(fleet, "orders").problems
+
+    steps = remedy(Scope(store_url=fleet.url), "sound", "orders", f"1 problem: {problem.message}")
+
+    assert steps is not None
+    for command in [span for span in re.findall(r"`([^`]+)`", steps) if span.startswith("wal3 ")]:
+        words = [{"OTHER": "other", "N": "2"}.get(word, word) for word in shlex.split(command)]
+        yes = ["--yes"] if "delete" in words else []
+        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=60)
+    assert CursorStore(fleet, "orders").offsets() == {"billing": 2}
+    assert scrub(fleet, "orders").sound
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["gone", "changed", "the copy's file"])
 @pytest.mark.parametrize("updated", [False, True])
 def test_command_that_a_failed_check_shows_repairs_all_damaged_files_from_a_copy(
@@ -95,7 +151,7 @@ def test_command_that_a_failed_check_shows_repairs_all_damaged_files_from_a_copy
 
     result = run("verification_job", run_request(log, log))
 
-    (failed,) = [each for each in result.get_asset_check_evaluations() if each.partition == log]
+    (failed,) = [each for each in result.get_asset_check_evaluations() if "log" in each.metadata]
     steps = str(failed.metadata["remedy"].value)
     assert ("someone put the file of a copy there" in steps.casefold()) == (updated and change == "the copy's file")
     (command,) = [span for span in re.findall(r"`([^`]+)`", steps) if " repair " in span]

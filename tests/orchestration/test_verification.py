@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from dagster import (
-    AssetCheckKey,
     AssetCheckSeverity,
     AssetKey,
     BackfillPolicy,
@@ -18,9 +17,8 @@ from dagster import (
     build_schedule_context,
     materialize,
 )
-from dagster._core.definitions.partitions.context import partition_loading_context
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionResolvedStatus
 
+from tests.orchestration.checked import check_of, found_bad
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, open_store
 from wal3_core.log.read.scrub import Problem, ScrubReport
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 KEY = AssetKey("verification")
-SOUND = AssetCheckKey(KEY, "sound")
 LOGS = Scope().logs
 
 
@@ -81,17 +78,6 @@ def _recorded(result: ExecuteInProcessResult, label: str) -> dict[str | None, ob
     }
 
 
-def _outcomes(instance: DagsterInstance) -> dict[AssetCheckExecutionResolvedStatus, set[str]]:
-    """Return what Dagster's UI shows of the check, by partition."""
-    with partition_loading_context(dynamic_partitions_store=instance):
-        state = instance.event_log_storage.get_asset_check_state([(SOUND, LOGS)])[SOUND]
-    return {
-        status: set(subset.subset_value.get_partition_keys())
-        for status, subset in state.subsets.items()
-        if not subset.is_empty
-    }
-
-
 @pytest.mark.slow
 def test_fleet_is_verified_in_one_run_and_each_log_has_its_outcome(
     known: list[str], run: Run, instance: DagsterInstance
@@ -100,18 +86,18 @@ def test_fleet_is_verified_in_one_run_and_each_log_has_its_outcome(
 
     assert result.success
     assert instance.get_materialized_partitions(KEY) == set(known)
-    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: set(known)}
+    assert check_of(result, "sound").passed
     assert _recorded(result, "records") == dict.fromkeys(known, 6)
     assert _recorded(result, "done_by") == dict.fromkeys(known, HERE)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("known")
-def test_single_log_can_be_verified(run: Run, instance: DagsterInstance) -> None:
+def test_single_log_can_be_verified(run: Run) -> None:
     result = run("verification_job", run_request("beta/one", "beta/one"))
 
     assert result.success
-    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: {"beta/one"}}
+    assert check_of(result, "sound").metadata["judged"].value == 1
 
 
 @pytest.mark.slow
@@ -140,32 +126,28 @@ def test_damaged_fragment_fails_only_its_log_and_stops_downstream_assets(
     assert set(_recorded(result, "done_by").values()) == {way}
     assert instance.get_materialized_partitions(KEY) == {"alpha", "gamma"}
     assert instance.get_materialized_partitions(AssetKey("downstream")) == set()
-    assert _outcomes(instance) == {
-        AssetCheckExecutionResolvedStatus.SUCCEEDED: {"alpha", "gamma"},
-        AssetCheckExecutionResolvedStatus.FAILED: {"beta/one"},
-    }
-    (failed,) = [check for check in result.get_asset_check_evaluations() if check.partition and not check.passed]
-    assert (failed.partition, failed.severity) == ("beta/one", AssetCheckSeverity.ERROR)
+    failed = check_of(result, "sound")
+    assert set(found_bad(result)) == {("beta/one", "sound")}
+    assert (failed.passed, failed.severity) == (False, AssetCheckSeverity.ERROR)
     assert fragment in str(failed.metadata["problems"].value)
     assert failed.description is not None
     assert failed.description.startswith("beta/one: 1 problem: fragment 1 ")
 
 
 @pytest.mark.slow
-def test_log_damaged_after_it_was_found_sound_is_shown_as_failed_until_it_is_sound_again(
-    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
+def test_log_damaged_after_it_was_found_sound_fails_the_check_until_it_is_sound_again(
+    known: list[str], fleet: ObjectStore, run: Run
 ) -> None:
     whole = run_request(known[0], known[-1])
-    run("verification_job", whole)
+    results = [run("verification_job", whole)]
     _damage(fleet, "alpha")
 
-    run("verification_job", whole)
-    damaged = _outcomes(instance)
+    results.append(run("verification_job", whole))
     _damage(fleet, "alpha")
-    run("verification_job", whole)
+    results.append(run("verification_job", whole))
 
-    assert damaged[AssetCheckExecutionResolvedStatus.FAILED] == {"alpha"}
-    assert _outcomes(instance) == {AssetCheckExecutionResolvedStatus.SUCCEEDED: set(known)}
+    assert [check_of(each, "sound").passed for each in results] == [True, False, True]
+    assert [set(found_bad(each)) for each in results] == [set(), {("alpha", "sound")}, set()]
 
 
 @pytest.mark.spark
@@ -215,10 +197,10 @@ def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance
     with build_schedule_context(instance) as context:
         request = defs().resolve_schedule_def("nightly_verification")(context)
 
+    assert known
     assert isinstance(request, RunRequest)
-    covered = request.partition_key_range
-    assert covered is not None
-    assert (covered.start, covered.end) == (known[0], known[-1])
+    # A sweep without a list of logs goes over all that are known when it starts.
+    assert (request.partition_key, request.run_config) == (None, {})
 
 
 @pytest.mark.slow

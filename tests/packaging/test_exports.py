@@ -33,6 +33,13 @@ def test_version_is_the_installed_package_s() -> None:
     assert "__version__" in dir(wal3_core)
 
 
+def test_module_shows_no_names_but_the_exported_and_its_parts() -> None:
+    shown = {name for name in dir(wal3_core) if not name.startswith("_")}
+
+    parts = {path.stem for path in Path(str(wal3_core.__file__)).parent.iterdir()}
+    assert shown - parts <= set(wal3_core.__all__)
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'wal3_core' has no attribute 'Nothing'"):
         _ = wal3_core.Nothing

@@ -28,7 +28,7 @@ def names_in(module: ModuleType) -> dict[str, object]:
     names = dict(vars(module))
     blocks = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If)]
     for block in blocks:
-        if ast.unparse(block.test) == "TYPE_CHECKING":
+        if ast.unparse(block.test) in {"TYPE_CHECKING", "_typing.TYPE_CHECKING"}:
             for node in block.body:
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wal3_core"):
                     # Aliases of types may exist for type checkers only; they are no classes.

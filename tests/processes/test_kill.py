@@ -61,6 +61,7 @@ def live_and_die(chance: random.Random, job: Job) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("local")
 def test_writers_killed_at_random_moments_lose_no_acknowledged_record(store_url: str, journals: Path) -> None:
     print(f"replay: WAL3_TEST_SEED={SEED} WAL3_TEST_KILLS={KILLS} pytest {__file__} -k random_moments")
     chance = random.Random(f"{SEED} {store_url.split(':', 1)[0]}")
@@ -108,6 +109,7 @@ def write_and_die(connection: Connection, job: Job, moment: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_kill_just_before_and_just_after_every_put_loses_no_acknowledged_record(store_url: str, tmp_path: Path) -> None:
     """From the first PUT of a new log on, through its fragments, commits and snapshots."""
     store = open_store(store_url)

@@ -56,8 +56,8 @@ class RealServer:
 
     def store(self, role: str, place: Place, *, log: str = "*", at: Place | None = None) -> ObjectStore:
         """Attach the policy to the user by the server's IAM API, in place of any earlier one."""
-        # For radosgw a star ends at the first slash, so logs with names of two parts need one more policy.
-        for name, logs in (("wal3", log), ("wal3-parts", f"{log}/*")):
+        # For radosgw a star ends at the first slash, so each further part of a log's name needs one more policy.
+        for name, logs in (("wal3", log), ("wal3-parts", f"{log}/*"), ("wal3-lanes", f"{log}/*/*")):
             _attach(role, name, policy_text(role, bucket=place.bucket, prefix=place.prefix, log=logs))
         # What a user has written belongs to that user: the owner of the bucket needs a policy, too, to read it.
         owner = os.environ["AWS_ACCESS_KEY_ID"]

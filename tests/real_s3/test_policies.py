@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from tests.real_s3.policies import ROLES, grants_of, policy_text
 from tests.real_s3.roles import EvaluatingServer, Place
-from tests.real_s3.work import AT_ONCE, CURSOR, LOG, PIN, UNPINNED, WORK, back_up
+from tests.real_s3.work import AT_ONCE, CURSOR, DIRTY, LOG, MARKED, PIN, UNPINNED, WORK, back_up
+from tests.spec.rolling import grow, mark, marked
 from tests.stores import life_path
 from wal3_core import (
     CursorStore,
@@ -18,6 +20,8 @@ from wal3_core import (
     LogWriter,
     NotDurableError,
     PinStore,
+    RollUp,
+    RollUpOptions,
     StoreDeniedError,
     collect,
     copy,
@@ -25,6 +29,7 @@ from wal3_core import (
     scrub,
     update_copy,
 )
+from wal3_core.cli.program import cli
 from wal3_core.model.paths import cursor_path, pin_path
 
 if TYPE_CHECKING:
@@ -147,6 +152,52 @@ def test_only_maintenance_collects(server: Server, place: Place, role: str) -> N
     report = scrub(place.open(), UNPINNED)
     assert report.sound
     assert LogReader.open(place.open(), UNPINNED).manifest().first.position.offset == 1
+
+
+@pytest.mark.parametrize("role", ["reader", "consumer", "writer", "backup"])
+def test_only_maintenance_rolls_up_and_every_role_sees_what_is_marked(server: Server, place: Place, role: str) -> None:
+    rollup = RollUp(server.store(role, place), DIRTY[0], options=RollUpOptions(take_all=True))
+
+    plan = rollup.read()
+    with pytest.raises(StoreDeniedError, match="these credentials need s3:PutObject for .*dirty/"):
+        rollup.finish(plan, plan.selected)
+
+    assert plan.selected == (MARKED, f"{MARKED}/eu")
+    assert plan.guessed is not None
+    assert "need s3:PutObject for" in plan.guessed
+    assert [each.log for each in RollUp(place.open(), DIRTY[0]).read().logs] == [MARKED, f"{MARKED}/eu"]
+
+
+def test_maintenance_of_some_logs_appends_to_no_dirty_log(server: Server, place: Place) -> None:
+    store = server.store("maintenance", place, log=MARKED)
+
+    with pytest.raises(StoreDeniedError, match="dirty/"):
+        RollUp(store, DIRTY[0]).read()
+
+
+def test_writer_with_the_dirty_logs_beside_its_own_marks_in_every_lane(server: Server, place: Place) -> None:
+    marker = grow(place.open(), MARKED, dirty_log=None)
+    store = server.store("writer", place, log="dirty/*")
+
+    for log in ("dirty/server-2", "dirty/server-2/1"):
+        mark(store, marker, dirty_log=log)
+
+    assert marked(place.open(), "dirty/server-2/1") == {MARKED: (marker.start, marker.limit.offset)}
+    with pytest.raises(StoreDeniedError, match=MARKED):
+        LogReader.open(store, MARKED).manifest()
+
+
+def test_command_of_a_role_that_only_looks_says_by_which_clock_ages_are(
+    evaluating: EvaluatingServer, place: Place
+) -> None:
+    store = evaluating.store("reader", place)
+
+    for command in (("dirty", "show"), ("dirty", "rollup", "--dry-run"), ("fleet", "status")):
+        result = CliRunner().invoke(cli, ["--store", store.url, *command], catch_exceptions=False)
+
+        assert result.exit_code == 0
+        assert result.stderr.count("ages are by this machine's clock") == 1
+        assert "these credentials need s3:PutObject for" in result.stderr
 
 
 @pytest.mark.parametrize("role", LIMITED)

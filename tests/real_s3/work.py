@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.rolling import begun, mark
 from wal3_core import (
     CollectorOptions,
     CursorStore,
+    Fleet,
+    FleetOptions,
     LogAt,
     LogNotFoundError,
     LogPosition,
@@ -17,6 +20,8 @@ from wal3_core import (
     LogWriter,
     PinStore,
     PolicyStore,
+    RollUp,
+    RollUpOptions,
     SnapshotCompactor,
     WriterOptions,
     bootstrap,
@@ -48,6 +53,10 @@ LOG = "orders"
 UNPINNED = "payments"
 CURSOR = "billing"
 PIN = "audit"
+SERVER = "server-1"
+# The dirty logs of a busy server: its first, and one of its lanes.
+DIRTY = (f"dirty/{SERVER}", f"dirty/{SERVER}/1")
+MARKED = "refunds"
 # Small, so that a few appends make snapshots, and a second level of them.
 SNAPSHOTS = SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1, snapshots_per_roll=2)
 APPENDS = 12
@@ -62,6 +71,17 @@ def fill(store: ObjectStore) -> None:
                 writer.append(b"%d" % number)
         CursorStore(store, log).init(CURSOR, LogPosition(APPENDS // 2, 0))
     PinStore(store, LOG).create(PIN, reason="kept")
+    with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
+        for log in (MARKED, f"{MARKED}/eu"):
+            fleet.append(log, b"marked")
+    for log in (MARKED, f"{MARKED}/eu"):
+        _mark_what_is_under_way(store, log)
+
+
+def _mark_what_is_under_way(store: ObjectStore, log: str) -> None:
+    """Mark a fragment that is not committed, in a lane, and long ago: a server's clock may have whole seconds."""
+    marker = begun(store, log)
+    mark(store, replace(marker, limit=LogPosition(marker.limit.offset, 1), first_us=1), dirty_log=DIRTY[1])
 
 
 def read(store: ObjectStore) -> None:
@@ -108,17 +128,33 @@ def write(store: ObjectStore) -> None:
                 other.append(b"between", expect_next=position.offset + 1)
             writer.append(b"last")
             writer.resume()
+    with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
+        fleet.append(f"{MARKED}/us", b"marked")
+    _mark_what_is_under_way(store, f"{MARKED}/us")
     read(store)
 
 
 def maintain(store: ObjectStore) -> None:
-    """Collect everything behind the cursor, the orphans too, and repack the snapshots."""
+    """Collect everything behind the cursor, the orphans too, repack the snapshots, and roll the dirty logs up."""
     read(store)
+    roll_up(store)
     for log in (LOG, UNPINNED):
         SnapshotCompactor(store, log).compact()
         collect(store, log, options=AT_ONCE)
     assert survey_log(store, LOG, CollectorOptions()).refusal is None
     assert store_identity(store, create=True) is not None
+
+
+def roll_up(store: ObjectStore) -> None:
+    """Roll the dirty logs up twice, and collect them; one log stays marked at first, and a fence moves."""
+    for log in DIRTY:
+        for take_all in (False, True):
+            rollup = RollUp(store, log, options=RollUpOptions(take_all=take_all, undecided_s=0))
+            plan = rollup.read()
+            assert plan.guessed is None
+            rollup.finish(plan, plan.selected or [MARKED])
+        assert not RollUp(store, log).read().logs
+        collect(store, log, options=AT_ONCE)
 
 
 def administer(store: ObjectStore) -> None:

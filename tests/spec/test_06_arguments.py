@@ -93,6 +93,7 @@ MADE_INSIDE = {
     "LogReader",
     "LogWriter",
     "Pin",
+    "Pressure",
     "Record",
     "RepairReport",
     "ResumeReport",

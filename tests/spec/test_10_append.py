@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
+
+DONE_S_MAX = 30
 
 
 class GatedStore(FaultyStore):
@@ -247,6 +251,22 @@ def test_flush_waits_for_outcomes_that_are_being_delivered(memory_store: MemoryS
         thread.join(30)
 
     assert flushed == [True]
+
+
+def test_writer_keeps_nothing_of_appends_that_were_delivered(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        future = writer.submit(b"x")
+        future.result(DONE_S_MAX)
+        delivered = weakref.ref(future)
+        del future
+
+        # The worker that delivered it may not have ended its step.
+        until_s = time.monotonic() + DONE_S_MAX
+        while delivered() is not None and time.monotonic() < until_s:
+            gc.collect()
+            time.sleep(0.01)
+
+        assert delivered() is None
 
 
 @pytest.mark.parametrize(

@@ -403,6 +403,44 @@ def test_caller_that_may_not_write_can_read_a_plan(memory_store: MemoryStore) ->
     assert read(store, ALL).selected == ("a",)
 
 
+def test_caller_that_may_not_learn_the_store_s_time_sees_ages_by_its_own_clock_and_is_warned(
+    memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ClockStore(memory_store)
+    store.pass_s(-7200)
+    grow(store, "old")
+    mark(store, begun(store, "old", 2))
+    for kind in ("create", "replace"):
+        store.fail(kind, "gc/CLOCK", "denied", times=100)
+
+    with caplog.at_level("WARNING", "wal3.collect"):
+        plan = read(store, replace(PATIENT, undecided_s=0))
+
+    # Due by age, although the store's clock is known to be no further than the last marker.
+    assert plan.selected == ("old",)
+    assert plan.age_s > 7000
+    assert plan.guessed is not None
+    assert "gc/CLOCK" in plan.guessed
+    assert "ages are by this machine's clock" in caplog.text
+    assert RollUpPlan.from_text(json.dumps(plan.to_json())) == plan
+
+
+def test_no_fence_moves_by_the_clock_of_a_machine(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    store.pass_s(-7200)
+    grow(store, "a")
+    mark(store, begun(store, "a", 2))
+    for kind in ("create", "replace"):
+        store.fail(kind, "gc/CLOCK", "denied", times=100)
+    before = manifest_of(store, "a").fence
+
+    plan = read(store)
+    RollUp(store, DIRTY, options=PATIENT).finish(plan, plan.selected)
+
+    assert (plan.selected, manifest_of(store, "a").fence) == (("a",), before)
+    assert marked(store) == {"a": (2, 4)}
+
+
 def test_senseless_option_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError, match="option records_max: expected a number from 1"):
         RollUpOptions(records_max=0)

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.collecting import NOW
+from tests.spec.test_71_marking import wait_until
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
+    BackPressureError,
+    Consumer,
+    ConsumerOptions,
     CursorStore,
+    Fleet,
+    FleetOptions,
     InvalidRequestError,
     LogReader,
     LogWriter,
@@ -130,6 +136,35 @@ def test_writer_reader_follower_and_collector_are_counted_exactly(store: ObjectS
         "wal3.follower.lag": "{record}",
         "wal3.request.duration": "s",
     }
+
+
+def test_appends_that_a_fleet_refuses_are_counted(memory_store: MemoryStore, metered: Metered) -> None:
+    options = FleetOptions(creates=True, unprocessed_max=1000)
+    with Fleet.open(memory_store, options=options, runtime=metered.runtime) as fleet:
+        fleet.append_many("a", [b"x"] * 1001)
+        wait_until(lambda: fleet.stats().logs_refused == 1)
+        for _ in range(3):
+            with pytest.raises(BackPressureError):
+                fleet.append("a", b"x")
+
+    assert metered.sums("wal3.append.refused") == {"": 3}
+
+
+def test_records_that_a_consumer_saved_are_counted_once(store: ObjectStore, metered: Metered) -> None:
+    with LogWriter.open_or_initialize(store, "a", runtime=metered.runtime) as writer:
+        writer.append_many([b"%d" % number for number in range(10)])
+    options = ConsumerOptions(idle_s=0.0, commit_records_max=4)
+    counted = []
+    for _ in range(2):
+        # The first one leaves its block in the middle: the record in work is not processed.
+        with Consumer(store, "a", "indexer", options=options, runtime=metered.runtime) as consumer:
+            for record in consumer:
+                if record.offset == 7 and not counted:
+                    break
+        counted.append(metered.sums("wal3.consumer.records", "wal3.consumer.name"))
+
+    assert counted == [{"indexer": 7}, {"indexer": 10}]
+    assert metered.sums("wal3.consumer.saves", "wal3.consumer.name") == {"indexer": 3}
 
 
 def test_retries_conflicts_and_failures_are_counted_as_the_writer_does(store: ObjectStore, metered: Metered) -> None:

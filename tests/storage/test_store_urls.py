@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core import InvalidRequestError, LogWriter, open_store
+from wal3_core import CorruptError, CursorStore, InvalidRequestError, LogPosition, LogReader, LogWriter, open_store
 from wal3_core.cli.program import cli
 from wal3_core.cli.session import open_named
 from wal3_core.runtime import shared_runtime
@@ -135,3 +135,23 @@ def test_command_refuses_a_malformed_url_in_one_line() -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: store URL: expected a valid URL, found 's3://[::1'")
     assert result.stderr.count("\n") == 1
+
+
+def test_messages_name_a_damaged_object_by_its_url_without_the_options_of_its_store(tmp_path: Path) -> None:
+    store = open_store(f"{tmp_path.as_uri()}?lock_wait_s=5")
+    with LogWriter.open_or_initialize(store, "orders") as writer:
+        writer.append(b"a record")
+    (fragment,) = tmp_path.rglob("*.parquet")
+    cursors = CursorStore(store, "orders")
+    cursors.init("reader", LogPosition(1, 0))
+    (cursor,) = tmp_path.rglob("reader.json*")
+    for file in (fragment, cursor):
+        file.chmod(0o644)
+        file.write_bytes(b"torn")
+
+    for read, file in ((lambda: list(LogReader.open(store, "orders").records()), fragment), (cursors.list, cursor)):
+        with pytest.raises(CorruptError) as caught:
+            read()
+
+        assert file.as_uri().replace("%3D", "=") in str(caught.value)
+        assert "lock_wait_s" not in str(caught.value)

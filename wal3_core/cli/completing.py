@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import click
 
+from wal3_core.cli.failures import NAMED_LOG
 from wal3_core.cli.session import open_named
 from wal3_core.model.paths import is_name_part
 from wal3_core.runtime import later, shared_runtime
@@ -38,7 +39,14 @@ def log_argument(name: str = "log", *, many: bool = False) -> Callable[[F], F]:
     """Make an argument that completes the names of logs."""
     if many:
         return click.argument(name, metavar="LOG...", nargs=-1, shell_complete=complete_logs)
-    return click.argument(name, shell_complete=complete_logs)
+    return click.argument(name, shell_complete=complete_logs, callback=_note_log)
+
+
+def _note_log(context: click.Context, parameter: click.Parameter, log: str) -> str:
+    """Let a failure of the command name its log."""
+    del parameter
+    context.meta[NAMED_LOG] = log
+    return log
 
 
 def cursor_argument() -> Callable[[F], F]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from typing import IO, Any, NoReturn
 
@@ -29,7 +30,10 @@ _COMMANDS = {
 }
 
 _RUNBOOK = "docs/operations.md"
-_UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-collection-refuses"
+_UNSOUND, _CURSORS = "a-check-turns-red-the-log-is-unsound", "a-cursor-is-damaged"
+
+# Under which a context's ``meta`` has the log that the command names.
+NAMED_LOG = "wal3.log"
 
 EXIT_UNSOUND = 1
 # Of `wal3 exercise`, where 1 says that the store could not be used.
@@ -79,10 +83,11 @@ def leave(failure: Failure) -> NoReturn:
     os._exit(failure.exit_code)
 
 
-def failure(error: LogError) -> Failure:
-    """Turn a library error into a failure with its exit code."""
+def failure(error: LogError, log: str = "LOG") -> Failure:
+    """Turn a library error into a failure with its exit code; ``log`` is that of the command."""
     if isinstance(error, CorruptError):
-        return Failure(explain(error), hint=f"`wal3 scrub LOG` shows all that is damaged; {section_of(str(error))}")
+        hint = f"`{shlex.join(['wal3', 'scrub', log])}` shows all that is damaged; {section_of(str(error))}"
+        return Failure(explain(error), hint=hint)
     kind = InvalidFailure if isinstance(error, InvalidRequestError) else Failure
     return kind(explain(error))
 

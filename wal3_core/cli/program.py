@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from wal3_core.cli.failures import EXIT_INTERRUPTED, Failure, failure
+from wal3_core.cli.failures import EXIT_INTERRUPTED, NAMED_LOG, Failure, failure
 from wal3_core.cli.interrupts import as_exception
 from wal3_core.cli.session import Session
 from wal3_core.cli.targets import of_target
@@ -26,10 +26,11 @@ _COMMANDS = {
     "inspect": "Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.",
     "cursor": "Show and move a log's cursors.",
     "pin": "Create, show and delete a log's pins.",
-    "policy": "Show or change the policy by which LOG is collected.",
+    "policy": "Show or change the policy by which LOG is collected, and its limit of unprocessed records.",
     "snapshot": "Show the shape of a log's tree of snapshots, and repack it.",
     "scrub": "Read whole logs back and check every object: manifest, snapshots, fragments, cursors.",
     "repair": "Write LOG's damaged and missing files again, from a copy of LOG.",
+    "fleet": "Show the logs that the servers have marked, and how far behind their consumers are.",
     "dirty": "Show which logs have grown, and roll the dirty logs up.",
     "gc": "Collect garbage: prune records below every cursor, delete what was pruned an interval ago.",
     "seal": "Close LOG for good: it can still be read, but not appended to.",
@@ -53,7 +54,7 @@ class Program(click.Group):
             with as_exception():
                 return super().invoke(ctx)
         except LogError as error:
-            raise failure(of_target(error, ctx.obj)) from error
+            raise failure(of_target(error, ctx.obj), ctx.meta.get(NAMED_LOG, "LOG")) from error
         except BrokenPipeError:
             raise
         except OSError as error:

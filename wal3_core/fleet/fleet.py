@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
-from wal3_core.errors import LogError
+from wal3_core.errors import LogError, UnmarkedError
+from wal3_core.fleet.back_pressure import BackPressure
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.open_logs import OpenLogs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
+    from wal3_core.fleet.slots import Slot
+    from wal3_core.log.write.batch import Columns
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
@@ -38,7 +41,8 @@ class FleetStats:
     ``logs_open`` are open, ``logs_working`` of them have appends without an outcome. ``appends_waiting`` and
     ``bytes_held`` (roughly, in memory) are those appends; ``appends`` counts the durable ones, ``appends_failed`` every
     append with an error. ``logs_opened`` and ``logs_closed`` count openings, and closings for other logs.
-    ``dirty_logs`` is how many logs the markers go to.
+    ``dirty_logs`` is how many logs the markers go to. ``logs_refused`` have more unprocessed records than they may:
+    their appends are refused.
     """
 
     logs_open: int
@@ -50,6 +54,7 @@ class FleetStats:
     logs_opened: int
     logs_closed: int
     dirty_logs: int
+    logs_refused: int
 
 
 class Fleet:
@@ -59,8 +64,9 @@ class Fleet:
     requests. A log that was destroyed, and created again, is opened again by the append after the one that finds out.
     """
 
-    def __init__(self, logs: OpenLogs, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
-        self._logs = logs
+    def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
+        self._logs = OpenLogs(store, dirty_log, options, runtime)
+        self._pressure = BackPressure(store, options, runtime, self._logs.lock)
         self._options = options
         self._dirty_log = dirty_log
         self._runtime = runtime
@@ -83,7 +89,7 @@ class Fleet:
         """Open a fleet. With the name of this server its appends are marked in ``dirty/SERVER``, for maintenance."""
         runtime, options = runtime or shared_runtime(), options or FleetOptions()
         dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
-        return cls(OpenLogs(store, dirty_log, options, runtime), dirty_log, options, runtime)
+        return cls(store, dirty_log, options, runtime)
 
     @checked(log=check_log_name)
     def append(
@@ -91,7 +97,8 @@ class Fleet:
     ) -> LogPosition:
         """Append one record to a log and block until it is durable; arguments and errors as ``LogWriter.append``.
 
-        LogNotFoundError when there is no log of that name, unless the options say ``creates``.
+        LogNotFoundError when there is no log of that name, unless the options say ``creates``. BackPressureError when
+        the log's consumers are too far behind.
         """
         return self._runtime.wait(self.submit(log, body, key=key, expect_next=expect_next))
 
@@ -116,7 +123,7 @@ class Fleet:
 
         Blocks while the log is opened, and while there is no room within ``bytes_held_max`` or
         ``logs_open_max``; for ``timeout_s`` seconds at most, then raises OverloadedError and the record is certainly
-        not in the log.
+        not in the log. Raises BackPressureError at once when the log's consumers are too far behind.
         """
         return self.submit_many(log, (Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
@@ -134,6 +141,7 @@ class Fleet:
         until_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
         # Also bounds what is taken from an iterable without an end.
         columns = check_records(records, self._options.writer)
+        self._pressure.refuse(log)
         slot = self._logs.take(log, until_s)
         try:
             self._logs.begin(slot, columns.bytes_held, until_s)
@@ -145,8 +153,14 @@ class Fleet:
                 raise
         finally:
             self._logs.leave(slot)
-        future.add_done_callback(lambda done: self._logs.end(slot, columns.bytes_held, done.exception()))
+        future.add_done_callback(partial(self._ended, slot, columns))
         return future
+
+    def _ended(self, slot: Slot, columns: Columns, done: Future[LogPosition]) -> None:
+        error = done.exception()
+        self._logs.end(slot, columns.bytes_held, error)
+        if error is None or isinstance(error, UnmarkedError):
+            self._pressure.appended(slot.log, slot.opened.result(), len(columns.bodies))
 
     @checked(log=check_log_name)
     def writer(self, log: str) -> HeldWriter:
@@ -170,6 +184,7 @@ class Fleet:
                 logs_opened=self._logs.opened,
                 logs_closed=self._logs.closed_for_others,
                 dirty_logs=0 if self._dirty_log is None else self._dirty_log.lanes,
+                logs_refused=self._pressure.num_refused(),
             )
 
     def flush(self) -> None:
@@ -183,6 +198,7 @@ class Fleet:
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome."""
         self._logs.check_reentry()
+        self._pressure.close()
         for slot in self._logs.close():
             # One that cannot be opened has nothing to wait for.
             with contextlib.suppress(LogError):

@@ -15,7 +15,7 @@ from wal3_core.model.paths import STORE_IDENTITY
 from wal3_core.model.snapshot import check_format_version
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
-from wal3_core.storage.object_store import Done, ObjectStore
+from wal3_core.storage.object_store import Done, ObjectStore, object_url
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
@@ -43,7 +43,7 @@ def _read(store: ObjectStore) -> str | None:
     data = store.read(STORE_IDENTITY, length=_BYTES_MAX + 1)
     if data is None:
         return None
-    what = f"{store.url}/{STORE_IDENTITY}"
+    what = object_url(store, STORE_IDENTITY)
     fields = strict_json.load_checksummed(data, what=what, bytes_max=_BYTES_MAX)
     check_format_version(fields, _FORMAT_VERSION)
     store_id = fields.string("store_id")
@@ -64,5 +64,5 @@ def _create(store: ObjectStore, runtime: Runtime, retry: RetryOptions) -> str:
         found = reread_if_damaged(lambda: _read(store), store)
         if found is not None:
             return found
-    message = f"{store.url}/{STORE_IDENTITY}: could not be written in {tries} tries"
+    message = f"{object_url(store, STORE_IDENTITY)}: could not be written in {tries} tries"
     raise UnavailableError(message)

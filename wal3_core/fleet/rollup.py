@@ -32,7 +32,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
 from wal3_core.model.rollup import markers_of
 from wal3_core.model.rollup_options import RollUpOptions
-from wal3_core.model.rollup_plan import RollUpPlan, Stretch, by_log, plan_of
+from wal3_core.model.rollup_plan import RollUpPlan, RollUpTime, Stretch, by_log, plan_of
 from wal3_core.options import Limits, ReaderOptions, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import COLLECT
@@ -112,7 +112,7 @@ class RollUp:
         folded = fold(self.markers(stretch, manifest))
         # The manifests after the markers: a marked fragment that they do not hold was not committed before.
         looked = list(look_up(self._store, by_log(folded), self._options, self._runtime))
-        return plan_of(stretch, looked, self.now_us() if looked else 0, self._options)
+        return plan_of(stretch, looked, self.time() if looked else RollUpTime(), self._options)
 
     def stretch(self) -> Stretch:
         """Return which part of the dirty log is to be rolled up now."""
@@ -148,13 +148,15 @@ class RollUp:
         records = reader.records(stretch.start, Limits(offset=stretch.limit.offset), manifest=manifest)
         yield from markers_of(records, what=f"log {self._dirty_log}")
 
-    def now_us(self) -> int:
-        """Return the store's time."""
+    def time(self) -> RollUpTime:
+        """Return the store's time; by this machine's clock, with a warning, if the store's cannot be learned."""
         try:
-            return self._stores.store_now_us()
-        except StoreDeniedError:
-            # To a caller that may only read, ages count up to the dirty log's last change.
-            return self._stores.manifests.changed_us()
+            return RollUpTime(self._stores.store_now_us())
+        except StoreDeniedError as error:
+            # To learn the store's time is to write. It has reached that of the dirty log's last change.
+            COLLECT.warning("log %s: ages are by this machine's clock: %s", self._stores.url, error)
+            now_us = max(self._runtime.now_us(), self._stores.manifests.changed_us())
+            return RollUpTime(now_us, guessed=str(error))
 
     # ------------------------------------------------------------------ finish
 
@@ -163,9 +165,9 @@ class RollUp:
         """Append again what stays marked, then advance the cursor over what the plan has read.
 
         ``handled`` names the logs whose maintenance the caller has recorded durably, and will run from their present
-        end or a later one. Everything else that is dirty stays marked, and so does what of a handled log was not
-        committed when the plan was read. Does nothing where that would change nothing. Repeating a finished plan
-        is harmless, and so is finishing it twice at once: one of the two is OVERTAKEN.
+        end or a later one. Every other log with unprocessed records stays marked, and so does what of a handled log
+        was not committed when the plan was read. Does nothing where that would change nothing. Repeating a finished
+        plan is harmless, and so is finishing it twice at once: one of the two is OVERTAKEN.
 
         Moves the fence of a log whose marked fragment has waited ``undecided_s`` seconds for its commit.
         """
@@ -230,14 +232,14 @@ class RollUp:
         by_marker = {(each.log, each.marker.life): each for each in fenced}
         return (by_marker.get((each.log, each.marker.life), each) for each in plan.logs)
 
-    def _fence(self, dirty: MarkedLog) -> MarkedLog:
+    def _fence(self, marked: MarkedLog) -> MarkedLog:
         """Make sure that a marked fragment is committed or never will be; unchanged where that fails."""
         try:
-            return dirty.fenced(self._fenced_next(dirty.marker))
+            return marked.fenced(self._fenced_next(marked.marker))
         except LogError as error:
             # It stays marked and undecided. A store that does not answer fails the next request, too.
-            COLLECT.warning("log %s: the fence was not moved: %s", dirty.log, error)
-            return dirty
+            COLLECT.warning("log %s: the fence was not moved: %s", marked.log, error)
+            return marked
 
     def _fenced_next(self, marker: Marker) -> int | None:
         """Return where the log ends once no upload begun before this call can be linked; None when it is gone."""

@@ -261,7 +261,7 @@ def _not_dirty(found: MarkedLog, looked: Looked, options: RollUpOptions) -> Mark
 
 
 def _why_selected(found: MarkedLog, options: RollUpOptions) -> str:
-    """Return why a dirty log is selected; empty when it is not due yet."""
+    """Return why a marked log is selected; empty when it is not due yet."""
     if found.age_s > options.age_s_max:
         return f"too old: expected at most {options.age_s_max:g} s, found {found.age_s:.0f} s"
     if found.num_records >= options.records_max:
@@ -270,7 +270,7 @@ def _why_selected(found: MarkedLog, options: RollUpOptions) -> str:
         return f"too big: expected fewer than {options.bytes_max} bytes, found {found.num_bytes}"
     if found.marker.reinsertions >= options.reinsertions_max:
         return f"reinserted too often: expected fewer than {options.reinsertions_max} times"
-    return "every dirty log is taken" if options.take_all else ""
+    return "every log with unprocessed records is taken" if options.take_all else ""
 
 
 def stored_bytes_from(manifest: Manifest, offset: int) -> int:

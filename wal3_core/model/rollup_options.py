@@ -18,9 +18,9 @@ class RollUpOptions:
 
     A log is selected when its oldest unprocessed record was marked more than ``age_s_max`` seconds ago, when
     ``records_max`` records or ``bytes_max`` bytes are unprocessed, or when its marker was reinserted
-    ``reinsertions_max`` times; with ``take_all`` every dirty log is. ``cursor`` names the cursor that says, in each
-    log, what was processed; a log without it counts as unprocessed from its marker on. A log with more than
-    ``unprocessed_max`` unprocessed records is reported as over. A marked fragment that was not committed for
+    ``reinsertions_max`` times; with ``take_all`` every log with unprocessed records is. ``cursor`` names the cursor
+    that says, in each log, what was processed; a log without it counts as unprocessed from its marker on. A log with
+    more than ``unprocessed_max`` unprocessed records is reported as over. A marked fragment that was not committed for
     ``undecided_s`` seconds never will be: the fence is moved. One roll-up reads at most ``markers_max`` markers, and
     looks up ``logs_ahead`` logs at a time.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.model import strict_json
@@ -69,16 +69,27 @@ class Stretch:
         return stretch
 
 
+@dataclass(frozen=True, slots=True)
+class RollUpTime:
+    """The time by which a roll-up computes ages: the store's, unless ``guessed`` says why that is not known."""
+
+    now_us: int = 0
+    guessed: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollUpPlan:
     """What a roll-up found, and what it decided; nothing was changed for it.
 
-    ``now_us`` is the store's time. ``logs`` has one entry for each life of a marked log, in the order of their names.
+    ``now_us`` is the store's time, unless ``guessed`` says why it is not known: then ages are by the clock of the
+    machine that read, and nothing is overdue. ``logs`` has one entry for each life of a marked log, in the order of
+    their names.
     """
 
     stretch: Stretch
     now_us: int
     logs: tuple[MarkedLog, ...]
+    guessed: str | None = None
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -129,9 +140,11 @@ class RollUpPlan:
 
     def to_json(self) -> JsonObject:
         """Return as a JSON object, from which ``from_text`` makes the plan again."""
+        guessed: JsonObject = {} if self.guessed is None else {"guessed": self.guessed}
         return {
             "stretch": self.stretch.to_json(),
             "now_us": self.now_us,
+            **guessed,
             "logs": [each.to_json() for each in self.logs],
         }
 
@@ -142,6 +155,7 @@ class RollUpPlan:
         plan = cls(
             stretch=Stretch.from_json(fields.object("stretch")),
             now_us=fields.integer("now_us"),
+            guessed=fields.string("guessed") if fields.has("guessed") else None,
             logs=tuple(map(MarkedLog.from_json, fields.objects("logs", count_max=_LOGS_MAX))),
         )
         fields.finish()
@@ -149,12 +163,15 @@ class RollUpPlan:
 
 
 def plan_of(
-    stretch: Stretch, looked: Iterable[tuple[Marker, Looked]], now_us: int, options: RollUpOptions
+    stretch: Stretch, looked: Iterable[tuple[Marker, Looked]], time: RollUpTime, options: RollUpOptions
 ) -> RollUpPlan:
     """Decide about each folded marker of a stretch."""
-    decided = (decide(marker, log, now_us, options) for marker, log in looked)
+    decided = (decide(marker, log, time.now_us, options) for marker, log in looked)
+    if time.guessed is not None:
+        # Selecting a log too early is harmless; moving its fence by a wrong clock would cost its writer an upload.
+        decided = (replace(each, overdue=False) for each in decided)
     logs = tuple(sorted(decided, key=lambda each: (each.log, each.marker.life)))
-    return RollUpPlan(stretch=stretch, now_us=now_us, logs=logs)
+    return RollUpPlan(stretch=stretch, now_us=time.now_us, logs=logs, guessed=time.guessed)
 
 
 def by_log(folded: Mapping[tuple[str, str], Marker]) -> list[list[Marker]]:

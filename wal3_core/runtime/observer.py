@@ -85,8 +85,14 @@ class Observer:
     def held(self, log: str, change_bytes: int) -> None:
         """Get how many bytes more, or fewer, a writer holds for appends without an outcome."""
 
+    def refused(self, log: str) -> None:
+        """Get an append that a fleet refused because the log's consumers are too far behind."""
+
     def followed(self, log: str, lag_records: int) -> None:
         """Get how many records a follower has yet to read, as often as it looks for more."""
+
+    def consumed(self, log: str, consumer: str, num_records: int) -> None:
+        """Get a cursor that a consumer has saved, and how many records it counts as processed since the last one."""
 
     def collected(self, log: str, num_records: int, num_bytes: int) -> None:
         """Get what a collection has pruned; the objects are deleted later."""

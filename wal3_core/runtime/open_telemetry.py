@@ -60,9 +60,12 @@ class OpenTelemetryObserver(Observer):
         self._retries = meter.create_counter("wal3.append.retries", "{request}", "Requests of appends sent again")
         self._conflicts = meter.create_counter("wal3.commit.conflicts", "{commit}", "Commits made again")
         self._held = meter.create_up_down_counter("wal3.append.held", "By", "Memory that waiting appends take")
+        self._refused = meter.create_counter("wal3.append.refused", "{append}", "Appends refused: consumers are behind")
         self._lag = meter.create_histogram(
             "wal3.follower.lag", "{record}", "Records to be read", explicit_bucket_boundaries_advisory=_LAG_BOUNDS
         )
+        self._consumed = meter.create_counter("wal3.consumer.records", "{record}", "Records processed, as saved")
+        self._saves = meter.create_counter("wal3.consumer.saves", "{save}", "Cursors saved")
         self._collected = meter.create_counter("wal3.collection.records", "{record}", "Records pruned")
         self._collected_bytes = meter.create_counter("wal3.collection.io", "By", "Bytes of fragments pruned")
 
@@ -108,9 +111,19 @@ class OpenTelemetryObserver(Observer):
         """Count bytes held."""
         self._held.add(change_bytes, self._of(log))
 
+    def refused(self, log: str) -> None:
+        """Count an append that was refused."""
+        self._refused.add(1, self._of(log))
+
     def followed(self, log: str, lag_records: int) -> None:
         """Record a follower's lag."""
         self._lag.record(lag_records, self._of(log))
+
+    def consumed(self, log: str, consumer: str, num_records: int) -> None:
+        """Count a saved cursor, and the records before it."""
+        attributes = self._of(log, **{"consumer.name": consumer})
+        self._consumed.add(num_records, attributes)
+        self._saves.add(1, attributes)
 
     def collected(self, log: str, num_records: int, num_bytes: int) -> None:
         """Count what was pruned."""

@@ -19,7 +19,7 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import LogPosition
 from wal3_core.model.rollup import Looked, marker_from_json, marker_to_json
 from wal3_core.model.rollup_options import RollUpOptions
-from wal3_core.model.rollup_plan import RollUpPlan, Stretch, by_log, plan_of
+from wal3_core.model.rollup_plan import RollUpPlan, RollUpTime, Stretch, by_log, plan_of
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.log_jobs import Found, Item, run_by_log
@@ -106,7 +106,7 @@ def plan_rollups(
             refused[name] = found.refusal
     looked = _look_up(spark, store_url, folded, options)
     plans = {
-        name: plan_of(stretch, some := looked.get(name, []), rollups[name].now_us() if some else 0, options)
+        name: plan_of(stretch, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options)
         for name, stretch in stretches.items()
         if name not in refused
     }

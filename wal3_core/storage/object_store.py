@@ -214,10 +214,15 @@ def place_of(url: str) -> str:
     return f"{address}?{urlencode(options)}" if options else address
 
 
+def object_url(store: ObjectStore, path: str) -> str:
+    """Return an object's URL for messages: without the store's options, which say how it is reached."""
+    return f"{store.url.partition('?')[0]}/{path}"
+
+
 def check_length(store: ObjectStore, path: str, length: int, length_max: int | None) -> None:
     """Raise CorruptError for an object that is longer than its reader allows."""
     if length_max is not None and length > length_max:
-        message = f"{store.url}/{path}: expected at most {length_max} bytes, found {length}"
+        message = f"{object_url(store, path)}: expected at most {length_max} bytes, found {length}"
         raise CorruptError(message)
 
 

@@ -1,42 +1,54 @@
-"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at it."""
+"""Discovery: the store's logs become partitions, and each changed log gets a run that looks at it.
 
-import hashlib
-from collections.abc import Mapping, Sequence
+A slow sweep: what it looks at follows the number of logs. Of a small store, each tick looks at all logs.
+"""
 
-from dagster import Definitions, RunRequest, SensorEvaluationContext, SensorResult
+from dataclasses import replace
+
+from dagster import Definitions, SensorEvaluationContext, SensorResult
 
 from wal3_core import list_logs
-from wal3_core.fleet.identity import store_identity
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.building import LogSensor, build_sensor
-from wal3_orchestration.fleet_seen import FleetSeen
+from wal3_orchestration.defs import manifests
+from wal3_orchestration.jobs import LOGS_PER_RUN_MAX, request_runs
+from wal3_orchestration.log_records import NOTHING, LogRecord, LogRecords
 from wal3_orchestration.log_state import read_states
-from wal3_orchestration.partitions import cover, run_request
+from wal3_orchestration.outcomes import fingerprint
+from wal3_orchestration.pace import Pace
 from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known, remember, remembered, require_few_lost
+from wal3_orchestration.store_guard import open_known, remember_first, require_few_lost
+from wal3_orchestration.triggers import LogSensor, build_sensor
 
-RUNS_PER_TICK_MAX = 4
-_FINGERPRINT_CHARS = 16
+REASON = "discovery: the log changed"
 
 
 def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
-    """Add partitions for new logs, remove those of vanished logs, and request a run for each log that changed.
+    """Add partitions for new logs, remove those of vanished logs, and request runs for the logs that changed.
 
     Fails, and changes nothing, when the store is not the one that it saw logs in before, or many logs are gone at once.
     """
-    opened, limits = open_known(scope, context), scope.store(context)
-    found = _fingerprints(opened)
-    known = scope.known_logs(context.instance)
-    new, vanished = sorted(found.keys() - set(known)), [log for log in known if log not in found]
-    require_few_lost(scope, opened, known, vanished, limits)
-    if found and remembered(scope, context.instance) is None:
-        remember(scope, context.instance, _identity(opened))
-    before = FleetSeen.from_cursor(context.cursor)
-    requests = _requests(scope, [log for log in known if log in found] + new, before, found)
+    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
+    if pace.rests(len(known)):
+        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
+    opened = open_known(scope, context)
+    # The later slices of a going-over look at what its first one listed.
+    logs = sorted(known) if pace.under_way else list(list_logs(opened))
+    found = set(logs)
+    new, vanished = sorted(found - set(known)), [log for log in known if log not in found]
+    require_few_lost(scope, opened, known, vanished, scope.store(context))
+    if found:
+        remember_first(scope, context.instance, opened)
+    some, after = pace.step(sorted(logs))
+    # A log that an earlier tick of this round found changed is looked at again now, for the key of its run.
+    keys = _changes(scope, context, opened, sorted({*pace.held, *some} & found))
+    _forget(scope, context, vanished)
+    if after.under_way and len(keys) < LOGS_PER_RUN_MAX:
+        after, keys = replace(after, held=tuple(keys)), {}
+    requests = request_runs(scope, manifests.JOB, keys, REASON, alone_max=1)
     return SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else f"{len(found)} logs, none changed",
-        cursor=before.then(found).to_cursor(),
+        skip_reason=None if requests else f"{len(some)} logs, none changed",
+        cursor=after.to_cursor(),
         dynamic_partitions_requests=[
             scope.logs.build_add_request(new),
             scope.logs.build_delete_request(vanished),
@@ -44,40 +56,36 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     )
 
 
-def _identity(store: ObjectStore) -> str:
-    identity = store_identity(store, create=True)
-    assert identity is not None
-    return identity
+def _changes(scope: Scope, context: SensorEvaluationContext, store: ObjectStore, logs: list[str]) -> dict[str, str]:
+    """Return the logs whose state is not the one recorded last, each with the key of its change.
 
-
-def _fingerprints(store: ObjectStore) -> dict[str, str]:
-    """Fingerprint the state of every log; short, because the sensor's cursor holds them all."""
+    A repeated tick finds the same keys. The same change at another time has another key, since Dagster starts
+    only one run per key, and a log may be lost, restored, and lost again.
+    """
+    records = LogRecords(scope, context.instance, manifests.MANIFEST.name).load(logs)
+    states = {state.log: fingerprint(state.fingerprint) for state in read_states(store, logs)}
     return {
-        state.log: hashlib.sha256(state.fingerprint.encode()).hexdigest()[:_FINGERPRINT_CHARS]
-        for state in read_states(store, list_logs(store))
+        log: f"{log}/{records.get(log, NOTHING).number}/{state}"
+        for log, state in states.items()
+        if records.get(log, NOTHING).state != state
     }
 
 
-def _requests(scope: Scope, keys: Sequence[str], before: FleetSeen, found: Mapping[str, str]) -> list[RunRequest]:
-    changed = {log for log in keys if before.logs.get(log) != found[log]}
-    return [
-        run_request(
-            first,
-            last,
-            run_key=before.run_key(keys[keys.index(first) : keys.index(last) + 1], found),
-            store_name=scope.name,
-        )
-        for first, last in cover(keys, changed, runs_max=RUNS_PER_TICK_MAX)
-    ]
+def _forget(scope: Scope, context: SensorEvaluationContext, vanished: list[str]) -> None:
+    """Look at a log again that comes back, whatever its state is then."""
+    records = LogRecords(scope, context.instance, manifests.MANIFEST.name)
+    before = records.load(vanished)
+    records.save({log: LogRecord(number=record.number + 1) for log, record in before.items()})
 
 
 DISCOVERY = LogSensor(
     name="discovery",
     tick=discover,
-    job="manifest_job",
+    jobs=(manifests.JOB,),
     period_s=30,
     description=(
-        "Adds a partition for each new log, removes those of logs that are gone, and looks at each log that changed."
+        "Adds a partition for each new log, removes those of logs that are gone, and looks at each log that changed:"
+        " at each tick while there are at most 100 logs, then a log a second, and all of them within an hour."
         " Fails, and changes nothing, when the store is another one than before, or many logs are gone at once."
     ),
 )

@@ -1,53 +1,49 @@
 """Snapshot compaction: repacks the tree of a log's snapshots where its writers left it lopsided."""
 
-import hashlib
-from collections.abc import Iterator
+from __future__ import annotations
 
-from dagster import (
-    AssetExecutionContext,
-    AssetMaterialization,
-    AssetObservation,
-    Definitions,
-    MaterializeResult,
-    SensorEvaluationContext,
-    SensorResult,
-)
+import hashlib
+from typing import TYPE_CHECKING
+
+from dagster import Definitions, SensorEvaluationContext, SensorResult
 
 from wal3_core.errors import LogError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
-from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.building import (
-    LogAsset,
-    LogJob,
-    LogSchedule,
-    LogSensor,
-    build_jobs,
-    build_schedule,
-    build_sensor,
-)
+from wal3_orchestration.building import LogAsset
 from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
 from wal3_orchestration.log_state import LogState, read_states
-from wal3_orchestration.outcomes import Outcome, Value, fail_for, record
-from wal3_orchestration.partitions import run_request
+from wal3_orchestration.outcomes import Outcome, fail_for
+from wal3_orchestration.pace import Pace
+from wal3_orchestration.recording import record
 from wal3_orchestration.runbook import Section
-from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_guard import open_known
+from wal3_orchestration.triggers import LogSchedule, LogSensor, build_schedule, build_sensor
 
-RUNS_PER_TICK_MAX = 16
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.outcomes import Value
+    from wal3_orchestration.recording import Event
+    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.work import Work
+
+# Repacking one log is work enough for a run.
+RUNS_OF_ONE_LOG_MAX = 16
+REASON = "the tree of snapshots is lopsided"
 
 
-def compact(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+def compact(work: Work) -> Iterator[Event]:
     """Compact each log of the step that needs it."""
-    with retried_only_when_unavailable(context):
-        opened = open_known(scope, context)
-        outcomes = [_compact(opened, log) for log in context.partition_keys]
-        yield from record(context, outcomes)
-        fail_for(scope, Section.SNAPSHOTS, outcomes)
+    with retried_only_when_unavailable(work.context):
+        opened = work.open()
+        outcomes = [_compact(opened, log) for log in work.logs]
+        yield from record(work, outcomes)
+        fail_for(work.scope, Section.SNAPSHOTS, outcomes)
 
 
 def _compact(store: ObjectStore, log: str) -> Outcome:
@@ -57,6 +53,7 @@ def _compact(store: ObjectStore, log: str) -> Outcome:
         return Outcome(log=log, refusal=Refusal.of(error))
     return Outcome(
         log=log,
+        notable=done.num_steps > 0,
         metadata={
             **_numbers(done.after),
             "manifest_bytes_before": done.before.manifest_bytes,
@@ -86,16 +83,19 @@ def _numbers(shape: Shape) -> dict[str, Value]:
 
 
 def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
-    """Request a run for each log whose tree is worth repacking."""
-    logs = scope.known_logs(context.instance)
+    """Request runs for the logs whose tree is worth repacking."""
+    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
+    if pace.rests(len(known)):
+        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
+    logs, after = pace.step(sorted(known))
     states = [state for state in read_states(open_known(scope, context), logs) if isinstance(state, LogState)]
-    needs_compaction = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
-    requests = [
-        run_request(each.log, each.log, run_key=_run_key(each), store_name=scope.name)
-        for each in needs_compaction[:RUNS_PER_TICK_MAX]
-    ]
+    lopsided = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
+    keys = {state.log: _run_key(state) for state in lopsided}
+    requests = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
     return SensorResult(
-        run_requests=requests, skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree"
+        run_requests=requests,
+        skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree",
+        cursor=after.to_cursor(),
     )
 
 
@@ -110,27 +110,25 @@ COMPACTED = LogAsset(
     name="compacted_snapshots",
     step=compact,
     description="The tree of a log's snapshots, repacked where it was lopsided: its shape, and what was written.",
-    deps=("manifest",),
+    deps=("manifest", "rollup"),
     section=Section.SNAPSHOTS,
 )
-JOBS = (
-    LogJob(
-        name="snapshot_compaction_job",
-        assets=("compacted_snapshots",),
-        description="Repacks the trees of logs' snapshots where they are lopsided.",
-    ),
+JOB = LogJob(
+    name="snapshot_compaction",
+    assets=(COMPACTED,),
+    description="Repacks the trees of logs' snapshots where they are lopsided.",
 )
 LOPSIDED = LogSensor(
     name="lopsided_snapshots",
     tick=find_lopsided,
-    job="snapshot_compaction_job",
+    jobs=(JOB,),
     period_s=300,
-    description="Starts a run for each log whose tree of snapshots is worth repacking. Off until turned on.",
+    description="Starts runs for the logs whose tree of snapshots is worth repacking. Off until turned on.",
     running=False,
 )
 WEEKLY = LogSchedule(
     name="weekly_snapshot_compaction",
-    job="snapshot_compaction_job",
+    job=JOB,
     cron="0 6 * * 0",
     description=(
         "Repacks all logs in one run, also deep in trees, which the manifest does not show. Off until turned on."
@@ -141,7 +139,7 @@ WEEKLY = LogSchedule(
 def workflow(scope: Scope) -> Definitions:
     """Return the asset, its job, and the sensor and schedule that start it."""
     return Definitions.merge(
-        build_jobs(scope, JOBS),
+        build_jobs(scope, [JOB]),
         Definitions(
             assets=[COMPACTED.build(scope)],
             sensors=[build_sensor(scope, LOPSIDED)],

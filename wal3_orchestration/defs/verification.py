@@ -4,22 +4,13 @@ Many or large logs are read in one Spark job. Few and small ones are read in the
 takes longer to start than they take to read. Both report the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetExecutionContext,
-    AssetMaterialization,
-    DagsterInstance,
-    Definitions,
-    FreshnessPolicy,
-    MaterializeResult,
-    MetadataValue,
-    Output,
-)
+from dagster import Definitions, FreshnessPolicy, MetadataValue
 
 from wal3_core import LogError, LogReplacedError, ScrubReport, scrub
 from wal3_core.fleet.asking import ask
@@ -27,69 +18,57 @@ from wal3_core.log.read.scrub import Problem
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.verify import verify_logs
-from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.building import LogAsset, LogCheck, LogJob, LogSchedule, build_jobs, build_schedule
+from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.damage import Damage, locate
-from wal3_orchestration.damaged_logs import DamagedLogs, KnownDamage
 from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_state import LogState, read_states
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Verdict, advice, fail_for_blocked, record_checks
+from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for_blocked
+from wal3_orchestration.recording import record
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known
+from wal3_orchestration.triggers import LogSchedule, build_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.recording import Event
+    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.work import Work
 
 PROBLEMS_SHOWN_MAX = 100
 _SPOKEN_MAX = 3
-_NAMED_MAX = 10
 
 SOUND = LogCheck(
     name="sound",
     asset="verification",
     blocking=True,
-    description="The log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors.",
-    section=Section.UNSOUND,
-    next_command=("scrub", "LOG"),
-)
-# Dagster's overview of an asset shows the newest result of a check, whichever log it is of.
-ALL_SOUND = LogCheck(
-    name="all_logs_sound",
-    asset="verification",
-    of_all_logs=True,
-    description="No log is left whose newest verification found it damaged; a failure names those logs.",
+    description=(
+        "Each log holds what was written: manifest, snapshots, fragments, balance of setsums, cursors. Fails while the"
+        " newest verification of any log found damage, and names these logs."
+    ),
     section=Section.UNSOUND,
     next_command=("scrub", "LOG"),
 )
 
 
-def verify(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetCheckEvaluation | AssetMaterialization | MaterializeResult[None] | Output[None]]:
+def verify(work: Work) -> Iterator[Event]:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
-    logs = context.partition_keys
-    with retried_only_when_unavailable(context):
-        opened = open_known(scope, context)
-        way, reports = _read_back(scope, context, opened)
+    with retried_only_when_unavailable(work.context):
+        opened = work.open()
+        way, reports = _read_back(work, opened)
         verdicts = [verdict(opened, report) for report in reports]
-    if all(report.sound for report in reports):
-        for report in reports:
-            context.add_asset_metadata(_metadata(report, way), partition_key=report.log)
-        yield MaterializeResult()
-    else:
-        # The step is about to fail: record the sound logs one by one.
-        for report in reports:
-            if report.sound:
-                yield AssetMaterialization(context.asset_key, partition=report.log, metadata=_metadata(report, way))
-    yield from record_checks(scope, context.instance, verdicts)
-    yield from _all_sound(scope, context.instance, verdicts)
-    fail_for_blocked(scope, verdicts, len(logs))
+    sound = [Outcome(log=report.log, metadata=_metadata(report, way)) for report in reports if report.sound]
+    yield from record(work, sound, verdicts)
+    fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 
-def _read_back(scope: Scope, context: AssetExecutionContext, store: ObjectStore) -> tuple[str, list[ScrubReport]]:
-    logs = context.partition_keys
-    if is_small(store, logs, scope.collection(context)):
-        return HERE, [scrub_log(store, log) for log in logs]
-    return ON_SPARK, verify_logs(spark_session(scope.spark(context)), scope.store(context).url, logs)
+def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport]]:
+    if is_small(store, work.logs, work.limits):
+        return HERE, [scrub_log(store, log) for log in work.logs]
+    spark = spark_session(work.scope.spark(work.context))
+    return ON_SPARK, verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
 
 
 def is_small(store: ObjectStore, logs: Sequence[str], limits: CollectionResource) -> bool:
@@ -140,41 +119,6 @@ def verdict(store: ObjectStore, report: ScrubReport) -> Verdict:
     )
 
 
-def _all_sound(
-    scope: Scope, instance: DagsterInstance, verdicts: Sequence[Verdict]
-) -> Iterator[Output[None] | AssetCheckEvaluation]:
-    """Record whether any known log is damaged, also those that this run did not read."""
-    logs = DamagedLogs(scope, instance)
-    logs.record({verdict.log: _known_damage(verdict) for verdict in verdicts})
-    damaged = logs.load()
-    named = ", ".join(list(damaged)[:_NAMED_MAX])
-    more = f" and {len(damaged) - _NAMED_MAX} more" if len(damaged) > _NAMED_MAX else ""
-    yield Output(None, output_name=ALL_SOUND.build(scope).get_python_identifier())
-    yield AssetCheckEvaluation(
-        asset_key=scope.key(ALL_SOUND.asset),
-        check_name=ALL_SOUND.name,
-        passed=not damaged,
-        description=f"{len(damaged)} damaged: {named}{more}; what to do: `remedy` below" if damaged else None,
-        metadata={"num_damaged": len(damaged), **_first(scope, damaged)},
-    )
-
-
-def _known_damage(verdict: Verdict) -> KnownDamage | None:
-    file = verdict.details.get("file")
-    if verdict.problem is None:
-        return None
-    return KnownDamage(problem=verdict.problem, file=file if isinstance(file, str) else None)
-
-
-def _first(scope: Scope, damaged: Mapping[str, KnownDamage]) -> dict[str, Any]:
-    """Show what to do about the first damaged log; the check `sound` has the same for each."""
-    for log, known in damaged.items():
-        shown = {"log": log, "problem": known.problem, "file": known.file}
-        given = {label: value for label, value in shown.items() if value is not None}
-        return {**given, **advice(scope, SOUND, log, problem=known.problem, file=known.file)}
-    return {}
-
-
 def _sentence(damages: Sequence[Damage], count: int) -> str:
     spoken = "; ".join(map(str, damages[:_SPOKEN_MAX]))
     more = f"; and {count - _SPOKEN_MAX} more" if count > _SPOKEN_MAX else ""
@@ -205,18 +149,14 @@ VERIFICATION = LogAsset(
     # Of the asset, not of each log: says that verification as a whole has stopped.
     freshness=FreshnessPolicy.time_window(fail_window=timedelta(days=8), warn_window=timedelta(days=2)),
     section=Section.UNSOUND,
-    checks=(SOUND, ALL_SOUND),
+    checks=(SOUND,),
 )
-JOBS = (
-    LogJob(
-        name="verification_job",
-        assets=("verification",),
-        description="Reads whole logs back and reports whether each is sound.",
-    ),
+JOB = LogJob(
+    name="verification", assets=(VERIFICATION,), description="Reads whole logs back and reports whether each is sound."
 )
 NIGHTLY = LogSchedule(
     name="nightly_verification",
-    job="verification_job",
+    job=JOB,
     cron="0 3 * * *",
     description="Verifies every log, all in one run. Off until turned on: it reads the whole store.",
 )
@@ -225,6 +165,6 @@ NIGHTLY = LogSchedule(
 def workflow(scope: Scope) -> Definitions:
     """Return the asset with its check, its job and its schedule."""
     return Definitions.merge(
-        build_jobs(scope, JOBS),
+        build_jobs(scope, [JOB]),
         Definitions(assets=[VERIFICATION.build(scope)], schedules=[build_schedule(scope, NIGHTLY)]),
     )

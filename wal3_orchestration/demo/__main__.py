@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +19,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store
+from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.demo.input import read_input
 from wal3_orchestration.demo.runs import Collected, Packed, Workflows
 from wal3_orchestration.deployment.files import settings
+from wal3_orchestration.java import java_problem
 from wal3_orchestration.log_state import LogState
 from wal3_orchestration.resources import INTERVAL_VARIABLE, STORE_VARIABLE
 
@@ -39,19 +38,18 @@ if TYPE_CHECKING:
     from wal3_orchestration.log_state import UnreadableLog
 
 ROOT = Path(__file__).parent.parent.parent
-JAVA_MIN = 17
 PARTS = 5
 FRAGMENTS_PER_PART = 10
 PORT = 3000
 # No read of the demo's logs takes long.
 INTERVAL_S = 1
 COLUMNS = ("records", "bytes")
+FLEET = tuple(f"devices/{number:02}" for number in range(80))
+BUSY = FLEET[7::30]
+SERVER = "demo"
+RECORDS_OF_BUSY = 1_000
 # Leaves many small snapshots for compaction to pack, as short-lived writers do.
 _WRITER = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=2))
-_INSTALL_JAVA = (
-    f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (Debian, Ubuntu),"
-    " dnf install java-17-openjdk-headless (Fedora), brew install openjdk@17 (macOS)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +112,6 @@ def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
     run(places, None if sample else ROOT, Console(highlight=False, soft_wrap=True))
 
 
-def java_problem() -> str | None:
-    """Say what is wrong with the machine's Java; None when it is fine."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin" / "java") if home else "java"
-    try:
-        printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603 - the user's Java, as Spark itself will run it
-    except OSError:
-        return f"{program}: expected Java, found none. {_INSTALL_JAVA}"
-    found = re.search(r'version "(?:1\.)?(\d+)', printed)
-    if found is None or int(found[1]) < JAVA_MIN:
-        version = printed.splitlines()[0] if printed else "nothing"
-        return f"{program}: expected Java {JAVA_MIN} or newer, found {version}. {_INSTALL_JAVA}"
-    return None
-
-
 def hold(places: Places) -> None:
     """Lock the demo's folder for as long as this process, or the one it becomes, lives."""
     places.folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +128,7 @@ def serve(places: Places, port: int) -> None:
     """Become ``dagster dev`` on the demo's store."""
     install_settings(places)
     os.chdir(ROOT)
-    click.echo(f"The demo's runs: http://127.0.0.1:{port}/runs", err=True)
+    click.echo(f"The demo's runs: http://127.0.0.1:{port}", err=True)
     # Its successor is a package of its own, which starts the same processes.
     quiet = ("-W", "ignore:Function `dev_command` is superseded")
     arguments = (*quiet, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port))
@@ -191,11 +174,33 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         console.print("Verification: every log is read back, in one run on Spark")
         show(console, workflows.verify(), collected, packed)
         console.print(f"Orphans deleted: {orphans:,} objects")
+        run_fleet(store, workflows, console)
+        for problem in workflows.place(ROOT):
+            console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")
     if workflows.failures:
         raise click.ClickException("\n".join(workflows.failures))
-    console.print(
-        f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}/runs"
-    )
+    console.print(f"\nSee runs, assets and plots in Dagster's UI: [bold]make dev[/], then open http://127.0.0.1:{PORT}")
+
+
+def run_fleet(store: ObjectStore, workflows: Workflows, console: Console) -> None:
+    """Write many logs from one process; the sensor on the dirty logs finds those that have grown."""
+    with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
+        for first in [fleet.submit(log, b"switched on") for log in FLEET]:
+            first.result()
+        found = workflows.roll_up()
+        console.print(
+            f"A fleet: {len(FLEET)} logs written by one process, each append marked in the dirty log of its server;"
+            f" Dagster read the marks and found {len(found) or 'none'} to be due"
+        )
+        for log in BUSY:
+            for part in range(4):
+                fleet.append_many(log, [b"%d" % (part + number) for number in range(RECORDS_OF_BUSY // 4)])
+            move(store, log, "demo", RECORDS_OF_BUSY // 2)
+        found = workflows.roll_up()
+        console.print(
+            f"{len(BUSY)} of them grew by {RECORDS_OF_BUSY:,} records, and were half read: Dagster found"
+            f" {', '.join(found) or 'none'}, and collected no other"
+        )
 
 
 def parts(messages: Mapping[str, Sequence[Message]]) -> Iterator[dict[str, Sequence[Message]]]:

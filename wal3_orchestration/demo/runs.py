@@ -12,29 +12,35 @@ from dagster import (
     DagsterInstance,
     DeleteDynamicPartitionsRequest,
     RunRequest,
-    SensorResult,
     build_sensor_context,
 )
 
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs
 from wal3_orchestration.defs.discovery import discover
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
+from wal3_orchestration.demo.shown import UNPLACED, place
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
-from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.resources import CollectionResource, StoreResource
+from wal3_orchestration.partitions import LOGS_NAME, RUN_KEY_TAG, run_request
+from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from dagster import ExecuteInProcessResult
+
+    from wal3_orchestration.triggers import Tick
 
 _SCOPE = Scope()
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # Use Spark even for the demo's small logs, and allow half of a log to be garbage.
 _LIMITS = {"spark_logs_min": 1, "spark_objects_min": 1, "fraction_max": 1.0, "fraction_alarm": 1.0}
 _COLLECTION = {"resources": {"collection": {"config": _LIMITS}}}
+# Look at each tick; a log is due when it has grown by some hundred records.
+_ROLL_UP = RollUpResource(period_s=0, records_max=500)
 _COLLECTED = {"records": "records", "num_bytes": "bytes", "objects": "objects"}
 
 
@@ -69,8 +75,9 @@ class Workflows:
     def __init__(self, instance: DagsterInstance, store: StoreResource) -> None:
         self._instance = instance
         self._store = store
-        self._cursor: str | None = None
+        self._cursors: dict[Tick, str | None] = {}
         self._interval_s = CollectionResource().waiting_s
+        self._jobs: set[str] = set()
         self.failures: list[str] = []
 
     @classmethod
@@ -82,15 +89,19 @@ class Workflows:
 
     def discover(self) -> int:
         """Tick the discovery sensor and do the runs it requests; return how many."""
-        with build_sensor_context(self._instance, cursor=self._cursor, resources={"store": self._store}) as context:
-            result = discover(_SCOPE, context)
-        assert isinstance(result, SensorResult)
-        for change in result.dynamic_partitions_requests or ():
-            self._change_partitions(change)
-        for request in result.run_requests or ():
+        requests = self._tick(discover)
+        for request in requests:
             self._run("manifest_job", request)
-        self._cursor = result.cursor
-        return len(result.run_requests or ())
+        return len(requests)
+
+    def roll_up(self) -> list[str]:
+        """Tick the sensor on the dirty logs until nothing is due, and do the runs it asks for; return their logs."""
+        logs: list[str] = []
+        while requests := self._tick(roll_up_dirty_logs, rollup=_ROLL_UP):
+            for request in requests:
+                self._run("", request)
+            logs += [request.partition_key for request in requests if request.partition_key is not None]
+        return sorted(set(logs))
 
     def collect(self) -> dict[str, Collected]:
         """Collect every log: one run plans, verifies and prunes, another deletes once the interval is over."""
@@ -115,11 +126,8 @@ class Workflows:
 
     def compact(self) -> dict[str, Packed]:
         """Tick the sensor that finds lopsided trees, and do the runs it requests."""
-        with build_sensor_context(self._instance, resources={"store": self._store}) as context:
-            result = find_lopsided(_SCOPE, context)
-        assert isinstance(result, SensorResult)
         packed: dict[str, Mapping[str, object]] = {}
-        for request in result.run_requests or ():
+        for request in self._tick(find_lopsided):
             packed |= _recorded(self._run("snapshot_compaction_job", request), "compacted_snapshots")
         return {
             log: Packed(before=int(str(found["snapshots_before"])), after=int(str(found["snapshots"])))
@@ -130,9 +138,26 @@ class Workflows:
         """Verify every log in one run."""
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)
         result = self._run("verification_job", self._every_log(), _COLLECTION)
-        sound = {check.partition: check.passed for check in result.get_asset_check_evaluations()}
+        sound = _recorded(result, "verification")
+        judged = bool(result.get_asset_check_evaluations())
         states = read_states(self._store.open(), logs)
-        return [Finding(state=state, sound=sound.get(state.log)) for state in states]
+        return [Finding(state=state, sound=state.log in sound if judged else None) for state in states]
+
+    def place(self, root: Path) -> list[str]:
+        """Let the UI's first page show the runs so far; return what went wrong."""
+        return place(root, self._jobs)
+
+    def _tick(self, tick: Tick, **resources: object) -> Sequence[RunRequest]:
+        """Tick a sensor where it left off, store what it reports, and return the runs that it asks for."""
+        used = {"store": self._store, **resources}
+        with build_sensor_context(self._instance, cursor=self._cursors.get(tick), resources=used) as context:
+            result = tick(_SCOPE, context)
+        for change in result.dynamic_partitions_requests or ():
+            self._change_partitions(change)
+        for event in result.asset_events:
+            self._instance.report_runless_asset_event(event)
+        self._cursors[tick] = result.cursor
+        return result.run_requests or ()
 
     def _every_log(self) -> RunRequest:
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)
@@ -146,12 +171,14 @@ class Workflows:
             self._instance.delete_dynamic_partition(request.partitions_def_name, key)
 
     def _run(self, job: str, request: RunRequest, config: Mapping[str, object] | None = None) -> ExecuteInProcessResult:
-        workflow = defs().resolve_job_def(job)
+        workflow = defs().resolve_job_def(request.job_name or job)
+        asked = {RUN_KEY_TAG: request.run_key} if request.run_key else {}
+        self._jobs.add(workflow.name)
         result = workflow.execute_in_process(
             instance=self._instance,
-            run_config={**_QUIET, **(config or {})},
+            run_config={**_QUIET, **(config or {}), **(request.run_config or {})},
             partition_key=request.partition_key,
-            tags=request.tags,
+            tags={**request.tags, **asked, **UNPLACED},
             raise_on_error=False,
         )
         if not result.success:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from functools import wraps
 from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import count, counted, print_json, size
+from wal3_core.cli.marked_logs import print_marked, server_of, show_marked, warn_of
+from wal3_core.cli.output import count, counted
 from wal3_core.cli.session import Session, json_option, pass_session
-from wal3_core.cli.tables import show_table
 from wal3_core.cli.targets import check_store
+from wal3_core.cli.times import Duration
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.assignment import DIRTY, dirty_logs
 from wal3_core.fleet.rollup import RollUp, RollUpEnd
@@ -21,26 +22,26 @@ from wal3_core.model.paths import check_log_name
 from wal3_core.model.rollup_options import RollUpOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import TypeVar
+    from collections.abc import Callable, Collection, Iterable
 
     from wal3_core.fleet.rollup import FinishedRollUp
-    from wal3_core.model.rollup import MarkedLog
     from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
-    F = TypeVar("F", bound=Callable[..., object])
-
-_COLUMNS = ("log", "decision", "records", "bytes", "age", "reinserted", "why")
 _NONE = "no dirty logs: a server that marks what it appends has one"
+_DUE = RollUpOptions()
+_COUNT_MAX = 2**63 - 1
+_ROWS_MAX = 1_000_000
+_NAMED_MAX = 20
 
 
 @click.group()
 def dirty() -> None:
     """Show which logs have grown, and roll the dirty logs up.
 
-    Each server marks the logs that it appends to in a dirty log of its own, dirty/SERVER. A roll-up
-    folds the markers, drops those of logs that need nothing, and selects the logs that are due.
+    Each server marks the logs that it appends to in a dirty log of its own, dirty/SERVER; a busy one
+    in several, its lanes dirty/SERVER/1, dirty/SERVER/2 and so on. A roll-up folds the markers, drops
+    those of logs that need nothing, and selects the logs that are due.
 
     \b
     Examples:
@@ -49,43 +50,91 @@ def dirty() -> None:
     """
 
 
-def _server(command: F) -> F:
-    return click.argument("server", default="")(command)
-
-
-_cursor_option = click.option(
-    "--cursor", metavar="NAME", help="The cursor that says, in each log, what was processed; without it, nothing was."
+_SELECTING = (
+    click.argument("server", default=""),
+    click.option(
+        "--cursor",
+        metavar="NAME",
+        help="The cursor that says, in each log, what was processed; without it, nothing was.",
+    ),
+    click.option(
+        "--age",
+        "age_s",
+        type=Duration(),
+        default=_DUE.age_s_max,
+        metavar="DURATION",
+        help="Select a log when a record has been marked for longer; 1h.",
+    ),
+    click.option(
+        "--records",
+        type=click.IntRange(1, _COUNT_MAX),
+        default=_DUE.records_max,
+        show_default=True,
+        help="Select a log with so many unprocessed records.",
+    ),
+    click.option(
+        "--bytes",
+        "num_bytes",
+        type=click.IntRange(1, _COUNT_MAX),
+        default=_DUE.bytes_max,
+        show_default=True,
+        help="Select a log with so many unprocessed bytes.",
+    ),
+    click.option(
+        "--limit",
+        "rows_max",
+        type=click.IntRange(1, _ROWS_MAX),
+        default=50,
+        show_default=True,
+        help="Logs to show; --json has all.",
+    ),
 )
 
 
+def _selecting(command: Callable[..., None]) -> Callable[..., None]:
+    """Take the server, how many rows to show, and which logs are due."""
+
+    @wraps(command)
+    def with_options(
+        *arguments: object, cursor: str | None, age_s: float, records: int, num_bytes: int, **others: object
+    ) -> None:
+        options = RollUpOptions(cursor=cursor, age_s_max=age_s, records_max=records, bytes_max=num_bytes)
+        command(*arguments, options=options, **others)
+
+    for option in reversed(_SELECTING):
+        with_options = option(with_options)
+    return with_options
+
+
 @dirty.command("show")
-@_server
-@_cursor_option
+@_selecting
 @json_option
 @pass_session
-def show_dirty(session: Session, server: str, cursor: str | None, as_json: bool) -> None:
-    """Show what is marked in the dirty log of SERVER, or in every one; changes nothing.
+def show_dirty(session: Session, *, server: str, options: RollUpOptions, rows_max: int, as_json: bool) -> None:
+    """Show what is marked in the dirty logs of SERVER, or of every one; changes nothing.
 
-    Reads one manifest for each marked log, and no records. The exit code is 1 when a marked log cannot be
-    read; the others are still shown.
+    Reads one manifest for each log marked in a dirty log, and no records. The exit code is 1 when a marked
+    log cannot be read; the others are still shown.
 
     \b
     Examples:
       wal3 dirty show
-      wal3 dirty show server-1 --cursor compactor
-      wal3 dirty show --json | jq -r 'select(.decision == "selected") | .log'
+      wal3 dirty show server-1 --cursor compactor --age 10m
+      wal3 dirty show --json | jq -r 'select(.decision == "selected") | .log' | sort -u
     """
     store = session.store()
-    options = RollUpOptions(cursor=cursor)
     plans = [RollUp(store, name, options=options).read() for name in _named(store, server, as_json=as_json)]
-    for plan in plans:
-        _show(plan, as_json=as_json)
+    if as_json:
+        for plan in plans:
+            print_marked(plan)
+    else:
+        show_marked(plans, rows_max=rows_max, summed=options.cursor is None)
+    warn_of(plans)
     _fail_if_unreadable(plans)
 
 
 @dirty.command("rollup")
-@_server
-@_cursor_option
+@_selecting
 @click.option(
     "--handled",
     metavar="LOG",
@@ -93,7 +142,7 @@ def show_dirty(session: Session, server: str, cursor: str | None, as_json: bool)
     shell_complete=complete_logs,
     help="Hand LOG out: it is no longer marked, so maintain it after this command; can be given several times.",
 )
-@click.option("--all", "take_all", is_flag=True, help="Hand out every dirty log, due or not.")
+@click.option("--all", "take_all", is_flag=True, help="Hand out every log with unprocessed records, due or not.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 @json_option
 @pass_session
@@ -101,13 +150,14 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
     session: Session,
     *,
     server: str,
-    cursor: str | None,
+    options: RollUpOptions,
+    rows_max: int,
     handled: tuple[str, ...],
     take_all: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Roll up the dirty log of SERVER, or every one: fold its markers, and drop those that need nothing.
+    """Roll up the dirty logs of SERVER, or of every one: fold the markers, and drop those that need nothing.
 
     Prints the logs and what is decided about each. Hands nothing out unless --handled or --all says so:
     the logs that are due are shown as selected and stay marked, so nothing is forgotten. A log that is
@@ -121,85 +171,115 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
       wal3 dirty rollup --dry-run
       wal3 dirty rollup server-1 --cursor compactor
       wal3 dirty rollup server-1 --handled orders && wal3 gc orders
-      wal3 dirty rollup --all --json | jq -r 'select(.decision == "selected") | .log'
+      wal3 dirty rollup --all --json | jq -r 'select(.decision == "selected") | .log' | sort -u
     """
     if handled and take_all:
         message = "dirty rollup: expected --handled or --all, found both"
         raise InvalidRequestError(message)
-    store = session.store()
-    names = [check_log_name(log) for log in handled]
-    plans: list[RollUpPlan] = []
-    overtaken: list[str] = []
-    for name in _named(store, server, as_json=as_json):
-        rollup = RollUp(store, name, options=replace(RollUpOptions(cursor=cursor), take_all=take_all))
-        plan = rollup.read()
-        handed_out = plan.selected if take_all else names
-        done = None if dry_run else rollup.finish(plan, handed_out)
-        if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
-            overtaken.append(name)
-            continue
-        plans.append(plan)
-        _show(plan, as_json=as_json, handed_out=handed_out)
-        if done is not None and not as_json:
-            _show_done(name, done)
-    if overtaken:
-        raise Failure(f"{', '.join(overtaken)}: another roll-up was faster, nothing was handed out: run this again")
+    store, options = session.store(), replace(options, take_all=take_all)
+    names = {check_log_name(log) for log in handled}
+    rollups = [RollUp(store, name, options=options) for name in _named(store, server, as_json=as_json)]
+    read = [(rollup, rollup.read()) for rollup in rollups]
+    plans = [plan for _, plan in read]
+    _check_marked(names, plans, options)
+    handed_out = {log for plan in plans for log in plan.selected} if take_all else names
+    finished = _Finished(handed_out, as_json=as_json)
+    try:
+        for rollup, plan in read:
+            finished.add(plan, None if dry_run else rollup.finish(plan, handed_out))
+    finally:
+        # Also if the store failed meanwhile: what was handed out is no longer marked.
+        finished.show(rows_max, summed=options.cursor is None, dry_run=dry_run)
+    if finished.overtaken:
+        names_of = ", ".join(finished.overtaken)
+        raise Failure(f"{names_of}: another roll-up was faster, nothing was handed out: run this again")
     _fail_if_unreadable(plans)
 
 
+class _Finished:
+    """The roll-ups that are finished, and what they did: as JSON printed at once, otherwise shown together."""
+
+    def __init__(self, handed_out: Collection[str], *, as_json: bool) -> None:
+        self.overtaken: list[str] = []
+        self._handed_out = handed_out
+        self._as_json = as_json
+        self._plans: list[RollUpPlan] = []
+        self._done: list[tuple[str, FinishedRollUp]] = []
+
+    def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
+        """Add one; ``done`` is None in a dry run."""
+        name = plan.stretch.dirty_log
+        if done is not None and done.outcome is RollUpEnd.OVERTAKEN:
+            self.overtaken.append(name)
+            return
+        self._plans.append(plan)
+        if done is not None:
+            self._done.append((name, done))
+        if self._as_json:
+            print_marked(plan, self._handed_out)
+
+    def show(self, rows_max: int, *, summed: bool, dry_run: bool) -> None:
+        """Show the marked logs, and where each roll-up ended."""
+        if not self._as_json:
+            handing = "to be handed out" if dry_run else "handed out"
+            show_marked(self._plans, rows_max=rows_max, summed=summed, handed_out=self._handed_out, handing=handing)
+            _show_done(self._done)
+        warn_of(self._plans)
+
+
 def _named(store: ObjectStore, server: str, *, as_json: bool) -> list[str]:
-    """Return the dirty logs of a server, or every one; the name of its first if it has none."""
+    """Return the dirty logs of a server, which may be given by the name of one of them, or every one."""
     found = dirty_logs(store)
-    if server:
-        name = check_log_name(f"{DIRTY}/{server}")
-        # A busy server has further ones below its first.
-        return [each for each in found if f"{each}/".startswith(f"{name}/")] or [name]
     if not found:
         check_store(store)
-        if not as_json:
-            click.echo(_NONE)
+    if server:
+        name = check_log_name(f"{DIRTY}/{server.removeprefix(f'{DIRTY}/')}")
+        # A busy server has further ones below its first.
+        mine = [each for each in found if f"{each}/".startswith(f"{name}/")]
+        if not mine:
+            servers = _listed({server_of(each).removeprefix(f"{DIRTY}/") for each in found})
+            message = f"expected a server with a dirty log{servers}, found {server!r}"
+            raise InvalidRequestError(message)
+        return mine
+    if not found and not as_json:
+        click.echo(_NONE)
     return found
 
 
-def _show(plan: RollUpPlan, *, as_json: bool, handed_out: Collection[str] | None = None) -> None:
-    name, skipped = plan.stretch.dirty_log, plan.stretch.skipped
-    if as_json:
-        for each in plan.logs:
-            more = {} if handed_out is None else {"handed_out": each.log in handed_out}
-            print_json({"dirty_log": name, **each.to_json(), **more})
-    else:
-        dirty_ones = counted(len(plan.dirty), "dirty log")
-        click.echo(
-            f"{name}: {counted(plan.stretch.num_markers, 'marker')}, {dirty_ones}, {len(plan.selected)} selected"
-        )
-        if plan.logs:
-            show_table(_COLUMNS, map(_cells, plan.logs), numbers=_COLUMNS[2:6], texts=("why",))
-    if skipped:
-        lost = f"{counted(skipped, 'marker')} collected before a roll-up"
-        click.echo(f"{name}: {lost}: only a sweep over all logs finds what they marked", err=True)
+def _listed(servers: Collection[str]) -> str:
+    if not servers:
+        return ", of which there is none"
+    names, more = sorted(servers)[:_NAMED_MAX], len(servers) - _NAMED_MAX
+    return f" ({', '.join(names)}{f' and {more} more' if more > 0 else ''})"
 
 
-def _cells(each: MarkedLog) -> tuple[str, ...]:
-    return (
-        each.log,
-        f"{each.decision.value}, over the limit" if each.over else each.decision.value,
-        count(each.num_records),
-        size(each.num_bytes),
-        str(timedelta(seconds=int(each.age_s))),
-        count(each.marker.reinsertions),
-        each.reason,
-    )
-
-
-def _show_done(name: str, done: FinishedRollUp) -> None:
-    if done.outcome is RollUpEnd.NOTHING_TO_DO:
-        click.echo(f"{name}: nothing to do")
+def _check_marked(names: Collection[str], plans: list[RollUpPlan], options: RollUpOptions) -> None:
+    """Refuse to hand out what is not marked: it is a mistyped name, or was handed out before."""
+    missing = sorted(set(names) - {each.log for plan in plans for each in plan.logs})
+    if not missing:
         return
-    kept = f"{counted(done.num_reinserted, 'marker')} for {count(done.num_markers)}"
-    click.echo(f"{name}: rolled up to offset {done.limit}: {kept}")
+    cut = any(plan.stretch.num_markers >= options.markers_max for plan in plans)
+    among = f" among the first {count(options.markers_max)} markers of each dirty log" if cut else ""
+    found = f"found no marker{among} of {', '.join(missing)}"
+    message = f"dirty rollup --handled: expected marked logs, {found}: mistyped, or handed out before; see dirty show"
+    raise InvalidRequestError(message)
+
+
+def _show_done(done: Iterable[tuple[str, FinishedRollUp]]) -> None:
+    by_server: dict[str, list[tuple[str, FinishedRollUp]]] = {}
+    for name, each in done:
+        by_server.setdefault(server_of(name), []).append((name, each))
+    for server, lanes in by_server.items():
+        advanced = [(name, each) for name, each in lanes if each.outcome is RollUpEnd.ADVANCED]
+        if not advanced:
+            click.echo(f"{server}: nothing to do")
+        for name, each in advanced:
+            kept = f"{counted(each.num_reinserted, 'marker')} for {count(each.num_markers)}"
+            click.echo(f"{name}: rolled up to offset {each.limit}: {kept}")
 
 
 def _fail_if_unreadable(plans: list[RollUpPlan]) -> None:
-    unreadable = [f"{each.log}: {each.reason}" for plan in plans for each in plan.unreadable]
+    unreadable = {each.log: each.reason for plan in plans for each in plan.unreadable}
     if unreadable:
-        raise Failure(f"{len(unreadable)} unreadable: {'; '.join(unreadable)}")
+        each = "; ".join(f"{log}: {reason}" for log, reason in unreadable.items())
+        raise Failure(f"{len(unreadable)} unreadable: {each}")

@@ -22,6 +22,7 @@ from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import StopSignals
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import Duration, wait_of
+from wal3_core.errors import ConditionNotMetError
 from wal3_core.fleet.exercise.checker import Kind
 from wal3_core.fleet.exercise.ledger import Outcome
 from wal3_core.fleet.exercise.load import Load
@@ -181,25 +182,28 @@ def _display(label: str, plan: Plan) -> Iterator[Callable[[Progress], None]]:
     """Show the progress on stderr: a line that is replaced on a terminal, else one every ten seconds."""
     if sys.stderr.isatty():
         with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
-            yield lambda now: live.update(Text(f"{label}\n{_line(now, plan)}"))
+            yield lambda now: live.update(Text(f"{label}\n{progress_line(now, plan)}"))
         return
     shown_s = [0.0]
 
     def show(now: Progress) -> None:
         if now.at_s >= shown_s[0] + _LINES_S:
             shown_s[0] += _LINES_S
-            click.echo(f"{label}  {_line(now, plan)}", err=True)
+            click.echo(f"{label}  {progress_line(now, plan)}", err=True)
 
     yield show
 
 
-def _line(now: Progress, plan: Plan) -> str:
+def progress_line(now: Progress, plan: Plan) -> str:
+    """Say how far a load is; refusals of conditions that were not met are apart from failures."""
     counts = now.figures.counts
     lasts = "" if plan.duration_s is None else f" of {wait_of(plan.duration_s)}"
-    failed = counts[Outcome.NOT_DURABLE] + counts[Outcome.UNKNOWN]
+    unmet = counts[f"error {ConditionNotMetError.__name__}"]
+    failed = counts[Outcome.NOT_DURABLE] + counts[Outcome.UNKNOWN] - unmet
     return (
         f"{wait_of(now.at_s)}{lasts}  target {now.rate_per_s:,.0f}/s  {count(counts[Outcome.DURABLE])} durable,"
-        f" {count(failed)} failed or unknown  {size(counts['bytes'])}  {count(now.figures.requests.total())} requests"
+        f" {count(unmet)} refused by their condition, {count(failed)} failed or unknown  {size(counts['bytes'])}"
+        f"  {count(now.figures.requests.total())} requests"
         f" (about ${price_usd(now.figures.requests):.3f})  {now.killed} kills"
     )
 

@@ -3,7 +3,8 @@
 The library promises (docs/protocol.md, "Append"): an acknowledged record is in the log, once, at its offset; one that
 is not durable never is; one of unknown outcome, or of a killed process, is there once or not at all. An append that
 began after another one was acknowledged lies behind it, whichever process began it; the acknowledged appends of one
-writer lie in the order of their submission. A read that began after an acknowledgement sees the record.
+writer lie in the order of their submission. A read that began after an acknowledgement sees the record. What was
+read once is there until it is collected.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def check_log(run: str, log: str, ledger: LogLedger, *, late_us: int) -> list[Fi
     findings = [
         *check.altered(),
         *check.wrong_copies(),
+        *check.lost(ledger.kept_from),
         *check.before_acknowledged(),
         *check.out_of_submission_order(),
         *check.stale(ledger.looks),
@@ -98,6 +100,7 @@ class _Check:
             versions = self._records[found.offset]
             if all((each.key, each.num_bytes, each.checksum) != same for each in versions):
                 versions.append(found)
+        self._read_last = {found.offset for found in ledger.found if not found.seen_us}
         self._places = self._places_of(self._records)
         self._unnamed = {
             offset
@@ -154,6 +157,14 @@ class _Check:
             # A record with another name stands at its offset: reported as altered.
             if not offsets and append.offset not in self._unnamed:
                 yield self._finding(Kind.MISSING, append, append.offset, "was acknowledged, and is not in the log")
+
+    def lost(self, kept_from: int) -> Iterator[Finding]:
+        """Find records that a reader saw, and that are neither collected nor in the log in the end."""
+        promised = {each.offset: each for each in self._acknowledged}
+        for offset in sorted(self._records.keys() - self._read_last):
+            if offset >= kept_from:
+                text = "was read, and is not in the log any more"
+                yield self._finding(Kind.MISSING, promised.get(offset), offset, text)
 
     def before_acknowledged(self) -> Iterator[Finding]:
         """Find appends that lie before one that was acknowledged before they began."""

@@ -129,12 +129,13 @@ def part_of(log: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogLedger:
-    """What the files say of one log."""
+    """What the files say of one log; in the final read it held its records from ``kept_from`` on."""
 
     appends: list[Append]
     found: list[Found]
     looks: list[Look]
     problems: list[str]
+    kept_from: int = 1
 
 
 def read_part(folder: Path, part: int) -> dict[str, LogLedger]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError
@@ -37,9 +38,9 @@ def verify_logs(
         for log, ledger in sorted(read_part(folder, part).items()):
             checked.sizes["followed"] += len({each.offset for each in ledger.found})
             before = len(ledger.found)
-            _read_back(place, log, ledger)
+            kept_from = _read_back(place, log, ledger)
             checked.sizes["read"] += len(ledger.found) - before
-            checked.add_findings(check_log(run, log, ledger, late_us=late_us))
+            checked.add_findings(check_log(run, log, replace(ledger, kept_from=kept_from), late_us=late_us))
             if log in scrubbed:
                 checked.add_findings(_scrubbed(place, log))
                 checked.sizes["scrubbed"] += 1
@@ -48,16 +49,21 @@ def verify_logs(
             progress(done, None)
 
 
-def _read_back(place: RunStore, log: str, ledger: LogLedger) -> None:
-    """Add the records of a log to its ledger, and what is wrong with them."""
+def _read_back(place: RunStore, log: str, ledger: LogLedger) -> int:
+    """Add the records of a log to its ledger, and what is wrong with them; return from where on the log holds them."""
+    kept_from = 1
     try:
-        for record in LogReader.open(place, log).records():
+        reader = LogReader.open(place, log)
+        manifest = reader.manifest()
+        kept_from = manifest.first.position.offset
+        for record in reader.records(manifest=manifest):
             ledger.found.append(Found.of(record))
     except LogNotFoundError:
         # Created by the first append: there may have been none. If there was, its records are missing.
-        return
+        pass
     except (CorruptError, GarbageCollectedError) as error:
         ledger.problems.append(str(error))
+    return kept_from
 
 
 def _scrubbed(place: RunStore, log: str) -> list[Finding]:

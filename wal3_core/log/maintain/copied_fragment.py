@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import MissingError
 from wal3_core.model import parquet
+from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
@@ -20,7 +21,7 @@ def read_checked(
 
     MissingError when there is no such object.
     """
-    what = f"fragment {pointer.seq_no} ({store.url}/{pointer.path})"
+    what = f"fragment {pointer.seq_no} ({object_url(store, pointer.path)})"
     # One more byte detects a longer file without fetching all of it.
     data = store.read(pointer.path, length=pointer.num_bytes + 1)
     if data is None:

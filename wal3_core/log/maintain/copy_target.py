@@ -25,6 +25,7 @@ from wal3_core.storage.documents.document_store import D, DocumentStore
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore, describe, new_log_id
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +175,7 @@ class Claim:
         self.check_ours()
         if documents.save(path, document, found) is None:
             self.check_ours()
-            message = f"{self._objects.url}/{path}: expected to be alone in copying to it, found it changed"
+            message = f"{object_url(self._objects, path)}: expected to be alone in copying to it, found it changed"
             raise InvalidRequestError(message)
 
     def finish(self, manifest: Manifest) -> None:

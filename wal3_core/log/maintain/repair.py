@@ -26,7 +26,7 @@ from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import Unknown, Versioned, log_store, place_of, share_of
+from wal3_core.storage.object_store import Unknown, Versioned, log_store, object_url, place_of, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import attempts, for_store
 
@@ -253,7 +253,7 @@ class _Repairing:
             if bad is not None and is_sound(bad.data):
                 self._repaired.append(pointer.path)
                 return True
-        message = f"{self._objects.url}/{pointer.path}: not repaired: {cause}: repair the log again"
+        message = f"{object_url(self._objects, pointer.path)}: not repaired: {cause}: repair the log again"
         raise UnavailableError(message)
 
     def _put(self, path: str, data: bytes, bad: Versioned | None) -> PutOutcome:

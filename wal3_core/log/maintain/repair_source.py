@@ -65,8 +65,7 @@ class RepairSource:
         """Encode the fragment's records as its writer did, under its own number and token."""
         records = self._within(pointer, lambda start, limits: list(self._reader.records(start, limits)))
         if len(records) != pointer.num_records:
-            message = f"log {self.url}: expected its {pointer.num_records} records, found {len(records)}"
-            raise UnrepairableError(message)
+            raise self._lacking(pointer, f"it has {len(records)} of their {pointer.num_records} records")
         keys = [record.key for record in records]
         made = parquet.encode(
             parquet.FragmentSource(
@@ -97,6 +96,11 @@ class RepairSource:
         try:
             return load(pointer.start.offset, Limits(offset=pointer.limit.offset))
         except (GarbageCollectedError, InvalidRequestError, CorruptError) as error:
-            offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
-            message = f"log {self.url}: expected {offsets}, found that they cannot be read there: {error}"
-            raise UnrepairableError(message) from error
+            raise self._lacking(pointer, f"they cannot be read there: {error}") from error
+
+    def _lacking(self, pointer: Pointer, why: str) -> UnrepairableError:
+        """Say which offsets the copy does not give: because it ends before them, or why else."""
+        limit = self._reader.manifest().next.position.offset
+        why = f"the copy ends at offset {limit - 1}" if limit < pointer.limit.offset else why
+        offsets = f"offsets {pointer.start.offset} to {pointer.limit.offset - 1}"
+        return UnrepairableError(f"log {self.url}: expected {offsets}, found that {why}")

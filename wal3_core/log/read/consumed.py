@@ -74,8 +74,7 @@ class Opening:
         witness = cursors.load(self.name) or self._created(
             cursors, log, start, _first_position(reader, manifest, start)
         )
-        topic = log_store(self.store, log).url
-        return Place(log=log, topic=topic, name=self.name, reader=reader, cursors=cursors, witness=witness)
+        return Place(self, log, reader, cursors, witness)
 
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:
         try:
@@ -116,15 +115,14 @@ def _first_position(reader: LogReader, manifest: Manifest, start: ConsumerStart)
 class Place:
     """A consumer's place in one log: what was given, what is processed, and the cursor, which says what is saved."""
 
-    def __init__(
-        self, *, log: str, topic: str, name: str, reader: LogReader, cursors: CursorStore, witness: Witness
-    ) -> None:
+    def __init__(self, opening: Opening, log: str, reader: LogReader, cursors: CursorStore, witness: Witness) -> None:
         self.log = log
-        self.topic = topic
+        self.topic = log_store(opening.store, log).url
         self.reader = reader
-        self._name = name
+        self._name = opening.name
         self._cursors = cursors
         self._witness = witness
+        self._runtime = opening.runtime
         self.processed = witness.cursor.position
         # The offset after the last record that the caller was given.
         self.given = self.processed.offset
@@ -136,12 +134,14 @@ class Place:
 
     def save(self) -> None:
         """Save how far the log is processed; CursorConflictError when another process has moved the cursor."""
-        if self.processed.offset <= self._witness.cursor.position.offset:
+        saved = self._witness.cursor.position.offset
+        if self.processed.offset <= saved:
             return
         try:
             self._witness = self._cursors.save(self._name, self.processed, self._witness)
         except CursorConflictError as error:
             raise CursorConflictError(self._conflict()) from error
+        self._runtime.observer.consumed(self.log, self._name, self.processed.offset - saved)
 
     def _conflict(self) -> str:
         found = self._cursors.load(self._name)

@@ -27,7 +27,7 @@ from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import READER
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
-from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged
 
@@ -160,7 +160,7 @@ class LogReader(Tables):
         return reread_if_damaged(lambda: self._fetch(pointer), self._store)
 
     def _fetch(self, pointer: FragmentPointer) -> Fragment:
-        what = f"fragment {pointer.seq_no} ({self._store.url}/{pointer.path})"
+        what = f"fragment {pointer.seq_no} ({object_url(self._store, pointer.path)})"
         # One more byte detects a longer file without fetching all of it.
         data = self._store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:

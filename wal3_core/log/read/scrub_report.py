@@ -10,7 +10,7 @@ from wal3_core.model import strict_json
 from wal3_core.model.paths import MANIFEST, check_log_id, life_folder
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import POINTERS_MAX
-from wal3_core.storage.object_store import log_store, place_of
+from wal3_core.storage.object_store import log_store, object_url
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
@@ -154,9 +154,8 @@ class ScrubReport:
 
 def place_of_object(store: ObjectStore, report: ScrubReport, problem: Problem) -> str:
     """Return where a problem's object is stored: a URL without options."""
-    root = place_of(log_store(store, report.log).url).partition("?")[0]
     life = life_folder(check_log_id(report.log_id, "report")) if report.log_id and problem.path != MANIFEST else ""
-    return f"{root}/{life}{problem.path}"
+    return object_url(log_store(store, report.log), f"{life}{problem.path}")
 
 
 def _sum(one: str, other: str) -> str:

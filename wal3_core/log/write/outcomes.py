@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -55,7 +56,9 @@ class Outcomes:
         self.num_records = 0
         self.num_bytes = 0
         self._pending: list[Callable[[], None]] = []
-        self._told: list[list[Future[LogPosition]]] = []
+        # Taken, and not delivered yet: batches by number. A batch is removed by a single call, without the lock.
+        self._told: dict[int, Sequence[Entry]] = {}
+        self._batches = itertools.count()
 
     def admit(self, entry: Entry) -> None:
         """Let a caller continue that waits for room."""
@@ -126,14 +129,19 @@ class Outcomes:
 
     def futures(self) -> list[Future[LogPosition]]:
         """Return the futures that have their outcomes, or will once what was taken is delivered or marked."""
-        return [*chain.from_iterable(self._told), *self.marking.futures()]
+        taken = chain.from_iterable(list(self._told.values()))
+        return [*(entry.future for entry in taken), *self.marking.futures()]
+
+    def _delivered(self, batch: int) -> None:
+        del self._told[batch]
 
     def _release(self, entries: Sequence[Entry]) -> None:
         self.bytes_released += sum(entry.bytes_held for entry in entries)
-        # They get their outcomes after the lock is released; a flush waits for that, too.
-        self._told = [futures for futures in self._told if not futures[-1].done()]
         if entries:
-            self._told.append([entry.future for entry in entries])
+            # They get their outcomes after the lock is released; a flush waits for that, too.
+            batch = next(self._batches)
+            self._told[batch] = entries
+            self._pending.append(partial(self._delivered, batch))
 
 
 def call_each(calls: Iterable[Callable[[], None]]) -> None:

@@ -137,6 +137,11 @@ class Pipeline:
                 halted=self._loop.resolver.halt.failure is not None,
             )
 
+    @property
+    def num_offsets_held(self) -> int:
+        """How many offsets the log holds, as far as the writer knows; 0 while its state is unknown."""
+        return self._loop.resolver.num_offsets_held
+
     def close(self) -> None:
         """Accept no more appends, and block until those queued have their outcome."""
         self.check_awaited_here()

@@ -93,6 +93,12 @@ class AppendResolver:
         """Where the log ends, as far as the writer knows."""
         return self._tail.next_offset
 
+    @property
+    def num_offsets_held(self) -> int:
+        """How many offsets the log holds, as far as the writer knows; 0 while its state is unknown."""
+        base = self._tail.base
+        return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
+
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
         self.outcomes.give_up(self._queue.take_all(), refusal, self.halt.failure)

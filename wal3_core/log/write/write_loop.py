@@ -52,13 +52,15 @@ from wal3_core.storage.retry import for_store, until_answered, within
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.marking import Marks
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime, Timer
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+
+    _Calls = list[Callable[[], None]]
 
 
 # The loop whose step this thread is taking.
@@ -97,8 +99,7 @@ class WriteLoop:
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
         self._uploading = 0
-        self._committing = False
-        self._recovering = False
+        self._committing = self._recovering = False
         self.waker = Waker(self.spawn)
         # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
         self.bytes_hurried = 0
@@ -114,9 +115,9 @@ class WriteLoop:
 
     # ------------------------------------------------------------------ steps, under the lock
 
-    def _steps(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
-        """Take every step the state allows; return the tasks that follow, and the calls that deliver outcomes."""
-        tasks: list[Callable[[], None]] = []
+    def _steps(self, *, cuts: bool = True) -> tuple[_Calls, _Calls]:
+        """Take every step the state allows, cutting only if ``cuts``; return tasks, and calls that deliver outcomes."""
+        tasks: _Calls = []
         self.outcomes.acknowledge_marked()
         if not self._committing and self.in_flight and self.in_flight[0].error is not None:
             self.resolver.drop_failed_head()
@@ -127,10 +128,11 @@ class WriteLoop:
         if self.queue and not self.in_flight and not self._recovering and self.resolver.head_waits():
             self._recovering = True
             tasks.append(self._recover)
-        while self._may_cut():
+        while cuts and self._may_cut():
             flight = self._seal()
             tasks.append(lambda flight=flight: self._upload(flight))  # type: ignore[misc]  # of a default, mypy infers no type
-        self._set_timer()
+        if cuts:
+            self._set_timer()
         uploaded = self.in_flight and self.in_flight[0].pointer is not None
         if uploaded and not self._committing and not self._snapshotter.awaited:
             self._committing = True
@@ -138,8 +140,10 @@ class WriteLoop:
         self._report.held(self.admission.bytes_held)
         return tasks, self.outcomes.take()
 
-    def _go_on(self, tasks: Iterable[Callable[[], None]], deliveries: Iterable[Callable[[], None]]) -> None:
-        for task in tasks:
+    def _go_on(self, tasks: _Calls, deliveries: _Calls, *, here: bool = False) -> None:
+        """Spawn tasks, deliver outcomes. ``here``: without outcomes, run the last task now, which saves it a turn."""
+        own = tasks[-1:] if here and not deliveries else []
+        for task in tasks[: len(tasks) - len(own)]:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
         callbacks: list[Callable[[], None]] = []
         try:
@@ -149,6 +153,8 @@ class WriteLoop:
             if callbacks:
                 # Callers' code: it may wait for any outcome, and for this log's workers.
                 self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._url))
+        for task in own:
+            task()
 
     def _admit(self) -> None:
         """Queue what there is room for from the inbox; all of it, to be refused, when the writer accepts nothing."""
@@ -163,9 +169,7 @@ class WriteLoop:
             return False
         if any(flight.error for flight in self.in_flight) or self._uploading >= self._options.uploads_max:
             return False
-        if len(self.in_flight) >= self._options.fragments_in_flight_max:
-            return False
-        return self._wait_s() <= 0
+        return len(self.in_flight) < self._options.fragments_in_flight_max and self._wait_s() <= 0
 
     def _wait_s(self) -> float:
         """Seconds until the queue's first batch is due."""
@@ -225,17 +229,13 @@ class WriteLoop:
         with self.lock:
             self.waker.answered()
             tasks, outcomes = self._steps()
-        # Without outcomes to deliver this thread is free: handing the task to another only takes time.
-        here = [] if outcomes else tasks[:1]
-        self._go_on(tasks[len(here) :], outcomes)
-        for task in here:
-            task()
+        self._go_on(tasks, outcomes, here=True)
 
     def _on_timer(self) -> None:
         with self.lock:
             self._timer = None
             tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes)
+        self._go_on(tasks, outcomes, here=True)
 
     def _seal(self) -> InFlightFragment:
         flight = self._tail.place(self.queue.take(self._tail.offset))
@@ -256,7 +256,7 @@ class WriteLoop:
         with self.lock:
             self._uploading -= 1
             tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes)
+        self._go_on(tasks, outcomes, here=True)
 
     def _commit(self) -> None:
         interrupt: BaseException | None = None
@@ -284,11 +284,14 @@ class WriteLoop:
             self._committing = False
             self.meter.commit_took(took_s)
             self.resolver.resolve(result, ready, began_s)
-            tasks, outcomes = self._steps()
+            tasks, outcomes = self._steps(cuts=False)
         self._report.committed(result, ready, took_s)
         if isinstance(result, Committed):
             self._runtime.publish(self._url)
             self._snapshotter.committed(result.base.manifest)
+        # Another worker cuts the next batch when its turn comes: what is appended until then goes into it.
+        if self.queue:
+            self.waker.wake()
         self._go_on(tasks, outcomes)
         if interrupt is not None:
             raise interrupt

@@ -223,3 +223,8 @@ def submit_columns(
 ) -> Future[LogPosition]:
     """Queue records that were checked by the writer's options, as ``submit_many`` does."""
     return writer._submit(columns, expect_next, timeout_s)  # noqa: SLF001 - of this module
+
+
+def num_offsets_held(writer: LogWriter) -> int:
+    """Return how many offsets the log holds, as far as its writer knows; 0 while its state is unknown. No request."""
+    return writer._pipeline.num_offsets_held  # noqa: SLF001 - of this module

@@ -28,7 +28,7 @@ from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import Etag, ObjectStore, log_store, share_of
+from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
 
@@ -223,7 +223,8 @@ class CursorStore:
     def _saved(self, name: str, saved: Seen[Cursor] | None, expected: str) -> Witness:
         if saved is None:
             self._manifest()
-            message = f"cursor {self._store.url}/{cursor_path(name)}: expected {expected}, found another version"
+            place = object_url(self._store, cursor_path(name))
+            message = f"cursor {place}: expected {expected}, found another version"
             raise CursorConflictError(message)
         return Witness(saved.document, saved.etag)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.storage.documents.readback import readable
-from wal3_core.storage.object_store import Done, Etag, Refused, Unknown, Versioned
+from wal3_core.storage.object_store import Done, Etag, Refused, Unknown, Versioned, object_url
 from wal3_core.storage.retry import attempts, for_store, reread_if_damaged
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class DocumentStore(Generic[D]):
         found = self._store.get(path, length_max=self._bytes_max)
         if not isinstance(found, Versioned):
             return None
-        what = f"{self._store.url}/{path}"
+        what = object_url(self._store, path)
         document = self._read(found.data, what)
         if self._log_id is not None and document.log_id != self._log_id():
             message = f"{what}: expected a document of log {self._log_id()}, found one of log {document.log_id}"
@@ -110,7 +110,7 @@ class DocumentStore(Generic[D]):
         document = replace(document, writer=stamp(self._runtime))
         if self._log_id is not None:
             document = replace(document, log_id=self._log_id())
-        data, unanswered = readable(document, self._read, f"{self._store.url}/{path}"), None
+        data, unanswered = readable(document, self._read, object_url(self._store, path)), None
         for tries in attempts(for_store(self._retry, self._store), self._runtime):
             outcome = self._store.create(path, data) if etag is None else self._store.replace(path, data, etag)
             if isinstance(outcome, Done):
@@ -124,7 +124,7 @@ class DocumentStore(Generic[D]):
             if present != etag:
                 return unanswered or Refused()
             cause = "conflicts" if unanswered is None else unanswered.cause
-            message = f"{self._store.url}/{path}: not saved in {tries} tries: {cause}"
+            message = f"{object_url(self._store, path)}: not saved in {tries} tries: {cause}"
         raise UnavailableError(message)
 
     def delete(self, path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
-from wal3_core.storage.object_store import Buffer, Done, ObjectStore, PutOutcome, Unknown
+from wal3_core.storage.object_store import Buffer, Done, ObjectStore, PutOutcome, Unknown, object_url
 from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def write_immutable(
         if found == data:
             return
         if found is not None:
-            message = f"{store.url}/{path}: expected the {len(data)} bytes written here, found {len(found)} others"
+            expected = f"expected the {len(data)} bytes written here, found {len(found)} others"
+            message = f"{object_url(store, path)}: {expected}"
             raise UnavailableError(message)
-    message = f"{store.url}/{path}: not written in {attempt} tries: {cause}"
+    message = f"{object_url(store, path)}: not written in {attempt} tries: {cause}"
     raise UnavailableError(message)
 
 

@@ -25,7 +25,17 @@ from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
 from wal3_core.storage.documents.readback import check_readable, encoded
-from wal3_core.storage.object_store import Done, Etag, FolderStore, NotModified, Refused, Unknown, Versioned, share_of
+from wal3_core.storage.object_store import (
+    Done,
+    Etag,
+    FolderStore,
+    NotModified,
+    Refused,
+    Unknown,
+    Versioned,
+    object_url,
+    share_of,
+)
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged
 
@@ -98,7 +108,7 @@ class ManifestStore:
     @property
     def what(self) -> str:
         """The manifest's address, for messages."""
-        return f"{self._store.url}/{MANIFEST}"
+        return object_url(self._store, MANIFEST)
 
     def log_id(self) -> LogId:
         """Return the life's id; one GET if it is not known yet. ClosedError in a forked child, checked at each call."""

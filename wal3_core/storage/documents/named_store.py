@@ -12,7 +12,7 @@ from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.tombstone import BYTES_MAX as TOMBSTONE_BYTES_MAX
 from wal3_core.model.tombstone import Tombstone, or_tombstone
 from wal3_core.storage.documents.document_store import Document, DocumentStore, Seen
-from wal3_core.storage.object_store import Unknown, Versioned
+from wal3_core.storage.object_store import Unknown, Versioned, object_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,11 +90,11 @@ class NamedStore(Generic[D]):
             if isinstance(outcome, Unknown):
                 # The other version may have been created after the delete, and is then not to be deleted.
                 message = (
-                    f"{self._store.url}/{path}: not known to be deleted: {outcome.cause}; it has another version now:"
-                    f" load it, and delete that version if it is not wanted"
+                    f"{object_url(self._store, path)}: not known to be deleted: {outcome.cause}; it has another version"
+                    f" now: load it, and delete that version if it is not wanted"
                 )
                 raise UnavailableError(message)
-        message = f"{self._store.url}/{path}: not deleted: others changed it {_TRIES_MAX} times over: try again"
+        message = f"{object_url(self._store, path)}: not deleted: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
     def _standing(self, path: str) -> tuple[int | None, Etag | None]:

@@ -18,7 +18,7 @@ from wal3_core.options import PINS_AHEAD, REBASES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.named_store import NamedStore
-from wal3_core.storage.object_store import ObjectStore, log_store, share_of
+from wal3_core.storage.object_store import ObjectStore, log_store, object_url, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
 
@@ -73,7 +73,7 @@ class PinStore:
                 return self._complete(path, saved)
             base, etag = now, saved.etag
         message = (
-            f"pin {self._store.url}/{path}: the log was reorganised {REBASES_MAX} times over; not finished:"
+            f"pin {object_url(self._store, path)}: the log was reorganised {REBASES_MAX} times over; not finished:"
             f" pin it again, or delete it"
         )
         raise UnavailableError(message)
@@ -89,11 +89,11 @@ class PinStore:
 
     def _refuse_destroyed(self, path: str, manifest: Manifest) -> None:
         if manifest.destroying:
-            message = f"pin {self._store.url}/{path}: expected a log that stays, found it {BEING_DESTROYED}"
+            message = f"pin {object_url(self._store, path)}: expected a log that stays, found it {BEING_DESTROYED}"
             raise InvalidRequestError(message)
 
     def _taken(self, path: str) -> InvalidRequestError:
-        return InvalidRequestError(f"pin {self._store.url}/{path}: expected no pin of that name, found one")
+        return InvalidRequestError(f"pin {object_url(self._store, path)}: expected no pin of that name, found one")
 
     @checked(name=check_pin_name)
     def load(self, name: str) -> Pin | None:

@@ -60,6 +60,11 @@ class PolicyStore:
         seen = self._seen()
         return Policy() if seen is None else seen.document
 
+    def saved(self) -> Policy | None:
+        """Load the policy; None when none was ever saved. Does not check that the log still exists."""
+        seen = self._documents.load(POLICY)
+        return None if seen is None else seen.document
+
     def _seen(self) -> Seen[Policy] | None:
         seen = self._documents.load(POLICY)
         if seen is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.fleet.assignment import DIRTY
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -12,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def too_much_garbage(survey: Survey, limits: CollectionResource) -> str | None:
-    """Warn about a plan that takes a large part of the log."""
+    """Warn about a plan that takes a large part of the log; a dirty log is always collected almost whole."""
     plan = survey.plan
-    if plan is None or plan.fraction <= limits.fraction_alarm:
+    if plan is None or plan.fraction <= limits.fraction_alarm or survey.log.startswith(f"{DIRTY}/"):
         return None
     return (
         f"expected at most {limits.fraction_alarm:.0%} of the log to be garbage, found {plan.fraction:.0%}"

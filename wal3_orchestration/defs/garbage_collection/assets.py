@@ -1,58 +1,49 @@
 """Collection: plan, verify, prune; an interval later, delete. Every step can be repeated, and run by two at once.
 
-The schedule plans for all logs in one run. A sensor then requests a run for each log with garbage,
-which plans again, verifies, announces and prunes. Another sensor requests the deletion when the
-interval is over. Steps share only the store's content and the plan's metadata; the manifest's CAS
-keeps them safe, not the order of runs.
+The schedule plans for all logs in one run. A sensor then requests runs for the logs with garbage,
+which plan again, verify, announce and prune. Another sensor requests the deletion when the
+interval is over. Steps share only the store's content, the plan's metadata, and what the plan's check found for
+each log; the manifest's CAS keeps them safe, not the order of runs.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetExecutionContext,
-    AssetMaterialization,
-    AssetObservation,
-    AssetRecordsFilter,
-    DagsterInstance,
-    Definitions,
-    MaterializeResult,
-    MetadataValue,
-    Output,
-)
+from dagster import Definitions, MetadataValue
 
+from wal3_core.errors import CollectionRefusedError
+from wal3_core.fleet.outcomes import Refusal
 from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
-from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.building import LogAsset, LogCheck, LogJob, LogSchedule, build_jobs, build_schedule
+from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
 from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
-from wal3_orchestration.outcomes import (
-    HERE,
-    ON_SPARK,
-    Outcome,
-    Value,
-    Verdict,
-    fail_for,
-    fail_for_blocked,
-    latest,
-    record,
-    record_checks,
-    value_of,
-)
+from wal3_orchestration.jobs import LogJob, build_jobs
+from wal3_orchestration.log_records import LogRecord, LogRecords
+from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for, fail_for_blocked, latest, value_of
 from wal3_orchestration.partitions import COLLECT_TAG
+from wal3_orchestration.recording import record
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known
+from wal3_orchestration.triggers import LogSchedule, build_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.outcomes import Value
+    from wal3_orchestration.recording import Event
+    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.work import Work
 
 _PLAN_BYTES_MAX = 2**20
-PLAN, PRUNED, DELETED = "garbage_plan", "pruned_manifest", "deleted_garbage"
+PLAN = "garbage_plan"
 
 SAFE = LogCheck(
     name="safe_to_collect",
@@ -85,32 +76,39 @@ CURSORS_MOVE = LogCheck(
 )
 
 
-def plan_garbage(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
-    """Plan for each log of the step, and judge the plans."""
-    logs, limits = context.partition_keys, scope.collection(context)
-    with retried_only_when_unavailable(context):
-        way, surveys = _surveys(scope, context, open_known(scope, context))
+def plan_garbage(work: Work) -> Iterator[Event]:
+    """Plan for each log of the step, and judge the plans.
+
+    A refused log fails the step. In a sweep that also prunes, the pruning leaves that log out, and fails.
+    """
+    limits = work.limits
+    with retried_only_when_unavailable(work.context):
+        way, surveys = _surveys(work, work.open())
         lost = {each.log: each.refusal.message for each in surveys if each.refusal and each.refusal.transient}
-        ages_s = {each.log: _unpruned_s(scope, context.instance, each.log, limits) for each in surveys}
-        yield from record(context, [_planned(each, way) for each in surveys if each.refusal is None or each.unclaimed])
-        judged = [each for each in surveys if each.log not in lost]
-        verdicts = [verdict for each in judged for verdict in _verdicts(each, limits, ages_s[each.log])]
-        yield from record_checks(scope, context.instance, verdicts)
-        raise_together(lost, len(logs), transient=True)
-    fail_for_blocked(scope, verdicts, len(logs))
+        before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
+        collects = COLLECT_TAG in work.context.run.tags or not work.last
+        planned = [_planned(each, way, collects=collects) for each in surveys if each.refusal is None or each.unclaimed]
+        verdicts = [
+            verdict
+            for each in surveys
+            if each.log not in lost
+            for verdict in _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
+        ]
+        yield from record(work, planned, verdicts)
+        raise_together(lost, len(work.logs), transient=True)
+    if work.last or not work.swept:
+        fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 
-def _surveys(scope: Scope, context: AssetExecutionContext, store: ObjectStore) -> tuple[str, list[Survey]]:
-    logs, limits = context.partition_keys, scope.collection(context)
+def _surveys(work: Work, store: ObjectStore) -> tuple[str, list[Survey]]:
+    logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
         return HERE, [survey_log(store, log, limits.options()) for log in logs]
-    spark = spark_session(scope.spark(context))
-    return ON_SPARK, plan_collections(spark, scope.store(context).url, logs, limits.options())
+    spark = spark_session(work.scope.spark(work.context))
+    return ON_SPARK, plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
 
 
-def _planned(survey: Survey, way: str) -> Outcome:
+def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
     plan = survey.plan
     waiting: dict[str, Value] = {
         "garbage_documents": len(survey.documents),
@@ -123,6 +121,11 @@ def _planned(survey: Survey, way: str) -> Outcome:
     named = (age.name for age in survey.cursors if plan.reason.startswith(f"cursor {age.name} "))
     return Outcome(
         log=survey.log,
+        # That there is still nothing to do is not news, however much the log grew.
+        state=None if survey.due or plan.num_records else f"nothing to prune, {len(survey.documents)} documents",
+        # The pruning sensor looks for plans to carry out, also if yesterday's was the same.
+        notable=survey.due and collects,
+        due_from=_first_offset(plan) if survey.due else None,
         metadata={
             **waiting,
             "records": plan.num_records,
@@ -138,16 +141,17 @@ def _planned(survey: Survey, way: str) -> Outcome:
     )
 
 
-def _unpruned_s(scope: Scope, instance: DagsterInstance, log: str, limits: CollectionResource) -> float | None:
-    """Return the age of the newest old plan; None when it found nothing, or the log was pruned since."""
-    now_s = shared_runtime().now_us() / US_PER_S
-    before = AssetRecordsFilter(scope.key(PLAN), asset_partitions=[log], before_timestamp=now_s - limits.planned_s_max)
-    pruned = latest(instance, scope.key(PRUNED), log, count=1)
-    pruned_s = max((each.timestamp for each in pruned), default=0)
-    for planned in instance.fetch_materializations(before, limit=1).records:
-        if value_of(planned, "due") and planned.timestamp > pruned_s:
-            return now_s - planned.timestamp
-    return None
+def _first_offset(plan: Plan) -> int:
+    """Return where the log begins before the plan is carried out."""
+    return plan.first.position.offset - plan.num_records
+
+
+def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionResource) -> float | None:
+    """Return for how long garbage has been planned without the log being pruned; None when not for long."""
+    if before is None or not before.due_s or survey.plan is None or _first_offset(survey.plan) != before.due_from:
+        return None
+    age_s = shared_runtime().now_us() / US_PER_S - before.due_s
+    return age_s if age_s > limits.planned_s_max else None
 
 
 def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | None) -> Iterator[Verdict]:
@@ -163,20 +167,35 @@ def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | No
     yield Verdict(check=CURSORS_MOVE, log=log, problem=stuck_cursors(survey, limits))
 
 
-def prune(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+def prune(work: Work) -> Iterator[Event]:
     """Finish what other runs left half done, then announce each log's plan and advance the manifest's `first`."""
-    with retried_only_when_unavailable(context):
-        opened, options = open_known(scope, context), scope.collection(context).options()
-        outcomes = [prune_log(opened, log, _plan(scope, context, log), options) for log in context.partition_keys]
-        yield from record(context, outcomes)
-        fail_for(scope, Section.REFUSED, outcomes)
+    with retried_only_when_unavailable(work.context):
+        opened, options = work.open(), work.limits.options()
+        refused = _refused(work)
+        outcomes = [
+            refused[log] if log in refused else prune_log(opened, log, _plan(work, log), options) for log in work.logs
+        ]
+        yield from record(work, outcomes)
+        fail_for(work.scope, Section.REFUSED, outcomes)
 
 
-def _plan(scope: Scope, context: AssetExecutionContext, log: str) -> Plan | None:
+def _refused(work: Work) -> dict[str, Outcome]:
+    """Return the logs whose newest plan is not safe to carry out: they are left alone, and fail the step."""
+    planned = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
+    found = {log: record.problems[SAFE.name] for log, record in planned.items() if SAFE.name in record.problems}
+    return {
+        log: Outcome(
+            log=log,
+            refusal=Refusal(kind=CollectionRefusedError.__name__, message=f"{SAFE.name}: {known.problem}"),
+        )
+        for log, known in found.items()
+        if known.blocking
+    }
+
+
+def _plan(work: Work, log: str) -> Plan | None:
     """Read the plan that was checked; None when nothing was planned."""
-    for planned in latest(context.instance, scope.key(PLAN), log, count=1):
+    for planned in latest(work.instance, work.scope.key(PLAN), log, count=1):
         value = value_of(planned, "plan")
         if value is not None:
             text = json.dumps(value).encode()
@@ -184,74 +203,66 @@ def _plan(scope: Scope, context: AssetExecutionContext, log: str) -> Plan | None
     return None
 
 
-def delete(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None]]:
+def delete(work: Work) -> Iterator[Event]:
     """Delete what was marked an interval ago; younger garbage waits and is counted."""
-    store, limits, logs = scope.store(context), scope.collection(context), context.partition_keys
-    with retried_only_when_unavailable(context):
-        opened, options = open_known(scope, context), limits.options()
-        due = [delete_log(opened, log, options, objects_max=limits.spark_objects_min) for log in logs]
+    store, limits = work.scope.store(work.context), work.limits
+    with retried_only_when_unavailable(work.context):
+        opened, options = work.open(), limits.options()
+        due = [delete_log(opened, log, options, objects_max=limits.spark_objects_min) for log in work.logs]
         large = [each for each in due if each.on_spark]
-        done = delete_logs(spark_session(scope.spark(context)), store.url, large, options) if large else {}
+        spark = spark_session(work.scope.spark(work.context)) if large else None
+        done = delete_logs(spark, store.url, large, options) if spark is not None else {}
         outcomes = [done.get(each.log, each.outcome) for each in due]
-        yield from record(context, outcomes)
-        fail_for(scope, Section.REFUSED, outcomes)
+        yield from record(work, outcomes)
+        fail_for(work.scope, Section.REFUSED, outcomes)
 
 
-ASSETS = (
-    LogAsset(
-        name=PLAN,
-        step=plan_garbage,
-        description=(
-            "What can be pruned from a log, up to which cursor, and why. Planning changes nothing; the checks judge"
-            " the plan."
-        ),
-        deps=("manifest",),
-        uses=("store", "spark", "collection"),
-        section=Section.GARBAGE,
-        checks=(SAFE, FRACTION, IN_TIME, CURSORS_MOVE),
+PLANNED = LogAsset(
+    name=PLAN,
+    step=plan_garbage,
+    description=(
+        "What can be pruned from a log, up to which cursor, and why. Planning changes nothing; the checks judge"
+        " the plan."
     ),
-    LogAsset(
-        name=PRUNED,
-        step=prune,
-        description=(
-            "A log's manifest after its garbage was pruned: collections that others left half done are finished, then"
-            " the plan is announced and the manifest's `first` advanced."
-        ),
-        deps=(PLAN,),
-        uses=("store", "collection"),
-        section=Section.REFUSED,
-    ),
-    LogAsset(
-        name=DELETED,
-        step=delete,
-        description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
-        deps=(PRUNED, "marked_orphans"),
-        uses=("store", "spark", "collection"),
-        section=Section.REFUSED,
-    ),
+    deps=("manifest", "rollup"),
+    uses=("store", "spark", "collection"),
+    section=Section.GARBAGE,
+    checks=(SAFE, FRACTION, IN_TIME, CURSORS_MOVE),
 )
-JOBS = (
-    LogJob(
-        name="garbage_plan_job",
-        assets=(PLAN,),
-        description="Plans what can be pruned from logs, and checks the plans.",
+PRUNED = LogAsset(
+    name="pruned_manifest",
+    step=prune,
+    description=(
+        "A log's manifest after its garbage was pruned: collections that others left half done are finished, then"
+        " the plan is announced and the manifest's `first` advanced."
     ),
-    LogJob(
-        name="collection_job",
-        assets=(PLAN, PRUNED),
-        description="Plans, verifies and prunes; the deletion sensor starts the deletion.",
-    ),
-    LogJob(
-        name="deletion_job",
-        assets=(DELETED,),
-        description="Deletes garbage that was pruned an interval ago.",
-    ),
+    deps=(PLAN,),
+    uses=("store", "collection"),
+    section=Section.REFUSED,
 )
+DELETED = LogAsset(
+    name="deleted_garbage",
+    step=delete,
+    description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
+    deps=("pruned_manifest", "marked_orphans"),
+    uses=("store", "spark", "collection"),
+    section=Section.REFUSED,
+)
+ASSETS = (PLANNED, PRUNED, DELETED)
+PLANNING = LogJob(
+    name="garbage_plan",
+    assets=(PLANNED,),
+    description="Plans what can be pruned from logs, and checks the plans.",
+)
+COLLECTION = LogJob(
+    name="collection",
+    assets=(PLANNED, PRUNED),
+    description="Plans, verifies and prunes; the deletion sensor starts the deletion.",
+)
+DELETION = LogJob(name="deletion", assets=(DELETED,), description="Deletes garbage that was pruned an interval ago.")
 DAILY = LogSchedule(
     name="daily_collection",
-    job="garbage_plan_job",
+    job=PLANNING,
     cron="0 4 * * *",
     description=(
         "Plans for every log in one run, and lets the pruning sensor collect them. Off until turned on: it deletes."
@@ -263,6 +274,6 @@ DAILY = LogSchedule(
 def workflow(scope: Scope) -> Definitions:
     """Return the assets with their checks, their jobs, and the schedule that begins a collection."""
     return Definitions.merge(
-        build_jobs(scope, JOBS),
+        build_jobs(scope, [PLANNING, COLLECTION, DELETION]),
         Definitions(assets=[each.build(scope) for each in ASSETS], schedules=[build_schedule(scope, DAILY)]),
     )

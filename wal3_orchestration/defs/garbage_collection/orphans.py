@@ -1,30 +1,31 @@
 """Orphans: lists objects that nothing refers to, and marks them for deletion an interval later."""
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetExecutionContext,
-    AssetMaterialization,
-    AssetObservation,
-    DagsterInstance,
-    Definitions,
-    MaterializeResult,
-    Output,
-)
+from typing import TYPE_CHECKING
 
-from wal3_core.fleet.outcomes import LogOrphans
+from dagster import DagsterInstance, Definitions
+
 from wal3_core.spark.collect import list_orphans
-from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.building import LogAsset, LogCheck, LogJob, LogSchedule, build_jobs, build_schedule
+from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
 from wal3_orchestration.defs.garbage_collection.work import mark_orphans, orphans_of
 from wal3_orchestration.failures import retried_only_when_unavailable
-from wal3_orchestration.outcomes import Outcome, Verdict, fail_for, latest, record, record_checks, value_of
+from wal3_orchestration.jobs import LogJob, build_jobs
+from wal3_orchestration.outcomes import Outcome, Verdict, fail_for, latest, value_of
+from wal3_orchestration.recording import record
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
-from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import open_known
+from wal3_orchestration.triggers import LogSchedule, build_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.fleet.outcomes import LogOrphans
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.recording import Event
+    from wal3_orchestration.scope import Scope
+    from wal3_orchestration.work import Work
 
 FEW = LogCheck(
     name="few_orphans",
@@ -35,31 +36,35 @@ FEW = LogCheck(
 )
 
 
-def mark(
-    scope: Scope, context: AssetExecutionContext
-) -> Iterator[AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation]:
+def mark(work: Work) -> Iterator[Event]:
     """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
-    limits = scope.collection(context)
-    with retried_only_when_unavailable(context):
-        opened, options = open_known(scope, context), limits.options()
-        outcomes = [mark_orphans(opened, each, options) for each in _orphans(scope, context, opened)]
-        before = {each.log: _counts(scope, context.instance, each.log) for each in outcomes}
-        yield from record(context, outcomes)
-        verdicts = [_verdict(each, before[each.log], limits) for each in outcomes if each.refusal is None]
-        yield from record_checks(scope, context.instance, verdicts)
-        fail_for(scope, Section.REFUSED, outcomes)
+    limits = work.limits
+    with retried_only_when_unavailable(work.context):
+        opened, options = work.open(), limits.options()
+        outcomes = [mark_orphans(opened, each, options) for each in _orphans(work, opened)]
+        verdicts = [
+            _verdict(each, _counts(work.scope, work.instance, each), limits)
+            for each in outcomes
+            if each.refusal is None
+        ]
+        yield from record(work, outcomes, verdicts)
+        fail_for(work.scope, Section.REFUSED, outcomes)
 
 
-def _orphans(scope: Scope, context: AssetExecutionContext, store: ObjectStore) -> list[LogOrphans]:
-    logs, limits = context.partition_keys, scope.collection(context)
+def _orphans(work: Work, store: ObjectStore) -> list[LogOrphans]:
+    logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
         return [orphans_of(store, log, limits.options()) for log in logs]
-    return list_orphans(spark_session(scope.spark(context)), scope.store(context).url, logs, limits.options())
+    spark = spark_session(work.scope.spark(work.context))
+    return list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())
 
 
-def _counts(scope: Scope, instance: DagsterInstance, log: str) -> list[int]:
-    """Return how many orphans the log's last listings found, newest first."""
-    counts = (value_of(each, "orphans") for each in latest(instance, scope.key(FEW.asset), log, count=2))
+def _counts(scope: Scope, instance: DagsterInstance, found: Outcome) -> list[int]:
+    """Return how many orphans the log's last recorded listings found, newest first; none when none are found now."""
+    if not found.metadata["orphans"]:
+        return []
+    # A sweep leaves zeros out.
+    counts = (value_of(each, "orphans") or 0 for each in latest(instance, scope.key(FEW.asset), found.log, count=2))
     return [count for count in counts if isinstance(count, int)]
 
 
@@ -79,16 +84,10 @@ MARKED = LogAsset(
     section=Section.GARBAGE,
     checks=(FEW,),
 )
-JOBS = (
-    LogJob(
-        name="orphans_job",
-        assets=("marked_orphans",),
-        description="Lists whole logs and marks orphans for deletion.",
-    ),
-)
+JOB = LogJob(name="orphans", assets=(MARKED,), description="Lists whole logs and marks orphans for deletion.")
 WEEKLY = LogSchedule(
     name="weekly_orphans",
-    job="orphans_job",
+    job=JOB,
     cron="0 5 * * 0",
     description="Looks for orphans in every log, all in one run. Off until turned on: it lists the whole store.",
 )
@@ -97,6 +96,6 @@ WEEKLY = LogSchedule(
 def workflow(scope: Scope) -> Definitions:
     """Return the asset with its check, its job and its schedule."""
     return Definitions.merge(
-        build_jobs(scope, JOBS),
+        build_jobs(scope, [JOB]),
         Definitions(assets=[MARKED.build(scope)], schedules=[build_schedule(scope, WEEKLY)]),
     )

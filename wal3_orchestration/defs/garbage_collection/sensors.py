@@ -1,34 +1,37 @@
 """The sensors that start collections: for plans that found garbage, and for garbage whose interval is over."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dagster import (
     AssetRecordsFilter,
     DagsterInstance,
     Definitions,
     EventLogRecord,
-    RunRequest,
     SensorEvaluationContext,
     SensorResult,
 )
 
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.building import LogSensor, build_sensor
-from wal3_orchestration.defs.garbage_collection.assets import PLAN
+from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLAN
 from wal3_orchestration.defs.garbage_collection.due import DueLog, find_due
-from wal3_orchestration.outcomes import value_of
-from wal3_orchestration.partitions import COLLECT_TAG, run_request
+from wal3_orchestration.jobs import request_runs
+from wal3_orchestration.outcomes import run_of, value_of
+from wal3_orchestration.pace import Pace
+from wal3_orchestration.partitions import COLLECT_TAG
 from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_guard import open_known
+from wal3_orchestration.triggers import LogSensor, build_sensor
 
-PLANS_PER_TICK_MAX = 100
+PLANS_PER_TICK_MAX = 500
+PLANNED = "a plan found garbage"
+DUE = "pruned garbage is due"
 # Older plans are ignored: the schedule makes new ones.
 PLAN_AGE_S_MAX = 24 * 60 * 60
 
 
 def request_pruning(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
-    """Request a run for each log in which a planning run tagged for collection found garbage."""
+    """Request runs for the logs in which a planning run tagged for collection found garbage."""
     seen = int(context.cursor or "0")
     plans = context.instance.fetch_materializations(
         AssetRecordsFilter(
@@ -39,33 +42,41 @@ def request_pruning(scope: Scope, context: SensorEvaluationContext) -> SensorRes
         limit=PLANS_PER_TICK_MAX,
         ascending=True,
     ).records
-    requests = sorted(_collections(scope, context.instance, plans), key=lambda request: request.partition_key or "")
+    requests = request_runs(scope, COLLECTION, _collections(scope, context.instance, plans), PLANNED)
+    num_plans = sum(plan.partition_key is not None for plan in plans)
     return SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else f"{len(plans)} new plans, none to carry out",
+        skip_reason=None if requests else f"{num_plans} new plans, none to carry out",
         cursor=str(max((plan.storage_id for plan in plans), default=seen)),
     )
 
 
-def _collections(scope: Scope, instance: DagsterInstance, plans: Sequence[EventLogRecord]) -> Iterator[RunRequest]:
-    """Request one run for each log and planning run, however often the sensor ticks."""
-    runs = {run_id: instance.get_run_by_id(run_id) for run_id in {plan.run_id for plan in plans}}
-    known = set(scope.known_logs(instance))
+def _collections(scope: Scope, instance: DagsterInstance, plans: Sequence[EventLogRecord]) -> dict[str, str]:
+    """Return the logs to collect, each with the key of its run: one for each planning run, however often this ticks."""
+    runs = {run_id: instance.get_run_by_id(run_id) for run_id in set(map(run_of, plans)) if run_id}
+    known, keys = set(scope.known_logs(instance)), {}
     for plan in plans:
-        run, log = runs[plan.run_id], plan.partition_key
-        if run is None or COLLECT_TAG not in run.tags or log not in known or not value_of(plan, "due"):
-            continue
-        yield run_request(log, log, run_key=f"{plan.run_id}/{log}", store_name=scope.name)
+        run, log = runs.get(run_of(plan)), plan.partition_key
+        if run is not None and COLLECT_TAG in run.tags and log in known and value_of(plan, "due"):
+            keys[log] = f"{run.run_id}/{log}"
+    return dict(sorted(keys.items()))
 
 
 def request_deletion(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
-    """Request a run for each log with garbage whose interval is over by the store's clock; no run sleeps for it."""
-    logs = scope.known_logs(context.instance)
+    """Request runs for the logs with garbage whose interval is over by the store's clock; no run sleeps for it."""
+    pace, known = Pace.from_cursor(context.cursor), scope.known_logs(context.instance)
+    if pace.rests(len(known)):
+        return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
+    logs, after = pace.step(sorted(known))
     due, unreadable = find_due(open_known(scope, context), logs, scope.collection(context).options())
     for log, message in unreadable.items():
         context.log.warning("%s: %s", log, message)
-    requests = [run_request(each.log, each.log, run_key=_run_key(each), store_name=scope.name) for each in due]
-    return SensorResult(run_requests=requests, skip_reason=None if requests else f"{len(logs)} logs, no garbage is due")
+    requests = request_runs(scope, DELETION, {each.log: _run_key(each) for each in due}, DUE)
+    return SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else f"{len(logs)} logs, no garbage is due",
+        cursor=after.to_cursor(),
+    )
 
 
 def _run_key(due: DueLog) -> str:
@@ -78,18 +89,18 @@ SENSORS = (
     LogSensor(
         name="pruning",
         tick=request_pruning,
-        job="collection_job",
+        jobs=(COLLECTION,),
         period_s=30,
-        description="Starts a run for each log in which a planning run tagged for collection found garbage.",
+        description="Starts runs for the logs in which a planning run tagged for collection found garbage.",
         uses=(),
     ),
     LogSensor(
         name="deletion",
         tick=request_deletion,
-        job="deletion_job",
+        jobs=(DELETION,),
         period_s=60,
         description=(
-            "Starts a run for each log with garbage whose interval is over by the store's clock. No run sleeps for it."
+            "Starts runs for the logs with garbage whose interval is over by the store's clock. No run sleeps for it."
         ),
         uses=("store", "collection"),
     ),

@@ -47,7 +47,8 @@ class Due:
 def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: CollectorOptions) -> Outcome:
     """Finish what other runs began, then announce and prune the plan, unless that is done already."""
     try:
-        return Outcome(log=log, metadata=_prune(store, log, plan, options))
+        numbers = _prune(store, log, plan, options)
+        return Outcome(log=log, metadata=numbers, notable=bool(numbers["records"]))
     except LogError as error:
         return Outcome(log=log, refusal=Refusal.of(error))
 
@@ -153,11 +154,13 @@ def _deleted(
         refusal = Refusal(kind=CorruptError.__name__, message="; ".join(problems[:_PROBLEMS_SHOWN_MAX]))
     finished = [each.garbage for each, what in zip(due, done, strict=True) if what.deleted.finished]
     waits_s = [each.wait_s for each in (*waiting, *(each.deleted for each in done))]
+    objects = sum(each.deleted.num_deleted for each in done)
     return Outcome(
         log=log,
         refusal=refusal,
+        notable=objects > 0,
         metadata={
-            "objects": sum(each.deleted.num_deleted for each in done),
+            "objects": objects,
             "records": sum(garbage.num_records for garbage in finished),
             "bytes": sum(garbage.num_bytes for garbage in finished),
             "fragments": sum(garbage.num_fragments for garbage in finished),
@@ -198,4 +201,4 @@ def mark_orphans(store: ObjectStore, orphans: LogOrphans, options: CollectorOpti
             return Outcome(log=log, refusal=Refusal.of(error))
         path = marked.path if isinstance(marked, Marked) else ""
     num_bytes = sum(meta.size for meta in orphans.objects)
-    return Outcome(log=log, metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})
+    return Outcome(log=log, notable=bool(paths), metadata={"orphans": len(paths), "bytes": num_bytes, "garbage": path})

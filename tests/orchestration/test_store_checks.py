@@ -1,4 +1,4 @@
-"""A damaged log stays red on the first page of its asset, whatever is verified after it."""
+"""A check is about the whole store: red while any known log is bad, whatever other logs' runs find."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster import AssetCheckKey, AssetKey
 
+from tests.orchestration.checked import check_of, found_bad
 from tests.stores import life_store
-from wal3_orchestration.damaged_logs import DamagedLogs, KnownDamage
+from wal3_core import CursorStore, LogPosition
+from wal3_orchestration.log_records import KnownProblem, LogRecord, LogRecords
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
-    from conftest import Run, Write
+    from conftest import Run
     from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
-KEY = AssetCheckKey(AssetKey("verification"), "all_logs_sound")
 # What the Overview of an asset asks.
 _OVERVIEW = """{ assetNodes(assetKeys: [{path: ["verification"]}]) { assetChecksOrError { ... on AssetChecks { checks {
   name executionForLatestMaterialization { status evaluation { partition severity description
@@ -62,8 +62,7 @@ def _shown(folder: Path) -> dict[str, Any]:
 
 
 def _passed(result: ExecuteInProcessResult) -> bool:
-    (found,) = [each for each in result.get_asset_check_evaluations() if each.asset_check_key == KEY]
-    return found.passed
+    return check_of(result, "sound").passed
 
 
 @pytest.mark.slow
@@ -72,21 +71,21 @@ def test_sound_log_verified_after_a_damaged_one_leaves_the_overview_red(run: Run
     assert not run("verification_job", run_request("gamma", "gamma")).success
     assert run("verification_job", run_request("alpha", "alpha")).success
 
-    shown = _shown(tmp_path)
+    (check,) = _shown(tmp_path).values()
 
-    # Dagster shows one result of a check: the newest, of whichever log.
-    assert shown["sound"]["status"] == "SUCCEEDED"
-    assert shown["all_logs_sound"]["status"] == "FAILED"
-    evaluation = shown["all_logs_sound"]["evaluation"]
+    evaluation = check["evaluation"]
+    assert check["status"] == "FAILED"
     assert (evaluation["partition"], evaluation["severity"]) == (None, "ERROR")
-    assert evaluation["description"] == "1 damaged: gamma; what to do: `remedy` below"
+    assert evaluation["description"].startswith("gamma: 1 problem: fragment 1 ")
     shown = {each["label"]: each.get("text") or each.get("mdStr") for each in evaluation["metadataEntries"]}
     assert shown["problem"].startswith("1 problem: fragment 1 ")
     assert "repair gamma --from BACKUP_URL" in shown["remedy"]
+    assert shown["bad logs"].splitlines()[2].startswith("| gamma | 1 problem: fragment 1 ")
+    assert "scrub gamma" in shown["bad logs"]
 
 
 @pytest.mark.slow
-def test_overview_is_green_again_when_the_log_was_repaired_and_verified(
+def test_check_is_green_again_when_the_log_was_repaired_and_verified(
     fragment: tuple[str, bytes], fleet: ObjectStore, run: Run
 ) -> None:
     path, data = fragment
@@ -97,6 +96,7 @@ def test_overview_is_green_again_when_the_log_was_repaired_and_verified(
     repaired = run("verification_job", run_request("gamma", "gamma"))
 
     assert [_passed(each) for each in (damaged, others, repaired)] == [False, False, True]
+    assert [set(found_bad(each)) for each in (damaged, others, repaired)] == [{("gamma", "sound")}, set(), set()]
 
 
 @pytest.mark.slow
@@ -109,15 +109,38 @@ def test_damaged_log_that_is_gone_is_not_counted(run: Run, instance: DagsterInst
 
 
 @pytest.mark.slow
-def test_damage_of_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance, write: Write) -> None:  # noqa: ARG001 - the store, by the environment
+def test_checks_of_one_asset_fail_each_for_its_own_logs(known: list[str], fleet: ObjectStore, run: Run) -> None:
+    # Gamma's plan takes the whole log; alpha's takes half of it, and beta has no cursor.
+    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    CursorStore(fleet, "gamma").init("reader", LogPosition(7, 0))
+
+    results = [run("garbage_plan_job", run_request(log, log)) for log in ("gamma", "alpha")]
+
+    assert known == ["alpha", "beta/one", "gamma"]
+    assert [check_of(each, "safe_to_collect").passed for each in results] == [False, False]
+    assert [check_of(each, "little_garbage").passed for each in results] == [False, False]
+    assert [check_of(each, "cursors_move").passed for each in results] == [True, True]
+    assert [each.success for each in results] == [False, True]
+    assert check_of(results[1], "safe_to_collect").metadata["bad"].value == 1
+
+
+@pytest.mark.slow
+def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) -> None:
     logs = [f"log-{number:04}" for number in range(1_200)]
-    instance.add_dynamic_partitions(LOGS_NAME, logs)
-    one, other = (DamagedLogs(Scope(), instance) for _ in range(2))
+    one, other = (LogRecords(Scope(), instance, "verification") for _ in range(2))
 
-    bad, worse = KnownDamage(problem="bad"), KnownDamage(problem="worse", file="file:///x")
-    one.record(dict.fromkeys(logs[:700], bad))
-    other.record({**dict.fromkeys(logs[700:], worse), logs[0]: None})
-    one.record({logs[-1]: None})
+    bad = LogRecord(problems={"sound": KnownProblem(problem="bad")})
+    worse = LogRecord(number=2, problems={"sound": KnownProblem(problem="worse", blocking=True, file="file:///x")})
+    good = LogRecord(state="seen", due_s=1.5, due_from=7)
+    one.save(dict.fromkeys(logs[:700], bad))
+    other.save({**dict.fromkeys(logs[700:], worse), logs[0]: good})
+    one.save({logs[-1]: good})
 
-    assert one.load() == {**dict.fromkeys(logs[1:700], bad), **dict.fromkeys(logs[700:-1], worse)}
-    assert DamagedLogs(Scope(name="other"), instance).load() == {}
+    assert one.load(logs) == {
+        logs[0]: good,
+        **dict.fromkeys(logs[1:700], bad),
+        **dict.fromkeys(logs[700:-1], worse),
+        logs[-1]: good,
+    }
+    assert LogRecords(Scope(name="other"), instance, "verification").load(logs) == {}
+    assert LogRecords(Scope(), instance, "manifest").load(logs) == {}

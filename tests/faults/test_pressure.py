@@ -1,0 +1,26 @@
+"""Simulated worlds in which fleets refuse appends to logs whose consumers are too far behind."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from tests.faults.pressed import check_lifted, pressed_cast
+from tests.faults.story import Story
+
+SEEDS = 24
+
+
+def test_refused_append_is_never_in_the_log_and_a_log_that_is_caught_up_is_accepted_again() -> None:
+    fired: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        story = Story(seed, cast=pressed_cast(random.Random(seed)), end=check_lifted)
+        try:
+            story.tell()
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+        fired += story.stage.world.fired
+
+    assert fired["refused for pressure"] > 5 * SEEDS
+    assert fired["appended by a fleet"] > 5 * SEEDS

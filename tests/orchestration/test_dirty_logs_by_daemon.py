@@ -1,0 +1,46 @@
+"""Under Dagster's daemon the marked logs get their runs, and their marks are dropped once it has stored these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from dagster import DagsterInstance, RunsFilter
+
+from tests.orchestration.daemons import eventually, running_daemon
+from tests.orchestration.dirty import waiting
+from wal3_core import Fleet, FleetOptions
+from wal3_orchestration.partitions import LOG_TAG, LOGS_NAME
+from wal3_orchestration.resources import AGE_VARIABLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@pytest.mark.slow
+def test_daemon_starts_the_runs_of_marked_logs_once_and_forgets_the_marks(
+    fleet: ObjectStore, instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AGE_VARIABLE, "0")
+    with Fleet.open(fleet, server="server-1", options=FleetOptions(creates=True)) as opened:
+        opened.append("alpha", b"a record")
+        opened.append("beta/one", b"a record")
+    output = tmp_path / "daemon.log"
+
+    with running_daemon(output, "--module-name", "tests.orchestration.dirty_location"):
+        eventually(lambda: waiting(fleet) == {}, output)
+
+    asked = instance.get_runs(RunsFilter(tags={"dagster/sensor_name": "dirty_logs"}))
+    found = sorted(
+        (run.job_name, run.tags.get(LOG_TAG, "")) for run in asked if "dirty/" not in run.tags.get(LOG_TAG, "")
+    )
+    assert found == [
+        ("collection_job", "alpha"),
+        ("collection_job", "beta/one"),
+        ("rollup_job", ""),
+        ("snapshot_compaction_job", "alpha"),
+        ("snapshot_compaction_job", "beta/one"),
+    ]
+    assert {"alpha", "beta/one"} <= set(instance.get_dynamic_partitions(LOGS_NAME))

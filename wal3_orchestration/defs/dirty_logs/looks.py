@@ -1,0 +1,166 @@
+"""Reads dirty logs, and finishes what needs no maintenance. An error of one dirty log hides no other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import LogError
+from wal3_core.fleet.asking import ask
+from wal3_core.fleet.rollup import FinishedRollUp, RollUp
+from wal3_core.log.read.reader import LogReader
+from wal3_core.model.rollup_plan import RollUpPlan
+from wal3_core.runtime import shared_runtime
+from wal3_core.spark.rollup import plan_rollups
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from wal3_core.model.rollup_options import RollUpOptions
+    from wal3_core.model.rollup_plan import Stretch
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.resources import RollUpResource
+
+_ALL = 2**31 - 1
+_LOOKS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A dirty log at one look: how many markers wait, and what is decided about the first of them.
+
+    Without a plan, ``problem`` says why it cannot be read; without both, too many markers wait for this look.
+    ``generation`` is the version of its cursor.
+    """
+
+    dirty_log: str
+    waiting: int = 0
+    generation: int = 0
+    plan: RollUpPlan | None = None
+    problem: str | None = None
+
+    @property
+    def too_many(self) -> bool:
+        """Whether a run has to read it."""
+        return self.plan is None and self.problem is None
+
+
+def look_in_time(store: ObjectStore, names: Sequence[str], limits: RollUpResource, *, until_s: float) -> list[Look]:
+    """Read dirty logs, those that have no more markers than a tick reads; none after ``until_s`` but the first ones.
+
+    UnavailableError when the store does not answer.
+    """
+    looks: list[Look] = []
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="dirty") as threads:
+        for start in range(0, len(names), _LOOKS_AT_ONCE):
+            if looks and shared_runtime().monotonic_s() > until_s:
+                break
+            looks += threads.map(partial(_look, store, limits), names[start : start + _LOOKS_AT_ONCE])
+    return looks
+
+
+def _look(store: ObjectStore, limits: RollUpResource, name: str) -> Look:
+    found = ask(partial(_look_here, store, limits), name)
+    return Look(dirty_log=name, problem=_said(found)) if isinstance(found, LogError) else found
+
+
+def _look_here(store: ObjectStore, limits: RollUpResource, name: str) -> Look:
+    whole = _stretch(store, limits, name)
+    waiting = whole.num_markers
+    if not waiting:
+        return Look(dirty_log=name, plan=RollUpPlan(stretch=whole, now_us=0, logs=()))
+    if waiting > limits.tick_markers_max:
+        return Look(dirty_log=name, waiting=waiting, generation=whole.generation)
+    plan = RollUp(store, name, options=limits.options(limits.tick_markers_max)).read()
+    return Look(dirty_log=name, waiting=waiting, plan=plan)
+
+
+def look_in_run(
+    store: ObjectStore, names: Sequence[str], limits: RollUpResource, *, spark: SparkSession | None, url: str
+) -> list[Look]:
+    """Read dirty logs in full, on Spark if a session is given; up to ``run_markers_max`` markers of each."""
+    waits = waiting_in(store, names, limits)
+    options = limits.options(limits.run_markers_max)
+    if spark is None:
+        looks = [_read(name, ask(lambda name: RollUp(store, name, options=options).read(), name)) for name in names]
+    else:
+        looks = [
+            Look(
+                dirty_log=each.dirty_log, plan=each.plan, problem=None if each.refusal is None else each.refusal.message
+            )
+            for each in plan_rollups(spark, url, names, options)
+        ]
+    return [
+        Look(dirty_log=each.dirty_log, waiting=waits.get(each.dirty_log, 0), plan=each.plan, problem=each.problem)
+        for each in looks
+    ]
+
+
+def waiting_in(store: ObjectStore, names: Iterable[str], limits: RollUpResource) -> dict[str, int]:
+    """Count the markers that wait in each dirty log that can be read."""
+    found = {name: ask(partial(_stretch, store, limits), name) for name in names}
+    return {name: each.num_markers for name, each in found.items() if not isinstance(each, LogError)}
+
+
+def _read(name: str, found: RollUpPlan | LogError) -> Look:
+    if isinstance(found, LogError):
+        return Look(dirty_log=name, problem=_said(found))
+    return Look(dirty_log=name, plan=found)
+
+
+def _stretch(store: ObjectStore, limits: RollUpResource, name: str) -> Stretch:
+    return RollUp(store, name, options=limits.options(_ALL)).stretch()
+
+
+def finish(
+    store: ObjectStore, plans: Iterable[RollUpPlan], options: RollUpOptions, *, hands_out: bool
+) -> tuple[dict[str, FinishedRollUp], dict[str, str]]:
+    """Finish plans that were read with these options; with ``hands_out`` their selected logs are handled.
+
+    Return what was done, and what was refused. A plan that cannot be finished leaves everything marked: the dirty log
+    is read again.
+    """
+    done: dict[str, FinishedRollUp] = {}
+    refused: dict[str, str] = {}
+    for plan in plans:
+        name, handled = plan.stretch.dirty_log, plan.selected if hands_out else ()
+        found = ask(partial(_finish, store, options, plan), handled)
+        if isinstance(found, LogError):
+            refused[name] = _said(found)
+        else:
+            done[name] = found
+    return done, refused
+
+
+def _finish(store: ObjectStore, options: RollUpOptions, plan: RollUpPlan, handled: Collection[str]) -> FinishedRollUp:
+    return RollUp(store, plan.stretch.dirty_log, options=options).finish(plan, handled)
+
+
+def still_valid(store: ObjectStore, plan: RollUpPlan, limits: RollUpResource) -> bool:
+    """Return whether no roll-up has advanced the dirty log's cursor since a plan was made."""
+    now = ask(partial(_stretch, store, limits), plan.stretch.dirty_log)
+    if isinstance(now, LogError):
+        return False
+    return (now.log_id, now.generation) == (plan.stretch.log_id, plan.stretch.generation)
+
+
+def rolled_up(store: ObjectStore, looks: Iterable[Look]) -> dict[str, int]:
+    """Return the quiet dirty logs of which a collection can take something, each with its cursor's offset."""
+    quiet = [each.plan.stretch for each in looks if each.plan is not None and not each.waiting]
+    found = {stretch.dirty_log: ask(partial(_num_fragments, store), stretch.dirty_log) for stretch in quiet}
+    # The newest fragment stays.
+    more = {name for name, count in found.items() if not isinstance(count, LogError) and count > 1}
+    return {stretch.dirty_log: stretch.start for stretch in quiet if stretch.dirty_log in more and stretch.generation}
+
+
+def _num_fragments(store: ObjectStore, log: str) -> int:
+    manifest = LogReader.open(store, log).manifest()
+    return manifest.next.seq_no - manifest.first.seq_no
+
+
+def _said(error: LogError) -> str:
+    return f"{type(error).__name__}: {error}"

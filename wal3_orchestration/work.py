@@ -1,0 +1,62 @@
+"""What a step works on: the logs of a run, however the run was started.
+
+A run of an asset works on the partitions that were chosen for it, and records each of them. A sweep, a run of
+operations that a schedule or sensor starts, works on all known logs or on those that its configuration names,
+and records only what changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_orchestration.store_guard import open_known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster import AssetExecutionContext, AssetKey, DagsterInstance, OpExecutionContext
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.resources import CollectionResource
+    from wal3_orchestration.scope import Scope
+
+LOGS_FIELD = "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The logs of a step of an asset; ``swept`` says that the run is a sweep, ``last`` that no step comes after it."""
+
+    scope: Scope
+    context: AssetExecutionContext | OpExecutionContext
+    asset: str
+    logs: Sequence[str]
+    swept: bool = False
+    last: bool = True
+
+    @classmethod
+    def of_sweep(cls, scope: Scope, context: OpExecutionContext, asset: str, *, last: bool) -> Work:
+        """Take the logs from the configuration: those of them that are still known; all known ones without it."""
+        known, named = scope.known_logs(context.instance), context.op_config.get(LOGS_FIELD)
+        logs = known if named is None else sorted(set(named) & set(known))
+        return cls(scope=scope, context=context, asset=asset, logs=logs, swept=True, last=last)
+
+    @property
+    def instance(self) -> DagsterInstance:
+        """The Dagster instance of the run."""
+        return self.context.instance
+
+    @property
+    def key(self) -> AssetKey:
+        """The asset's key."""
+        return self.scope.key(self.asset)
+
+    @property
+    def limits(self) -> CollectionResource:
+        """The limits of collections, and the thresholds of checks."""
+        return self.scope.collection(self.context)
+
+    def open(self) -> ObjectStore:
+        """Open the store; Failure when it is not the one that the instance looks after."""
+        return open_known(self.scope, self.context)
