@@ -12,6 +12,7 @@ import pytest
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
+from tests.spec import rolling
 from tests.stores import FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
@@ -38,6 +39,7 @@ from wal3_core import (
     seal,
 )
 from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.fleet.rollup import RollUp
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
@@ -439,6 +441,35 @@ def resume_after_a_commit_that_was_not_marked() -> None:
     assert [marker.start for marker in found] == [1]
 
 
+def hand_out_a_log_while_a_fragment_is_under_way() -> None:
+    """A fragment is marked and its commit still under way when its log is handed out."""
+    store = MemoryStore(shared_runtime())
+    rolling.mark(store, rolling.grow(store, "a", 10, dirty_log=None), rolling.begun(store, "a", 3))
+    plan = rolling.read(store, rolling.ALL)
+
+    RollUp(store, rolling.DIRTY, options=rolling.ALL).finish(plan, plan.selected)
+
+    assert rolling.marked(store) == {"a": (11, 14)}
+
+
+def commit_while_a_roll_up_moves_the_fence() -> None:
+    """A fragment whose marker waited too long is committed after the look at its log, before the fence moves."""
+    store = FaultyStore(MemoryStore(shared_runtime()))
+    rolling.grow(store, "a", dirty_log=None)
+    rolling.mark(store, rolling.begun(store, "a", 3))
+    plan = rolling.read(store, rolling.AT_ONCE)
+
+    def commit(kind: str, path: str) -> None:
+        if (kind, path) == ("replace", f"a/{MANIFEST}"):
+            store.before = lambda _kind, _path: None
+            rolling.grow(store, "a", 3, dirty_log=None)
+
+    store.before = commit
+    RollUp(store, rolling.DIRTY, options=rolling.AT_ONCE).finish(plan)
+
+    assert rolling.marked(store) == {"a": (2, 5)}
+
+
 NARROW = (
     resume_while_a_commit_is_under_way,
     destroy_while_another_begins,
@@ -459,6 +490,8 @@ NARROW = (
     initialize_while_another_appends_before_the_answer,
     change_the_policy_while_another_does_before_the_answer,
     resume_after_a_commit_that_was_not_marked,
+    hand_out_a_log_while_a_fragment_is_under_way,
+    commit_while_a_roll_up_moves_the_fence,
 )
 
 
