@@ -38,6 +38,7 @@ WRITTEN_LOGS = 1000
 # Appends of each log that wait at the same time.
 WAITING = 32
 SECONDS = 10.0
+COLD_CALLERS = (1, 4, 16, 64)
 # Records of a log that is long enough to be checked for back-pressure.
 LONG_LOG = 1000
 BODY = os.urandom(100)
@@ -149,34 +150,37 @@ def commits(folder: Path, count: int) -> int:
 
 
 def fairness(folder: Path) -> None:
-    """One caller appends to one cold log after another; meanwhile 64 callers append to a hot one, or do not."""
+    """Callers append to cold logs, to each once; meanwhile 64 callers append to a hot one, or do not."""
     table = Table(title=f"One append each to {WRITTEN_LOGS:,} cold logs on disk, milliseconds")
-    for name in ("beside", "p50", "p99", "hot appends/s", "ratio of p50 (bar 2)"):
+    for name in ("cold callers", "p50 alone", "p99", "p50 beside a hot log", "p99", "hot appends/s", "ratio (bar 2)"):
         table.add_column(name, justify="right")
-    alone_s = None
     with Fleet.open(open_store(folder.as_uri()), options=CREATING) as fleet:
         append_to_all(fleet, [*logs(WRITTEN_LOGS), "hot"], 1)
-        for hot in (False, True):
-            stop, counted = threading.Event(), Counter[str]()
+        alone = {callers: cold_appends(fleet, callers) for callers in COLD_CALLERS}
+        stop, counted = threading.Event(), Counter[str]()
 
-            def heat(stop: threading.Event = stop, counted: Counter[str] = counted) -> None:
-                while not stop.is_set():
-                    fleet.append("hot", BODY)
-                    counted["hot"] += 1
+        def heat() -> None:
+            while not stop.is_set():
+                fleet.append("hot", BODY)
+                counted["hot"] += 1
 
-            with ThreadPoolExecutor(64) as pool:
-                for _ in range(64 if hot else 0):
-                    pool.submit(heat)
-                began = time.perf_counter()
-                times = [timed(fleet, log) for log in logs(WRITTEN_LOGS)]
-                rate = counted["hot"] / (time.perf_counter() - began)
-                stop.set()
-            quantiles = statistics.quantiles(times, n=100)
-            alone_s = alone_s or quantiles[49]
-            ratio = f"{quantiles[49] / alone_s:.2f}" if hot else ""
-            values = (f"{quantiles[49] * 1e3:.2f}", f"{quantiles[98] * 1e3:.2f}", f"{rate:,.0f}" if hot else "", ratio)
-            table.add_row("a hot log" if hot else "nothing", *values)
+        with ThreadPoolExecutor(64) as pool:
+            for _ in range(64):
+                pool.submit(heat)
+            for callers in COLD_CALLERS:
+                before, began = counted["hot"], time.perf_counter()
+                beside = cold_appends(fleet, callers)
+                rate = (counted["hot"] - before) / (time.perf_counter() - began)
+                quantiles = [f"{each[at] * 1e3:,.1f}" for each in (alone[callers], beside) for at in (49, 98)]
+                table.add_row(f"{callers:,}", *quantiles, f"{rate:,.0f}", f"{beside[49] / alone[callers][49]:.2f}")
+            stop.set()
     console.print(table)
+
+
+def cold_appends(fleet: Fleet, callers: int) -> list[float]:
+    """Append once to each cold log, with so many appends waiting at a time; return the latencies' percentiles."""
+    with ThreadPoolExecutor(callers) as pool:
+        return statistics.quantiles(pool.map(lambda log: timed(fleet, log), logs(WRITTEN_LOGS)), n=100)
 
 
 def timed(fleet: Fleet | LogWriter, log: str | None = None) -> float:

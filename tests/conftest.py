@@ -29,7 +29,7 @@ settings.load_profile("wal3")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-# One Spark session serves all their tests: they run in one worker, beside the others.
+# One Spark session serves all their tests that start one: these run in one worker, beside the others.
 _ON_SPARK = {"orchestration", "spark"}
 
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay together when they run in several workers, and which repeat others."""
     for item in items:
         room = item.path.relative_to(TESTS).parts[0]
-        if room in _ON_SPARK:
+        if room in _ON_SPARK and item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
         # The protocol calls no store but by the port, whose own tests run on every store.
         left = (

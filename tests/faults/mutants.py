@@ -21,7 +21,7 @@ CLAIM = "wal3_core.log.maintain.copy_target:"
 DESTROYING = "wal3_core.log.maintain.destroyer:_Destroying."
 MANIFESTS = "wal3_core.storage.documents.manifest_store:ManifestStore."
 
-# Rare defects: more than twenty worlds did not find them. `make mutants` runs them, the tests run the others.
+# Rare defects: more than twenty worlds did not find them. `make mutants` runs them, `make test-all` the others.
 RARE = {
     "a fleet never opens a log again that was replaced",
     "an unanswered CAS is taken for failed",
@@ -45,19 +45,6 @@ RARE = {
     "a copy is completed over another copy's claim",
     "handing out drops what was not committed yet",
     "the end of the log is read before the fence is moved",
-}
-
-# Found, after more worlds than most: `make test-all` runs them, and `make test` leaves them out.
-SLOW = {
-    "snapshot compaction loses a fragment",
-    "compacted snapshots are used before they are durable",
-    "the logs are looked up before their markers are read",
-    "a batch of markers that failed counts as marked",
-    "a roll-up that was overtaken moves the cursor",
-    "the fence is not moved before an overdue marker is dropped",
-    "what was not committed yet counts as decided",
-    "a refused CAS is not looked up in the epoch table",
-    "a cursor that another process moved is reported as a store without an answer",
 }
 
 MUTANTS = (

@@ -11,11 +11,6 @@ from tests.mutations import Mutation, applied
 # `make crashes` runs them all, in several orders of the tasks.
 RUNS_MAX = 13
 SCHEDULES_FOR_A_MUTANT = 4
-# Each takes many runs to be found: `make test-all` runs them.
-SLOW = {
-    "a marker that waited long is dropped without a fence",
-    "the fence is not moved before an overdue marker is dropped",
-}
 
 
 @pytest.mark.slow
@@ -28,13 +23,9 @@ def test_nothing_is_lost_whatever_fails_at_any_call(scenario: Scenario) -> None:
     assert row.runs >= min(RUNS_MAX, 7 * row.calls)
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 @pytest.mark.parametrize(
-    ("name", "mutant"),
-    [
-        pytest.param(name, mutant, id=mutant.name, marks=[pytest.mark.repeat] if mutant.name in SLOW else [])
-        for name, mutant in CRASH_MUTANTS
-    ],
+    ("name", "mutant"), [pytest.param(name, mutant, id=mutant.name) for name, mutant in CRASH_MUTANTS]
 )
 def test_a_defect_is_found_by_a_fault_at_some_call(name: str, mutant: Mutation) -> None:
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.marking_windows import (
+    commit_while_a_roll_up_moves_the_fence,
+    hand_out_a_log_while_a_fragment_is_under_way,
+    resume_after_a_commit_that_was_not_marked,
+)
 from tests.faults.narrow_mutants import NARROW_MUTANTS
 from tests.faults.test_symptoms import collector, grow
 from tests.mutations import Mutation, applied
-from tests.spec import rolling
 from tests.stores import FaultyStore, OvertakenStore
 from wal3_core import (
     CursorStore,
@@ -38,12 +42,9 @@ from wal3_core import (
     records_across,
     seal,
 )
-from wal3_core.fleet.dirty_log import DirtyLog
-from wal3_core.fleet.rollup import RollUp
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
-from wal3_core.model.marker import Marker
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
@@ -418,56 +419,6 @@ def change_the_policy_while_another_does_before_the_answer() -> None:
         PolicyStore(silent, "a").change(lambda policy: replace(policy, retention_s=(policy.retention_s or 0) + 3600))
 
     assert other.load().retention_s == 7200
-
-
-def resume_after_a_commit_that_was_not_marked() -> None:
-    """A commit goes unanswered while no marker can be written; the writer resumes once both logs answer."""
-    faulty = FaultyStore(MemoryStore(shared_runtime()))
-    hasty = WriterOptions(retry=RetryOptions(timeout_s=0.2, pause_s_max=0.01), delivery_timeout_s=0.05)
-    LogWriter.initialize(faulty.inner, "a")
-    with DirtyLog.open(faulty, "s", options=hasty) as dirty:
-        writer = LogWriter.open(faulty, "a", options=hasty, ordered=True, marks=dirty)
-        faulty.fail("replace", "dirty/", "unavailable", times=1000)
-        faulty.fail("replace", f"a/{MANIFEST}", "applied-unknown", times=1)
-        faulty.fail("get", f"a/{MANIFEST}", "unavailable", times=1000)
-        with suppress(UnknownDurabilityError):
-            writer.append(b"x")
-        # Until then the marker fails for certain, and is not just late.
-        dirty.flush()
-        faulty.heal()
-        assert writer.resume().appends == 1
-        writer.close()
-    found = [Marker.of_record(record, what="s") for record in LogReader.open(faulty.inner, "dirty/s").records()]
-    assert [marker.start for marker in found] == [1]
-
-
-def hand_out_a_log_while_a_fragment_is_under_way() -> None:
-    """A fragment is marked and its commit still under way when its log is handed out."""
-    store = MemoryStore(shared_runtime())
-    rolling.mark(store, rolling.grow(store, "a", 10, dirty_log=None), rolling.begun(store, "a", 3))
-    plan = rolling.read(store, rolling.ALL)
-
-    RollUp(store, rolling.DIRTY, options=rolling.ALL).finish(plan, plan.selected)
-
-    assert rolling.marked(store) == {"a": (11, 14)}
-
-
-def commit_while_a_roll_up_moves_the_fence() -> None:
-    """A fragment whose marker waited too long is committed after the look at its log, before the fence moves."""
-    store = FaultyStore(MemoryStore(shared_runtime()))
-    rolling.grow(store, "a", dirty_log=None)
-    rolling.mark(store, rolling.begun(store, "a", 3))
-    plan = rolling.read(store, rolling.AT_ONCE)
-
-    def commit(kind: str, path: str) -> None:
-        if (kind, path) == ("replace", f"a/{MANIFEST}"):
-            store.before = lambda _kind, _path: None
-            rolling.grow(store, "a", 3, dirty_log=None)
-
-    store.before = commit
-    RollUp(store, rolling.DIRTY, options=rolling.AT_ONCE).finish(plan)
-
-    assert rolling.marked(store) == {"a": (2, 5)}
 
 
 NARROW = (

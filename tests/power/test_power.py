@@ -87,7 +87,7 @@ def test_records_read_from_an_unfinished_append_survive(
     assert checker.disks
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(disk: Path, defect: Mutation) -> None:
     checker = Checker(disk / "cuts")
