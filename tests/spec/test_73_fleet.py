@@ -19,9 +19,12 @@ from wal3_core import (
     LogNotFoundError,
     LogWriter,
     Message,
+    NotDurableError,
     OverloadedError,
+    SealedError,
     WriterOptions,
     destroy,
+    seal,
 )
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
@@ -173,6 +176,31 @@ def test_log_that_was_replaced_is_opened_anew(memory_store: MemoryStore) -> None
         destroy(memory_store, "a")
         LogWriter.initialize(memory_store, "a")
         with pytest.raises(AppendReplacedError):
+            fleet.append("a", b"lost")
+        assert fleet.append("a", b"new").offset == 1
+    assert bodies(memory_store, "a") == [b"new"]
+
+
+def test_name_of_a_sealed_and_destroyed_log_can_be_used_again(memory_store: MemoryStore) -> None:
+    """Regression: the fleet refused the new log's appends for the seal of the one before, until it was closed."""
+    with Fleet.open(memory_store, options=creating()) as fleet:
+        fleet.append("a", b"old")
+        seal(memory_store, "a", reason="moved")
+        for _ in range(2):
+            with pytest.raises(SealedError):
+                fleet.append("a", b"late")
+        destroy(memory_store, "a")
+        LogWriter.initialize(memory_store, "a")
+        assert fleet.append("a", b"new").offset == 1
+    assert bodies(memory_store, "a") == [b"new"]
+
+
+def test_log_that_was_destroyed_is_created_again_by_a_fleet_that_creates(memory_store: MemoryStore) -> None:
+    """Regression: its appends failed until the fleet was closed."""
+    with Fleet.open(memory_store, options=creating()) as fleet:
+        fleet.append("a", b"old")
+        destroy(memory_store, "a")
+        with pytest.raises(NotDurableError, match="destroyed"):
             fleet.append("a", b"lost")
         assert fleet.append("a", b"new").offset == 1
     assert bodies(memory_store, "a") == [b"new"]

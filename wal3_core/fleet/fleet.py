@@ -61,7 +61,8 @@ class Fleet:
     """Appends to any number of logs of one store.
 
     Safe to share between threads; close it, or use it as a context manager. An open log that is not written makes no
-    requests. A log that was destroyed, and created again, is opened again by the append after the one that finds out.
+    requests. After an append that finds its log sealed, destroyed or replaced, the next one opens the log again that
+    has the name then.
     """
 
     def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:

@@ -6,8 +6,9 @@ import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ClosedError, LogError, LogReplacedError, OverloadedError
+from wal3_core.errors import ClosedError, LogError, OverloadedError
 from wal3_core.fleet.slots import Slot, Slots
+from wal3_core.fleet.writers import ends_writer
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.runtime import Outcome, Runtime, reentered
 from wal3_core.storage.object_store import log_store, share_of
@@ -129,7 +130,7 @@ class OpenLogs:
             self.bytes_held -= num_bytes
             self.appends += error is None
             self.appends_failed += error is not None
-            if isinstance(error, LogReplacedError):
+            if ends_writer(error):
                 # The next append opens the log that has the name now.
                 self.slots.remove(slot)
         self._wake()
