@@ -2,7 +2,7 @@
 
 The instance keeps a round from before its runs are asked for until its plans are finished. A tick may end anywhere,
 and be repeated: it asks for the same runs under the same keys, which Dagster starts once. A plan is finished only when
-Dagster has a run for each of its logs.
+Dagster has launched or queued a run for each of its logs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dagster import RunsFilter
+from dagster import DagsterRunStatus, RunsFilter
 
 from wal3_core.errors import LogError
 from wal3_core.model.rollup import Decision, MarkedLog
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wal3_orchestration.scope import Scope
 
 _KEY = "wal3/rollup"
+_LAUNCHED = [status for status in DagsterRunStatus if status is not DagsterRunStatus.NOT_STARTED]
 _NAMED_MAX = 3
 _DIGEST_CHARS = 12
 
@@ -114,16 +115,18 @@ class Rounds:
 
 
 def missing(instance: DagsterInstance, requests: Iterable[RunRequest]) -> list[RunRequest]:
-    """Return the requests of which Dagster has no run; it stores a run before it is launched.
+    """Return the requests of which Dagster has no run that was launched, or waits in the queue.
 
-    A tick that ended may have asked in vain: someone may have stopped the sensor while it asked.
+    A tick that ended may have asked in vain: someone may have stopped the sensor while it asked. And Dagster stores a
+    run before it launches it: where that fails, such as while the code location is loaded again, the run stays as it
+    is until it is asked for again.
     """
     return [each for each in requests if not instance.get_run_records(_filter(each), limit=1)]
 
 
 def _filter(request: RunRequest) -> RunsFilter:
     assert request.run_key is not None
-    return RunsFilter(job_name=request.job_name, tags={RUN_KEY_TAG: request.run_key})
+    return RunsFilter(job_name=request.job_name, tags={RUN_KEY_TAG: request.run_key}, statuses=_LAUNCHED)
 
 
 def _decided(marked: MarkedLog) -> int:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
 from tests.orchestration.checked import logs_of
 from tests.orchestration.conftest import make_home
@@ -130,6 +130,25 @@ def test_runs_that_were_never_started_are_asked_for_again(sensor: Sensor, fleet:
 
     again = sensor.evaluate()
 
+    assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
+    assert waiting(fleet) == {"alpha": 3}
+    sensor.accept(again)
+    sensor.tick()
+    assert sensor.collected() == ["alpha"]
+    assert waiting(fleet) == {}
+
+
+def test_run_that_dagster_stored_and_did_not_launch_is_asked_for_again(sensor: Sensor, fleet: ObjectStore) -> None:
+    """Regression: a launch that failed leaves a run that never starts; its log was no longer marked."""
+    append(fleet, "alpha")
+    result = sensor.evaluate()
+    (compaction, collection) = result.run_requests or ()
+    sensor.accept(result._replace(run_requests=[compaction]))
+    sensor.store(collection, DagsterRunStatus.NOT_STARTED)
+
+    again = sensor.evaluate()
+
+    # Under the same key: the daemon then launches the run that it stored.
     assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
     assert waiting(fleet) == {"alpha": 3}
     sensor.accept(again)

@@ -150,7 +150,7 @@ class _Tick:
         self._ask(found, found.requests(self._scope))
 
     def _finish(self, asked: Round) -> None:
-        """Advance the cursors of dirty logs: Dagster has a run for each selected log."""
+        """Advance the cursors of dirty logs: Dagster has launched or queued a run for each selected log."""
         done, refused = finish(self._store, asked.plans, self._options, hands_out=True)
         self._warn(refused)
         self._events.append(report.ended(self._scope, asked, done, refused))
