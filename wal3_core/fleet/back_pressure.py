@@ -173,6 +173,10 @@ class BackPressure:
         except LogError as error:
             self._failed(log, began_s)
             self._failures.warn("log %s: not known how far its consumers are behind: %s", log, error)
+        except BaseException:
+            # Otherwise it would count as being checked for ever.
+            self._failed(log, began_s)
+            raise
         else:
             self._ended(log, began_s, found)
 
