@@ -15,10 +15,11 @@ from wal3_core import Fleet, FleetOptions, LogWriter
 from wal3_core.fleet.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
+from wal3_orchestration.defs.dirty_logs import assets
 from wal3_orchestration.defs.dirty_logs import sensor as sensor_module
 from wal3_orchestration.jobs import RUNS_OF_ONE_LOG_MAX
 from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.rollup_rounds import Kept, Rounds
+from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
@@ -329,4 +330,30 @@ def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(sensor: Sensor, fl
     assert len(asked) >= 2
     assert all(each.success for each in asked)
     assert sensor.collected()[:1] == ["alpha"]
+    assert waiting(fleet) == {}
+
+
+def test_run_keeps_no_more_plans_than_a_tick_can_load_and_the_others_come_next(
+    sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the plans of many dirty logs took a tick longer to load than Dagster lets it run, each time."""
+    monkeypatch.setattr(assets, "PLANNED_LOGS_MAX", 3)
+    sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 1}
+    sensor.cursor = None
+    logs = ["alpha", "beta", "gamma", "delta"]
+    for server, some in ((SERVER, logs[:2]), ("server-2", logs[2:])):
+        append(fleet, *some, server=server)
+    kept: list[int] = []
+
+    def save(rounds: Rounds, which: Kept, found: Round | None, _save: Callable[..., None] = Rounds.save) -> None:
+        if found is not None:
+            kept.append(sum(len(plan.logs) for plan in found.plans))
+        _save(rounds, which, found)
+
+    monkeypatch.setattr(Rounds, "save", save)
+    for _ in range(8):
+        sensor.tick()
+
+    assert max(kept) <= 3
+    assert set(logs) <= set(sensor.collected())
     assert waiting(fleet) == {}
