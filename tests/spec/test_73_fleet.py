@@ -21,6 +21,8 @@ from wal3_core import (
     Message,
     NotDurableError,
     OverloadedError,
+    RollUp,
+    RollUpOptions,
     SealedError,
     WriterOptions,
     destroy,
@@ -247,6 +249,20 @@ def test_flush_waits_for_every_log(faulty: FaultyStore) -> None:
 def test_name_that_no_log_can_have_is_refused(memory_store: MemoryStore, log: object) -> None:
     with Fleet.open(memory_store, options=creating()) as fleet, pytest.raises(InvalidRequestError):
         fleet.append(log, b"x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("log", ["dirty/s", "dirty/s/1", "dirty/laundry"])
+def test_fleet_appends_to_no_dirty_log(memory_store: MemoryStore, log: str) -> None:
+    """Regression: one record that is no marker stops the roll-ups of all logs that are marked there."""
+    with Fleet.open(memory_store, server="s", options=creating()) as fleet:
+        fleet.append("a", b"x")
+        for append in (fleet.append, fleet.submit, lambda log, body: fleet.append_many(log, [body])):
+            with pytest.raises(InvalidRequestError, match="where servers mark what they append"):
+                append(log, b"x")
+        with pytest.raises(InvalidRequestError):
+            fleet.writer(log)
+        assert fleet.append("dirty", b"x").offset == 1
+    assert RollUp(memory_store, "dirty/s", options=RollUpOptions(take_all=True)).read().selected == ("a", "dirty")
 
 
 @pytest.mark.parametrize("records", [[], ["x"], [None], [Message(None)]])

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
-from wal3_core.errors import LogError, UnmarkedError
+from wal3_core.errors import InvalidRequestError, LogError, UnmarkedError
+from wal3_core.fleet.assignment import DIRTY
 from wal3_core.fleet.back_pressure import BackPressure
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
@@ -57,6 +58,18 @@ class FleetStats:
     logs_refused: int
 
 
+def _check_written(log: object, what: str) -> str:
+    """Check the name of a log to write. Names may come from a fleet's users: none of them is a dirty log's.
+
+    A record there that is no marker would stop the roll-ups of all logs that are marked beside it.
+    """
+    name = check_log_name(log, what)
+    if name.startswith(f"{DIRTY}/"):
+        message = f"{what} {name!r}: expected none below {DIRTY}/, where servers mark what they append"
+        raise InvalidRequestError(message)
+    return name
+
+
 class Fleet:
     """Appends to any number of logs of one store.
 
@@ -92,7 +105,7 @@ class Fleet:
         dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
         return cls(store, dirty_log, options, runtime)
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def append(
         self, log: str, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None
     ) -> LogPosition:
@@ -103,14 +116,14 @@ class Fleet:
         """
         return self._runtime.wait(self.submit(log, body, key=key, expect_next=expect_next))
 
-    @checked(log=check_log_name, records=several)
+    @checked(log=_check_written, records=several)
     def append_many(
         self, log: str, records: Iterable[bytes | Message], *, expect_next: int | None = None
     ) -> LogPosition:
         """Append records to a log at adjacent offsets, all or none; return the first one's position."""
         return self._runtime.wait(self.submit_many(log, records, expect_next=expect_next))
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def submit(
         self,
         log: str,
@@ -128,7 +141,7 @@ class Fleet:
         """
         return self.submit_many(log, (Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
-    @checked(log=check_log_name, records=several, expect_next=optional(integer), timeout_s=optional(seconds))
+    @checked(log=_check_written, records=several, expect_next=optional(integer), timeout_s=optional(seconds))
     def submit_many(
         self,
         log: str,
@@ -163,7 +176,7 @@ class Fleet:
         if error is None or isinstance(error, UnmarkedError):
             self._pressure.appended(slot.log, slot.opened.result(), len(columns.bodies))
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def writer(self, log: str) -> HeldWriter:
         """Return a log's writer, opened now and kept open until it is closed; it is shared with all other users."""
         self._logs.check_reentry()
