@@ -187,13 +187,7 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
     finished = _Finished(handed_out, as_json=as_json)
     try:
         for rollup, plan in read:
-            try:
-                done = None if dry_run else rollup.finish(plan, handed_out)
-            except BaseException:
-                # What was handed out must not be forgotten. A log that was not is maintained in vain, and stays marked.
-                finished.add_unclear(plan)
-                raise
-            finished.add(plan, done)
+            finished.finish(plan, None if dry_run else rollup)
     finally:
         # Also if the store failed meanwhile: what was handed out is no longer marked.
         finished.show(rows_max, summed=options.cursor is None, dry_run=dry_run)
@@ -213,6 +207,21 @@ class _Finished:
         self._plans: list[RollUpPlan] = []
         self._done: list[tuple[str, FinishedRollUp]] = []
 
+    def finish(self, plan: RollUpPlan, rollup: RollUp | None) -> None:
+        """Finish one, and add it; also if that fails or is interrupted: its cursor may have moved just before.
+
+        What was handed out must not be forgotten. A log that was not is maintained in vain, and stays marked.
+        """
+        try:
+            done = None if rollup is None else rollup.finish(plan, self._handed_out)
+        except BaseException:
+            if any(is_handed_out(each, self._handed_out) for each in plan.logs):
+                self.add(plan, None)
+                message = f"{plan.stretch.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                click.echo(plain(message), err=True)
+            raise
+        self.add(plan, done)
+
     def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
         """Add one; ``done`` is None in a dry run."""
         name = plan.stretch.dirty_log
@@ -224,13 +233,6 @@ class _Finished:
             self._done.append((name, done))
         if self._as_json:
             print_marked(plan, self._handed_out)
-
-    def add_unclear(self, plan: RollUpPlan) -> None:
-        """Add one that failed, or was interrupted: its cursor may have been advanced just before."""
-        if any(is_handed_out(each, self._handed_out) for each in plan.logs):
-            self.add(plan, None)
-            message = f"{plan.stretch.dirty_log}: not known whether its logs were handed out: maintain those shown"
-            click.echo(plain(message), err=True)
 
     def show(self, rows_max: int, *, summed: bool, dry_run: bool) -> None:
         """Show the marked logs, and where each roll-up ended."""
