@@ -38,11 +38,13 @@ _DIGEST_CHARS = 12
 class Round:
     """Plans whose selected logs are maintained in the same runs.
 
-    ``collected`` are dirty logs that are collected themselves, each with the offset of its cursor.
+    ``collected`` are dirty logs that are collected themselves, each with the offset of its cursor. ``attempt`` is part
+    of the round's name: a quiet dirty log stays where it is, and asks for another run only under another name.
     """
 
     plans: tuple[RollUpPlan, ...]
     collected: Mapping[str, int] = field(default_factory=dict)
+    attempt: int = 0
 
     @property
     def logs(self) -> list[str]:
@@ -63,7 +65,7 @@ class Round:
             for each in plan.logs
             if each.decision is Decision.SELECTED
         )
-        own = sorted(f"{name} {offset}" for name, offset in self.collected.items())
+        own = sorted(f"{name} {offset} {self.attempt}" for name, offset in self.collected.items())
         digest = hashlib.sha256("\n".join([*stretches, "", *logs, "", *own]).encode()).hexdigest()[:_DIGEST_CHARS]
         places = {**self.collected, **{plan.stretch.dirty_log: plan.stretch.limit.offset for plan in self.plans}}
         named = ", ".join(f"{name} to {offset}" for name, offset in sorted(places.items())[:_NAMED_MAX])
@@ -76,7 +78,8 @@ class Round:
 
     def to_text(self) -> str:
         """Format, to be kept by the instance."""
-        return json.dumps({"plans": [plan.to_json() for plan in self.plans], "collected": dict(self.collected)})
+        plans = [plan.to_json() for plan in self.plans]
+        return json.dumps({"plans": plans, "collected": dict(self.collected), "attempt": self.attempt})
 
     @classmethod
     def from_text(cls, text: str) -> Round | None:
@@ -84,7 +87,8 @@ class Round:
         try:
             found = json.loads(text)
             plans = tuple(RollUpPlan.from_text(json.dumps(plan)) for plan in found["plans"])
-            return cls(plans=plans, collected={str(name): int(at) for name, at in found["collected"].items()})
+            collected = {str(name): int(at) for name, at in found["collected"].items()}
+            return cls(plans=plans, collected=collected, attempt=int(found.get("attempt", 0)))
         except (ValueError, TypeError, KeyError, AttributeError, LogError):
             return None
 

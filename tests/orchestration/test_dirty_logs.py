@@ -272,6 +272,27 @@ def test_dirty_log_of_a_quiet_fleet_is_collected_and_left_alone(sensor: Sensor, 
     assert len(sensor.maintained) == before
 
 
+def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later_and_not_recorded_until_then(
+    sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each look asked for the run that had failed, which Dagster starts once, and recorded that again."""
+    for number in range(4):
+        append(fleet, f"log-{number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sensor, "start", lambda self, request: self.store(request, DagsterRunStatus.FAILURE))
+        for _ in range(4):
+            sensor.tick()
+    assert num_records(fleet, DIRTY) == 4
+
+    idle = [sensor.evaluate() for _ in range(2)]
+    monkeypatch.setattr(sensor_module, "AGAIN_S", sensor_module.AGAIN_S / 2)
+    for _ in range(2):
+        sensor.tick()
+
+    assert [(each.run_requests, each.asset_events) for each in idle] == [([], [])] * 2
+    assert num_records(fleet, DIRTY) <= 1
+
+
 def test_what_is_in_an_unknown_form_is_ignored(sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance) -> None:
     append(fleet, "alpha")
     rounds = Rounds(Scope(), instance)
