@@ -2,7 +2,7 @@
 
 The instance keeps a round from before its runs are asked for until its plans are finished. A tick may end anywhere,
 and be repeated: it asks for the same runs under the same keys, which Dagster starts once. A plan is finished only when
-Dagster has a run for each of its logs.
+Dagster has launched or queued a run for each of its logs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dagster import RunsFilter
+from dagster import DagsterRunStatus, RunsFilter
 
 from wal3_core.errors import LogError
 from wal3_core.model.rollup import Decision, MarkedLog
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wal3_orchestration.scope import Scope
 
 _KEY = "wal3/rollup"
+_LAUNCHED = [status for status in DagsterRunStatus if status is not DagsterRunStatus.NOT_STARTED]
 _NAMED_MAX = 3
 _DIGEST_CHARS = 12
 
@@ -37,11 +38,13 @@ _DIGEST_CHARS = 12
 class Round:
     """Plans whose selected logs are maintained in the same runs.
 
-    ``collected`` are dirty logs that are collected themselves, each with the offset of its cursor.
+    ``collected`` are dirty logs that are collected themselves, each with the offset of its cursor. ``attempt`` is part
+    of the round's name: a quiet dirty log stays where it is, and asks for another run only under another name.
     """
 
     plans: tuple[RollUpPlan, ...]
     collected: Mapping[str, int] = field(default_factory=dict)
+    attempt: int = 0
 
     @property
     def logs(self) -> list[str]:
@@ -62,7 +65,7 @@ class Round:
             for each in plan.logs
             if each.decision is Decision.SELECTED
         )
-        own = sorted(f"{name} {offset}" for name, offset in self.collected.items())
+        own = sorted(f"{name} {offset} {self.attempt}" for name, offset in self.collected.items())
         digest = hashlib.sha256("\n".join([*stretches, "", *logs, "", *own]).encode()).hexdigest()[:_DIGEST_CHARS]
         places = {**self.collected, **{plan.stretch.dirty_log: plan.stretch.limit.offset for plan in self.plans}}
         named = ", ".join(f"{name} to {offset}" for name, offset in sorted(places.items())[:_NAMED_MAX])
@@ -75,7 +78,8 @@ class Round:
 
     def to_text(self) -> str:
         """Format, to be kept by the instance."""
-        return json.dumps({"plans": [plan.to_json() for plan in self.plans], "collected": dict(self.collected)})
+        plans = [plan.to_json() for plan in self.plans]
+        return json.dumps({"plans": plans, "collected": dict(self.collected), "attempt": self.attempt})
 
     @classmethod
     def from_text(cls, text: str) -> Round | None:
@@ -83,7 +87,8 @@ class Round:
         try:
             found = json.loads(text)
             plans = tuple(RollUpPlan.from_text(json.dumps(plan)) for plan in found["plans"])
-            return cls(plans=plans, collected={str(name): int(at) for name, at in found["collected"].items()})
+            collected = {str(name): int(at) for name, at in found["collected"].items()}
+            return cls(plans=plans, collected=collected, attempt=int(found.get("attempt", 0)))
         except (ValueError, TypeError, KeyError, AttributeError, LogError):
             return None
 
@@ -114,16 +119,18 @@ class Rounds:
 
 
 def missing(instance: DagsterInstance, requests: Iterable[RunRequest]) -> list[RunRequest]:
-    """Return the requests of which Dagster has no run; it stores a run before it is launched.
+    """Return the requests of which Dagster has no run that was launched, or waits in the queue.
 
-    A tick that ended may have asked in vain: someone may have stopped the sensor while it asked.
+    A tick that ended may have asked in vain: someone may have stopped the sensor while it asked. And Dagster stores a
+    run before it launches it: where that fails, such as while the code location is loaded again, the run stays as it
+    is until it is asked for again.
     """
     return [each for each in requests if not instance.get_run_records(_filter(each), limit=1)]
 
 
 def _filter(request: RunRequest) -> RunsFilter:
     assert request.run_key is not None
-    return RunsFilter(job_name=request.job_name, tags={RUN_KEY_TAG: request.run_key})
+    return RunsFilter(job_name=request.job_name, tags={RUN_KEY_TAG: request.run_key}, statuses=_LAUNCHED)
 
 
 def _decided(marked: MarkedLog) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.spec.rolling import begun, grow, mark, marked, place_of
 from tests.stores import damage
-from wal3_core import CursorStore, LogPosition
+from wal3_core import CursorStore, LogPosition, UnavailableError
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -165,3 +165,24 @@ def test_store_without_dirty_logs_says_so(wal3: Command) -> None:
     assert wal3.ok("dirty", "show").startswith(b"no dirty logs")
     assert wal3.ok("dirty", "rollup", "--json") == b""
     assert "expected a server with a dirty log, of which there is none, found 'x'" in wal3("dirty", "show", "x").stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_logs_are_named_if_the_store_fails_just_after_they_were_handed_out(
+    wal3: Command, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    """Regression: they were no longer marked, and nothing said which they were."""
+
+    def silent(*_: object) -> None:
+        message = "no answer"
+        raise UnavailableError(message)
+
+    with monkeypatch.context() as patch:
+        # The last request of a cursor's move.
+        patch.setattr(CursorStore, "_check_still_held", silent)
+        result = wal3("dirty", "rollup", "x", "--all", *form)
+
+    assert marked(store) == {}
+    assert result.exit_code == 1
+    assert all(re.search(name, result.stdout) for name in (r"\ba\b", r"\bb\b"))
+    assert "dirty/x: not known whether its logs were handed out: maintain those shown" in result.stderr

@@ -145,15 +145,15 @@ MARKING_MUTANTS = (
     ),
     Mutation(
         "a caller that waits for room in a fleet is not woken",
-        "wal3_core.fleet.open_logs:OpenLogs.end",
+        "wal3_core.fleet.open_logs:OpenLogs._end",
         "        self._wake()\n",
         "",
     ),
     Mutation(
         "a fleet never opens a log again that was replaced",
-        "wal3_core.fleet.open_logs:OpenLogs.end",
-        "            if isinstance(error, LogReplacedError):\n",
-        "            if isinstance(error, LogReplacedError) and error is None:\n",
+        "wal3_core.fleet.open_logs:OpenLogs._end",
+        "            if ends_writer(error):\n",
+        "            if ends_writer(error) and error is None:\n",
     ),
 )
 

@@ -9,6 +9,7 @@ from dagster import (
     AddDynamicPartitionsRequest,
     AssetCheckEvaluation,
     DagsterInstance,
+    DagsterRunStatus,
     SensorResult,
     build_sensor_context,
 )
@@ -40,7 +41,7 @@ class Sensor:
     settings: dict[str, Any] = field(default_factory=lambda: dict(AT_ONCE))
     cursor: str | None = None
     maintained: list[str] = field(default_factory=list)
-    # Without it, runs are stored, as those that wait in the queue.
+    # Without it, runs are stored, as those that were launched.
     executes: bool = True
 
     def evaluate(self) -> SensorResult:
@@ -62,15 +63,16 @@ class Sensor:
         return [each for each in done if each is not None]
 
     def start(self, request: RunRequest) -> ExecuteInProcessResult | None:
-        """Do a run, unless there is one with its key."""
+        """Do a run, unless one with its key was launched."""
         tags = {**request.tags, "dagster/run_key": str(request.run_key)}
-        if any(run.tags.get("dagster/run_key") == request.run_key for run in self.instance.get_runs()):
+        launched = [run for run in self.instance.get_runs() if run.status != DagsterRunStatus.NOT_STARTED]
+        if any(run.tags.get("dagster/run_key") == request.run_key for run in launched):
             return None
         if request.job_name != "rollup_job":
             self.maintained += [f"{request.job_name}: {log}" for log in logs_of(request)]
-        job = defs().resolve_job_def(str(request.job_name))
         if not self.executes:
-            self.instance.create_run_for_job(job, run_config=request.run_config, tags=tags)
+            # Queued runs need a code location.
+            self.store(request, DagsterRunStatus.STARTING)
             return None
         rollup = {"rollup": {"config": self.settings}} if request.job_name == "rollup_job" else {}
         return (
@@ -84,6 +86,12 @@ class Sensor:
                 raise_on_error=False,
             )
         )
+
+    def store(self, request: RunRequest, status: DagsterRunStatus) -> None:
+        """Store a run without doing it."""
+        tags = {**request.tags, "dagster/run_key": str(request.run_key)}
+        job = defs().resolve_job_def(str(request.job_name))
+        self.instance.create_run_for_job(job, run_config=request.run_config, tags=tags, status=status)
 
     def tick(self) -> list[ExecuteInProcessResult]:
         """Evaluate it, and do what the daemon does with the result."""

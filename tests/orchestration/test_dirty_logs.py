@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
 from tests.orchestration.checked import logs_of
 from tests.orchestration.conftest import make_home
@@ -15,10 +15,11 @@ from wal3_core import Fleet, FleetOptions, LogWriter
 from wal3_core.fleet.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
+from wal3_orchestration.defs.dirty_logs import assets
 from wal3_orchestration.defs.dirty_logs import sensor as sensor_module
 from wal3_orchestration.jobs import RUNS_OF_ONE_LOG_MAX
 from wal3_orchestration.partitions import LOGS_NAME
-from wal3_orchestration.rollup_rounds import Kept, Rounds
+from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
@@ -130,6 +131,25 @@ def test_runs_that_were_never_started_are_asked_for_again(sensor: Sensor, fleet:
 
     again = sensor.evaluate()
 
+    assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
+    assert waiting(fleet) == {"alpha": 3}
+    sensor.accept(again)
+    sensor.tick()
+    assert sensor.collected() == ["alpha"]
+    assert waiting(fleet) == {}
+
+
+def test_run_that_dagster_stored_and_did_not_launch_is_asked_for_again(sensor: Sensor, fleet: ObjectStore) -> None:
+    """Regression: a launch that failed leaves a run that never starts; its log was no longer marked."""
+    append(fleet, "alpha")
+    result = sensor.evaluate()
+    (compaction, collection) = result.run_requests or ()
+    sensor.accept(result._replace(run_requests=[compaction]))
+    sensor.store(collection, DagsterRunStatus.NOT_STARTED)
+
+    again = sensor.evaluate()
+
+    # Under the same key: the daemon then launches the run that it stored.
     assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
     assert waiting(fleet) == {"alpha": 3}
     sensor.accept(again)
@@ -252,6 +272,27 @@ def test_dirty_log_of_a_quiet_fleet_is_collected_and_left_alone(sensor: Sensor, 
     assert len(sensor.maintained) == before
 
 
+def test_failed_collection_of_a_quiet_dirty_log_is_repeated_a_day_later_and_not_recorded_until_then(
+    sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each look asked for the run that had failed, which Dagster starts once, and recorded that again."""
+    for number in range(4):
+        append(fleet, f"log-{number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sensor, "start", lambda self, request: self.store(request, DagsterRunStatus.FAILURE))
+        for _ in range(4):
+            sensor.tick()
+    assert num_records(fleet, DIRTY) == 4
+
+    idle = [sensor.evaluate() for _ in range(2)]
+    monkeypatch.setattr(sensor_module, "AGAIN_S", sensor_module.AGAIN_S / 2)
+    for _ in range(2):
+        sensor.tick()
+
+    assert [(each.run_requests, each.asset_events) for each in idle] == [([], [])] * 2
+    assert num_records(fleet, DIRTY) <= 1
+
+
 def test_what_is_in_an_unknown_form_is_ignored(sensor: Sensor, fleet: ObjectStore, instance: DagsterInstance) -> None:
     append(fleet, "alpha")
     rounds = Rounds(Scope(), instance)
@@ -310,4 +351,30 @@ def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(sensor: Sensor, fl
     assert len(asked) >= 2
     assert all(each.success for each in asked)
     assert sensor.collected()[:1] == ["alpha"]
+    assert waiting(fleet) == {}
+
+
+def test_run_keeps_no_more_plans_than_a_tick_can_load_and_the_others_come_next(
+    sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the plans of many dirty logs took a tick longer to load than Dagster lets it run, each time."""
+    monkeypatch.setattr(assets, "PLANNED_LOGS_MAX", 3)
+    sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 1}
+    sensor.cursor = None
+    logs = ["alpha", "beta", "gamma", "delta"]
+    for server, some in ((SERVER, logs[:2]), ("server-2", logs[2:])):
+        append(fleet, *some, server=server)
+    kept: list[int] = []
+
+    def save(rounds: Rounds, which: Kept, found: Round | None, _save: Callable[..., None] = Rounds.save) -> None:
+        if found is not None:
+            kept.append(sum(len(plan.logs) for plan in found.plans))
+        _save(rounds, which, found)
+
+    monkeypatch.setattr(Rounds, "save", save)
+    for _ in range(8):
+        sensor.tick()
+
+    assert max(kept) <= 3
+    assert set(logs) <= set(sensor.collected())
     assert waiting(fleet) == {}

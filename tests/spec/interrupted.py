@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from wal3_core import ClosedError, InvalidRequestError, LogReader, LogWriter, WriterOptions
+from wal3_core import ClosedError, Fleet, FleetOptions, InvalidRequestError, LogReader, LogWriter, WriterOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -173,6 +173,27 @@ def survives(kind: str, number: int) -> bool:
     return interrupted
 
 
+def fleet_survives(kind: str, number: int) -> bool:
+    """Interrupt a fleet's append at its n-th place; False when there is no such place.
+
+    Whatever the append still counted would keep the only place for an open log from the other log for ever.
+    """
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = MemoryStore(runtime)
+        options = FleetOptions(creates=True, logs_open_max=1, bytes_held_max=3000)
+        fleet = Fleet.open(store, options=options, runtime=runtime)
+        if kind == "fleet-again":
+            fleet.append("a", b"first")
+        interrupted = Interrupter(number).interrupts(lambda: fleet.append("a", b"interrupted"))
+        acknowledged: list[int] = []
+        answered(lambda: acknowledged.append(fleet.append("b", b"other").offset))
+        answered(fleet.close)
+        stats = fleet.stats()
+        assert acknowledged == [1], f"{kind} {number}"
+        assert (stats.bytes_held, stats.appends_waiting) == (0, 0), f"{kind} {number}: {stats}"
+    return interrupted
+
+
 def goes_on(handled: str, number: int) -> bool:
     """Let a signal handler call a writer at the n-th place of an append; False when there is no such place."""
     with ThreadRuntime(workers_max=4) as runtime:
@@ -197,8 +218,9 @@ def goes_on(handled: str, number: int) -> bool:
 
 def main(kind: str, every: int) -> None:
     handled = kind.removeprefix("handler:")
+    at: Callable[[str, int], bool] = fleet_survives if kind.startswith("fleet") else survives
     for number in range(1, PLACES_MAX, every):
-        if not (survives(kind, number) if handled == kind else goes_on(handled, number)):
+        if not (at(kind, number) if handled == kind else goes_on(handled, number)):
             print(number - 1)
             return
     raise AssertionError("expected an end")

@@ -19,6 +19,7 @@ from wal3_core import (
     UnavailableError,
     UnknownDurabilityError,
     WriterOptions,
+    destroy,
     seal,
 )
 from wal3_core.errors import UnmarkedError
@@ -151,6 +152,38 @@ def test_dirty_log_that_takes_no_markers_refuses_appends_before_anything_is_uplo
         assert isinstance(refused.value.__cause__, SealedError)
         assert uploads == []
     assert bodies(faulty.inner) == held
+
+
+def test_destroyed_dirty_log_refuses_appends_before_anything_is_uploaded(faulty: FaultyStore) -> None:
+    """Regression: each append was committed, and failed as unmarked, until the server was started again."""
+    with DirtyLog.open(faulty, "s") as dirty, LogWriter.open(faulty, "a", marks=dirty) as writer:
+        writer.append(b"x")
+        destroy(faulty.inner, "dirty/s")
+        with pytest.raises((UnmarkedError, NotDurableError)):
+            writer.append(b"y")
+        held = bodies(faulty.inner)
+        for _ in range(2):
+            with pytest.raises(NotDurableError, match="destroyed"):
+                writer.append(b"z")
+    assert bodies(faulty.inner) == held
+
+
+def test_markers_that_wait_fail_with_the_last_lane(faulty: FaultyStore, gate: threading.Event) -> None:
+    """Regression: nothing sent them any more, so their appends, and a close, waited for ever."""
+    LogWriter.initialize(faulty.inner, "b")
+    came = hold(faulty, gate, "dirty/s/manifest", "replace")
+    dirty = DirtyLog.open(faulty, "s", lanes_max=1)
+    first, second = (LogWriter.open(faulty, log, marks=dirty) for log in ("a", "b"))
+    futures = [first.submit(b"x")]
+    assert came.wait(LIMIT_S)
+    futures.append(second.submit(b"y"))
+    wait_until(lambda: bodies(faulty.inner, "b") == [b"y"])
+    seal(faulty.inner, "dirty/s", reason="no server any more")
+    gate.set()
+    for future in futures:
+        assert isinstance(future.exception(LIMIT_S), UnmarkedError)
+    for each in (first, second, dirty):
+        each.close()
 
 
 def test_records_that_lose_their_place_are_marked_at_their_new_one(faulty: FaultyStore, gate: threading.Event) -> None:

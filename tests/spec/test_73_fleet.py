@@ -19,9 +19,14 @@ from wal3_core import (
     LogNotFoundError,
     LogWriter,
     Message,
+    NotDurableError,
     OverloadedError,
+    RollUp,
+    RollUpOptions,
+    SealedError,
     WriterOptions,
     destroy,
+    seal,
 )
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
@@ -178,6 +183,31 @@ def test_log_that_was_replaced_is_opened_anew(memory_store: MemoryStore) -> None
     assert bodies(memory_store, "a") == [b"new"]
 
 
+def test_name_of_a_sealed_and_destroyed_log_can_be_used_again(memory_store: MemoryStore) -> None:
+    """Regression: the fleet refused the new log's appends for the seal of the one before, until it was closed."""
+    with Fleet.open(memory_store, options=creating()) as fleet:
+        fleet.append("a", b"old")
+        seal(memory_store, "a", reason="moved")
+        for _ in range(2):
+            with pytest.raises(SealedError):
+                fleet.append("a", b"late")
+        destroy(memory_store, "a")
+        LogWriter.initialize(memory_store, "a")
+        assert fleet.append("a", b"new").offset == 1
+    assert bodies(memory_store, "a") == [b"new"]
+
+
+def test_log_that_was_destroyed_is_created_again_by_a_fleet_that_creates(memory_store: MemoryStore) -> None:
+    """Regression: its appends failed until the fleet was closed."""
+    with Fleet.open(memory_store, options=creating()) as fleet:
+        fleet.append("a", b"old")
+        destroy(memory_store, "a")
+        with pytest.raises(NotDurableError, match="destroyed"):
+            fleet.append("a", b"lost")
+        assert fleet.append("a", b"new").offset == 1
+    assert bodies(memory_store, "a") == [b"new"]
+
+
 def test_log_that_fails_disturbs_no_other(faulty: FaultyStore) -> None:
     with Fleet.open(faulty, options=FleetOptions(creates=True, writer=HASTY)) as fleet:
         fleet.append("bad", b"1")
@@ -219,6 +249,20 @@ def test_flush_waits_for_every_log(faulty: FaultyStore) -> None:
 def test_name_that_no_log_can_have_is_refused(memory_store: MemoryStore, log: object) -> None:
     with Fleet.open(memory_store, options=creating()) as fleet, pytest.raises(InvalidRequestError):
         fleet.append(log, b"x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("log", ["dirty/s", "dirty/s/1", "dirty/laundry"])
+def test_fleet_appends_to_no_dirty_log(memory_store: MemoryStore, log: str) -> None:
+    """Regression: one record that is no marker stops the roll-ups of all logs that are marked there."""
+    with Fleet.open(memory_store, server="s", options=creating()) as fleet:
+        fleet.append("a", b"x")
+        for append in (fleet.append, fleet.submit, lambda log, body: fleet.append_many(log, [body])):
+            with pytest.raises(InvalidRequestError, match="where servers mark what they append"):
+                append(log, b"x")
+        with pytest.raises(InvalidRequestError):
+            fleet.writer(log)
+        assert fleet.append("dirty", b"x").offset == 1
+    assert RollUp(memory_store, "dirty/s", options=RollUpOptions(take_all=True)).read().selected == ("a", "dirty")
 
 
 @pytest.mark.parametrize("records", [[], ["x"], [None], [Message(None)]])

@@ -218,6 +218,27 @@ def test_check_that_fails_refuses_nothing_and_is_not_repeated_at_once(
         assert counting.requests["get"] == before
 
 
+def test_check_that_ends_unexpectedly_is_repeated_later(
+    memory_store: MemoryStore, runtime: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the log counted as being checked for ever, and grew without a limit."""
+    fill(memory_store, "a", LIMIT, ("c", 1))
+    printed = threading.Event()
+
+    def measured(*_: object, **__: object) -> Pressure:
+        raise MemoryError
+
+    with Fleet.open(memory_store, options=LIMITED, runtime=runtime) as fleet:
+        with monkeypatch.context() as patch:
+            patch.setattr("wal3_core.fleet.back_pressure.measure", measured)
+            patch.setattr("sys.excepthook", lambda *_: printed.set())
+            fleet.append("a", b"1")
+            assert printed.wait(30)
+        runtime.ahead_s += 6
+        press(fleet)
+        assert refused(fleet).consumer == "c"
+
+
 def test_refusal_ends_a_minute_after_the_last_check_that_succeeded(memory_store: MemoryStore, runtime: Later) -> None:
     fill(memory_store, "a", LIMIT, ("slow", 1))
     faulty = FaultyStore(memory_store)

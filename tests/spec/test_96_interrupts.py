@@ -14,7 +14,15 @@ EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("call", "every", "places"), [("append", 1, 40), ("held", 1, 150), ("flush", 1, 10), ("follow", EVERY, 400)]
+    ("call", "every", "places"),
+    [
+        ("append", 1, 40),
+        ("held", 1, 150),
+        ("flush", 1, 10),
+        ("follow", EVERY, 400),
+        ("fleet", 1, 100),
+        ("fleet-again", 1, 80),
+    ],
 )
 def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every: int, places: int) -> None:
     """Regression: it left a lock held, or an append that no thread drove, and all later callers waited forever."""

@@ -136,15 +136,16 @@ class BackPressure:
     # ------------------------------------------------------------------ checks
 
     def _queue(self, log: str, watched: _Watched) -> bool:
-        """Have a log checked, unless it is about to be; return whether a worker is needed for that."""
-        if watched.checking or self._closed:
+        """Have a log checked, unless it is about to be; return whether a worker is needed for that.
+
+        A caller may be interrupted before it asks for one: then the next caller does.
+        """
+        if self._closed:
             return False
-        watched.checking, watched.records = True, 0
-        self._waiting.append(log)
-        if self._running >= _CHECKS_MAX:
-            return False
-        self._running += 1
-        return True
+        if not watched.checking:
+            watched.checking, watched.records = True, 0
+            self._waiting.append(log)
+        return bool(self._waiting) and self._running < _CHECKS_MAX
 
     def _begin(self) -> None:
         self._runtime.spawn(self._run, share=self._share)
@@ -152,14 +153,16 @@ class BackPressure:
     def _run(self) -> None:
         """Check the log that has waited longest, and let others take their turn before the next."""
         with self._lock:
-            log = self._waiting.popleft() if self._waiting else None
+            if not self._waiting or self._running >= _CHECKS_MAX:
+                return
+            log = self._waiting.popleft()
+            self._running += 1
         try:
-            if log is not None:
-                self._check(log)
+            self._check(log)
         finally:
             with self._lock:
+                self._running -= 1
                 more = bool(self._waiting)
-                self._running -= not more
             if more:
                 self._begin()
 
@@ -173,6 +176,10 @@ class BackPressure:
         except LogError as error:
             self._failed(log, began_s)
             self._failures.warn("log %s: not known how far its consumers are behind: %s", log, error)
+        except BaseException:
+            # Otherwise it would count as being checked for ever.
+            self._failed(log, began_s)
+            raise
         else:
             self._ended(log, began_s, found)
 

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, text
-from wal3_core.errors import AppendReplacedError, ClosedError, InvalidRequestError, LogError, SealedError
+from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.fleet.assignment import DIRTY
+from wal3_core.fleet.writers import ends_writer
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import check_log_name
@@ -39,8 +40,6 @@ _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.
 _LINGER_SHARE = 0.05
 _LINGER_S_MAX = 0.002
-# After these, the lane takes no marker any more.
-_FINAL = (SealedError, AppendReplacedError, ClosedError)
 
 
 def dirty_log_of(server: str) -> str:
@@ -234,11 +233,12 @@ class DirtyLog:
     def _end(self, lane: _Lane, error: BaseException | None) -> None:
         with self._lock:
             batch, lane.batch = lane.batch, []
-            if isinstance(error, _FINAL):
+            if isinstance(error, LogError) and ends_writer(error):
                 self._lanes.remove(lane)
+                # Certainly not marked there: another lane takes them. Without one, none would ever send what waits.
+                batch, self._waiting = batch + self._waiting, []
                 if self._lanes:
-                    # Certainly not marked there: another lane takes them.
-                    batch, self._waiting = [], batch + self._waiting
+                    batch, self._waiting = [], batch
                 else:
                     self._refusal = self._refusal or error
         for _, outcome in batch:

@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
-from wal3_core.errors import LogError, UnmarkedError
+from wal3_core.errors import InvalidRequestError, LogError, UnmarkedError
+from wal3_core.fleet.assignment import DIRTY
 from wal3_core.fleet.back_pressure import BackPressure
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.open_logs import OpenLogs
+from wal3_core.fleet.slots import Use
 from wal3_core.log.write.batch import check_records
 from wal3_core.log.write.writer import submit_columns
 from wal3_core.model.paths import check_log_name
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from wal3_core.fleet.slots import Slot
     from wal3_core.log.write.batch import Columns
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
@@ -57,11 +58,24 @@ class FleetStats:
     logs_refused: int
 
 
+def _check_written(log: object, what: str) -> str:
+    """Check the name of a log to write. Names may come from a fleet's users: none of them is a dirty log's.
+
+    A record there that is no marker would stop the roll-ups of all logs that are marked beside it.
+    """
+    name = check_log_name(log, what)
+    if name.startswith(f"{DIRTY}/"):
+        message = f"{what} {name!r}: expected none below {DIRTY}/, where servers mark what they append"
+        raise InvalidRequestError(message)
+    return name
+
+
 class Fleet:
     """Appends to any number of logs of one store.
 
     Safe to share between threads; close it, or use it as a context manager. An open log that is not written makes no
-    requests. A log that was destroyed, and created again, is opened again by the append after the one that finds out.
+    requests. After an append that finds its log sealed, destroyed or replaced, the next one opens the log again that
+    has the name then.
     """
 
     def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
@@ -91,7 +105,7 @@ class Fleet:
         dirty_log = None if server is None else DirtyLog.open(store, server, runtime=runtime)
         return cls(store, dirty_log, options, runtime)
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def append(
         self, log: str, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None
     ) -> LogPosition:
@@ -102,14 +116,14 @@ class Fleet:
         """
         return self._runtime.wait(self.submit(log, body, key=key, expect_next=expect_next))
 
-    @checked(log=check_log_name, records=several)
+    @checked(log=_check_written, records=several)
     def append_many(
         self, log: str, records: Iterable[bytes | Message], *, expect_next: int | None = None
     ) -> LogPosition:
         """Append records to a log at adjacent offsets, all or none; return the first one's position."""
         return self._runtime.wait(self.submit_many(log, records, expect_next=expect_next))
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def submit(
         self,
         log: str,
@@ -127,7 +141,7 @@ class Fleet:
         """
         return self.submit_many(log, (Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
 
-    @checked(log=check_log_name, records=several, expect_next=optional(integer), timeout_s=optional(seconds))
+    @checked(log=_check_written, records=several, expect_next=optional(integer), timeout_s=optional(seconds))
     def submit_many(
         self,
         log: str,
@@ -142,32 +156,36 @@ class Fleet:
         # Also bounds what is taken from an iterable without an end.
         columns = check_records(records, self._options.writer)
         self._pressure.refuse(log)
-        slot = self._logs.take(log, until_s)
+        use = Use()
         try:
-            self._logs.begin(slot, columns.bytes_held, until_s)
-            try:
-                timeout_s = self._logs.left_s(until_s)
-                future = submit_columns(slot.opened.result(), columns, expect_next, timeout_s)
-            except BaseException as error:
-                self._logs.end(slot, columns.bytes_held, error)
-                raise
+            writer = self._logs.take(log, use, until_s)
+            self._logs.begin(use, columns.bytes_held, until_s)
+            future = submit_columns(writer, columns, expect_next, self._logs.left_s(until_s))
+            future.add_done_callback(partial(self._ended, use, columns))
+        except BaseException as error:
+            self._logs.end(use, error)
+            raise
         finally:
-            self._logs.leave(slot)
-        future.add_done_callback(partial(self._ended, slot, columns))
+            self._logs.leave(use)
         return future
 
-    def _ended(self, slot: Slot, columns: Columns, done: Future[LogPosition]) -> None:
+    def _ended(self, use: Use, columns: Columns, done: Future[LogPosition]) -> None:
         error = done.exception()
-        self._logs.end(slot, columns.bytes_held, error)
-        if error is None or isinstance(error, UnmarkedError):
-            self._pressure.appended(slot.log, slot.opened.result(), len(columns.bodies))
+        self._logs.end(use, error)
+        if use.slot is not None and (error is None or isinstance(error, UnmarkedError)):
+            self._pressure.appended(use.slot.log, use.slot.opened.result(), len(columns.bodies))
 
-    @checked(log=check_log_name)
+    @checked(log=_check_written)
     def writer(self, log: str) -> HeldWriter:
         """Return a log's writer, opened now and kept open until it is closed; it is shared with all other users."""
         self._logs.check_reentry()
-        slot = self._logs.take(log, None)
-        return HeldWriter(self, log, partial(self._logs.leave, slot))
+        use = Use()
+        try:
+            self._logs.take(log, use, None)
+            return HeldWriter(self, log, partial(self._logs.leave, use))
+        except BaseException:
+            self._logs.leave(use)
+            raise
 
     def stats(self) -> FleetStats:
         """Return what is open and waits, and the counts so far. Cheap; from any thread."""
@@ -224,13 +242,11 @@ class HeldWriter:
         self.append_many = partial(fleet.append_many, log)
         self.submit = partial(fleet.submit, log)
         self.submit_many = partial(fleet.submit_many, log)
-        self._leave: Callable[[], None] | None = leave
+        self._leave = leave
 
     def close(self) -> None:
         """Let the fleet close the log for others; appends under way are not affected."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+        self._leave()
 
     def __enter__(self) -> Self:
         return self

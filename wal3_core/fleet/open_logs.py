@@ -6,8 +6,9 @@ import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ClosedError, LogError, LogReplacedError, OverloadedError
-from wal3_core.fleet.slots import Slot, Slots
+from wal3_core.errors import ClosedError, LogError, OverloadedError
+from wal3_core.fleet.slots import Slot, Slots, Use
+from wal3_core.fleet.writers import ends_writer
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.runtime import Outcome, Runtime, reentered
 from wal3_core.storage.object_store import log_store, share_of
@@ -49,47 +50,63 @@ class OpenLogs:
 
     # ------------------------------------------------------------------ slots
 
-    def take(self, log: str, until_s: float | None) -> Slot:
-        """Return a log's slot, open, for one more user; opens it first if need be."""
-        while isinstance(slot := self._slot(log), Outcome):
-            self._await_room(slot, log, until_s, f"room within {self._options.logs_open_max} open logs")
+    def take(self, log: str, use: Use, until_s: float | None) -> LogWriter:
+        """Use a log's slot, and return its writer; opens it first if need be. To be left, whatever comes of it."""
+        while (room := self._use(log, use)) is not None:
+            self._await_room(room, log, until_s, f"room within {self._options.logs_open_max} open logs")
+        assert use.slot is not None
         try:
-            self._runtime.wait(slot.opened, self.left_s(until_s))
+            return self._runtime.wait(use.slot.opened, self.left_s(until_s))
         except TimeoutError:
-            self.leave(slot)
             raise self._overloaded(log, "the log to be opened in time") from None
         except LogError as error:
-            self.leave(slot)
             # Each caller raises its own: raising one adds to its traceback.
             raise copy.copy(error) from error.__cause__
-        except BaseException:
-            self.leave(slot)
-            raise
-        return slot
 
-    def leave(self, slot: Slot) -> None:
-        """Count one user of a slot less."""
+    def leave(self, use: Use) -> None:
+        """Count one user of a slot less. May be repeated."""
+        try:
+            self._leave(use)
+        except BaseException:
+            # Interrupted: others would wait for ever for what it still counts.
+            self._leave(use)
+            raise
+
+    def _leave(self, use: Use) -> None:
+        slot = use.slot
+        if slot is None:
+            return
         with self.lock:
-            self.slots.leave(slot)
+            self.slots.leave(use)
+        if not slot.opening:
+            # The caller was interrupted, perhaps before it asked a worker for that; others may wait for the log.
+            self._ask_to_open(slot)
         self._wake()
 
-    def _slot(self, log: str) -> Slot | Outcome[None]:
-        """Return a log's slot with one more user, being opened if it is new; or what to wait for first."""
+    def _use(self, log: str, use: Use) -> Outcome[None] | None:
+        """Count one more user of a log's slot, which is being opened if it is new; or return what to wait for first."""
         with self.lock:
             self._check_open()
-            slot = self.slots.use(log)
-            if slot is not None:
-                return slot
+            if self.slots.use(log, use):
+                return None
             if self.slots.full:
                 if not self.slots.close_oldest():
                     return self._wait_for_room()
                 self.closed_for_others += 1
-            slot = self.slots.add(log)
+            self.slots.add(log, use)
+        assert use.slot is not None
+        self._ask_to_open(use.slot)
+        return None
+
+    def _ask_to_open(self, slot: Slot) -> None:
         # By a worker: a caller may give up waiting, or be interrupted, while others wait for the same log.
-        self._runtime.spawn(partial(self._open, slot), share=share_of(log_store(self._store, log)))
-        return slot
+        self._runtime.spawn(partial(self._open, slot), share=share_of(log_store(self._store, slot.log)))
 
     def _open(self, slot: Slot) -> None:
+        with self.lock:
+            begun, slot.opening = slot.opening, True
+        if begun:
+            return
         open_writer = LogWriter.open_or_initialize if self._options.creates else LogWriter.open
         options, runtime = self._options.writer, self._runtime
         try:
@@ -108,8 +125,10 @@ class OpenLogs:
 
     # ------------------------------------------------------------------ room
 
-    def begin(self, slot: Slot, num_bytes: int, until_s: float | None) -> None:
-        """Wait until there is room for an append of so many bytes, and count it."""
+    def begin(self, use: Use, num_bytes: int, until_s: float | None) -> None:
+        """Wait until there is room for an append of so many bytes, and count it. To be ended, whatever comes of it."""
+        slot = use.slot
+        assert slot is not None
         while True:
             with self.lock:
                 self._check_open()
@@ -117,19 +136,33 @@ class OpenLogs:
                 if not self.bytes_held or self.bytes_held + num_bytes <= self._options.bytes_held_max:
                     self.bytes_held += num_bytes
                     slot.appends += 1
+                    use.num_bytes = num_bytes
                     return
                 room = self._wait_for_room()
             self._await_room(room, slot.log, until_s, f"room within {self._options.bytes_held_max} bytes")
 
-    def end(self, slot: Slot, num_bytes: int, error: BaseException | None) -> None:
-        """Count an append that has its outcome, or was not accepted."""
+    def end(self, use: Use, error: BaseException | None) -> None:
+        """Count an append that has its outcome, or was not accepted. May be repeated."""
+        try:
+            self._end(use, error)
+        except BaseException:
+            # Interrupted, as in ``leave``.
+            self._end(use, error)
+            raise
+
+    def _end(self, use: Use, error: BaseException | None) -> None:
+        slot = use.slot
+        if slot is None:
+            return
         with self.lock:
-            slot.appends -= 1
+            if use.num_bytes is not None:
+                slot.appends -= 1
+                self.bytes_held -= use.num_bytes
+                self.appends += error is None
+                self.appends_failed += error is not None
+                use.num_bytes = None
             self.slots.changed(slot)
-            self.bytes_held -= num_bytes
-            self.appends += error is None
-            self.appends_failed += error is not None
-            if isinstance(error, LogReplacedError):
+            if ends_writer(error):
                 # The next append opens the log that has the name now.
                 self.slots.remove(slot)
         self._wake()
@@ -148,9 +181,10 @@ class OpenLogs:
         if not self._waiting:
             return
         with self.lock:
-            waiting, self._waiting = self._waiting, []
-        for room in waiting:
-            room.set_result(None)
+            for room in self._waiting:
+                if not room.done():
+                    room.set_result(None)
+            self._waiting.clear()
 
     def _await_room(self, room: Outcome[None], log: str, until_s: float | None, what: str) -> None:
         try:

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """The place of one log: open once ``opened`` has its writer.
+    """The place of one log: open once ``opened`` has its writer; ``opening`` once a worker is at it.
 
     ``users`` counts the callers that use it just now or hold it open; ``appends`` those without an outcome.
     """
 
-    __slots__ = ("appends", "log", "opened", "users")
+    __slots__ = ("appends", "log", "opened", "opening", "users")
 
     def __init__(self, log: str) -> None:
         self.log = log
         self.opened: Outcome[LogWriter] = Outcome()
+        self.opening = False
         self.users = 1
         self.appends = 0
 
@@ -32,6 +33,21 @@ class Slot:
     def idle(self) -> bool:
         """Whether it may be closed."""
         return not self.users and not self.appends and self.opened.done()
+
+
+class Use:
+    """What one caller has counted: a user of ``slot``, and ``num_bytes`` of an append there.
+
+    A caller may be interrupted wherever it calls something. So a count and its entry here change together, without a
+    call between them, and taking a count back does nothing if that is done already.
+    """
+
+    __slots__ = ("num_bytes", "slot", "used")
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.used = False
+        self.num_bytes: int | None = None
 
 
 class Slots:
@@ -57,23 +73,31 @@ class Slots:
         """Whether there is no room for another slot."""
         return len(self._slots) >= self._logs_open_max
 
-    def use(self, log: str) -> Slot | None:
-        """Return a log's slot, with one more user; None when it has none."""
+    def use(self, log: str, use: Use) -> bool:
+        """Count one more user of a log's slot; return whether it has one."""
         slot = self._slots.get(log)
-        if slot is not None:
-            slot.users += 1
-            self._idle.pop(log, None)
-        return slot
+        if slot is None:
+            return False
+        slot.users += 1
+        use.slot, use.used = slot, True
+        self._idle.pop(log, None)
+        return True
 
-    def add(self, log: str) -> Slot:
-        """Return a new slot, with one user, for a log that has none."""
+    def add(self, log: str, use: Use) -> None:
+        """Add a slot, with one user, for a log that has none."""
         assert log not in self._slots
-        slot = self._slots[log] = Slot(log)
-        return slot
+        slot = Slot(log)
+        self._slots[log] = slot
+        use.slot, use.used = slot, True
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, use: Use) -> None:
         """Count one user less."""
-        slot.users -= 1
+        slot = use.slot
+        if slot is None:
+            return
+        if use.used:
+            slot.users -= 1
+            use.used = False
         self.changed(slot)
 
     def changed(self, slot: Slot) -> None:

@@ -10,8 +10,8 @@ import click
 
 from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.marked_logs import print_marked, server_of, show_marked, warn_of
-from wal3_core.cli.output import count, counted
+from wal3_core.cli.marked_logs import is_handed_out, print_marked, server_of, show_marked, warn_of
+from wal3_core.cli.output import count, counted, plain
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.targets import check_store
 from wal3_core.cli.times import Duration
@@ -164,7 +164,8 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
     handed out is no longer marked for what it held when this command read it.
 
     Can be stopped at any time, started again, and run twice at once. If another roll-up is faster, the
-    exit code is 1, and no log is handed out.
+    exit code is 1, and no log is handed out. If the store fails meanwhile, a log that may have been handed
+    out is shown as that.
 
     \b
     Examples:
@@ -186,7 +187,7 @@ def roll_up_dirty(  # noqa: PLR0913 - its options
     finished = _Finished(handed_out, as_json=as_json)
     try:
         for rollup, plan in read:
-            finished.add(plan, None if dry_run else rollup.finish(plan, handed_out))
+            finished.finish(plan, None if dry_run else rollup)
     finally:
         # Also if the store failed meanwhile: what was handed out is no longer marked.
         finished.show(rows_max, summed=options.cursor is None, dry_run=dry_run)
@@ -205,6 +206,21 @@ class _Finished:
         self._as_json = as_json
         self._plans: list[RollUpPlan] = []
         self._done: list[tuple[str, FinishedRollUp]] = []
+
+    def finish(self, plan: RollUpPlan, rollup: RollUp | None) -> None:
+        """Finish one, and add it; also if that fails or is interrupted: its cursor may have moved just before.
+
+        What was handed out must not be forgotten. A log that was not is maintained in vain, and stays marked.
+        """
+        try:
+            done = None if rollup is None else rollup.finish(plan, self._handed_out)
+        except BaseException:
+            if any(is_handed_out(each, self._handed_out) for each in plan.logs):
+                self.add(plan, None)
+                message = f"{plan.stretch.dirty_log}: not known whether its logs were handed out: maintain those shown"
+                click.echo(plain(message), err=True)
+            raise
+        self.add(plan, done)
 
     def add(self, plan: RollUpPlan, done: FinishedRollUp | None) -> None:
         """Add one; ``done`` is None in a dry run."""

@@ -19,6 +19,7 @@ from dagster import (
 )
 
 from wal3_core.fleet.assignment import dirty_logs
+from wal3_core.model.rollup_plan import RollUpPlan
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs import report
 from wal3_orchestration.defs.dirty_logs.looks import Look, finish, look_in_run, waiting_in
@@ -31,6 +32,8 @@ from wal3_orchestration.runbook import Section, link
 from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_guard import open_known
 
+# A tick takes some 10 s to load the plans of so many logs, and Dagster ends it after a minute.
+PLANNED_LOGS_MAX = 100_000
 _DESCRIPTIONS = {
     report.DIRTY_LOG: (
         "The markers that wait in the dirty logs of all servers: how many, for how many logs, and since when. Recorded"
@@ -60,7 +63,7 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
         asked = rounds.load(Kept.ASKED)
         under_way = set() if asked is None else {plan.stretch.dirty_log for plan in asked.plans}
         plans = [each.plan for each in looks if each.plan is not None and each.dirty_log not in under_way]
-        selecting = tuple(plan for plan in plans if plan.selected)
+        selecting = _loadable([plan for plan in plans if plan.selected])
         rounds.save(Kept.PLANNED, Round(plans=selecting) if selecting else None)
         others = [plan for plan in plans if not plan.selected and plan.logs]
         pressed = Pressed(scope, context.instance)
@@ -73,6 +76,19 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
     for check in report.CHECKS:
         yield Output(None, output_name=check.build(scope).get_python_identifier())
     yield from report.evaluations(scope, [*report.verdicts(looks, limits), *report.behind(over)])
+
+
+def _loadable(plans: Sequence[RollUpPlan]) -> tuple[RollUpPlan, ...]:
+    """Return the plans with the oldest marks, as many as a tick can load; the others' dirty logs are read again."""
+    kept: list[RollUpPlan] = []
+    num_logs = 0
+    for plan in sorted(plans, key=lambda plan: -plan.age_s):
+        num_logs += len(plan.logs)
+        # One at least: the limit of markers bounds it.
+        if kept and num_logs > PLANNED_LOGS_MAX:
+            break
+        kept.append(plan)
+    return tuple(kept)
 
 
 def _read(scope: Scope, context: AssetExecutionContext, store: ObjectStore, names: Sequence[str]) -> list[Look]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 TICK_S = 20.0
 # The checks are evaluated by runs, whose failed checks are posted: so often at least.
 REPORT_S = 6 * 60 * 60
+# A quiet dirty log whose collection failed is collected again so much later.
+AGAIN_S = 24 * 60 * 60
 _HOUR_S = 60 * 60
 
 
@@ -146,11 +148,14 @@ class _Tick:
         """Keep a round before its runs are asked for: whatever happens then, the next tick asks for the same runs."""
         if not found.logs:
             return
+        if not found.plans and not missing(self._context.instance, found.requests(self._scope)):
+            # Quiet dirty logs that were asked for before.
+            return
         self._rounds.save(Kept.ASKED, found)
         self._ask(found, found.requests(self._scope))
 
     def _finish(self, asked: Round) -> None:
-        """Advance the cursors of dirty logs: Dagster has a run for each selected log."""
+        """Advance the cursors of dirty logs: Dagster has launched or queued a run for each selected log."""
         done, refused = finish(self._store, asked.plans, self._options, hands_out=True)
         self._warn(refused)
         self._events.append(report.ended(self._scope, asked, done, refused))
@@ -223,7 +228,9 @@ class _Tick:
     def _round(self, looks: Sequence[Look], plans: Sequence[RollUpPlan]) -> Round:
         """Maintain the selected logs; and with them their dirty logs, and those that have become quiet."""
         own = {plan.stretch.dirty_log: plan.stretch.start for plan in plans if plan.stretch.generation}
-        return Round(plans=tuple(plans), collected={**own, **rolled_up(self._store, looks)})
+        quiet = rolled_up(self._store, looks)
+        attempt = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S)) if quiet and not plans else 0
+        return Round(plans=tuple(plans), collected={**own, **quiet}, attempt=attempt)
 
     def _report(self, left: Collection[str], cause: object) -> RunRequest:
         """Ask for a run that reads and judges all dirty logs; the same cause asks for the same run."""
