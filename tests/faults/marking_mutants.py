@@ -45,7 +45,7 @@ MARKING_MUTANTS = (
         "a batch of markers that failed counts as marked",
         DIRTY_LOG + "_end",
         "            if error is None:\n",
-        "            if not isinstance(error, _FINAL):\n",
+        "            if error is None or not ends_writer(error):\n",
     ),
     Mutation(
         "an undecided marker is dropped",
