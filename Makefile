@@ -40,7 +40,7 @@ PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgr
 test: java setup lint types ## Everything that must hold: linters, types, tests (some 18 minutes on two cores)
 	$(PYTEST) -m "not repeat"
 
-test-all: test ## The same, then the specification on every kind of store
+test-all: test ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
 
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests

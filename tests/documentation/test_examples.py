@@ -29,15 +29,15 @@ COMMANDS = {"python": [sys.executable], "sh": ["bash", "-euo", "pipefail"]}
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=pytest.mark.repeat)])
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_of_a_page_run_as_printed_and_run_again(page: str, tmp_path: Path) -> None:
+def test_examples_of_a_page_run_as_printed_and_run_again(page: str, attempts: int, tmp_path: Path) -> None:
     examples = dict.fromkeys(COMMANDS, "")
     for language, text in BLOCK.findall((ROOT / page).read_text()):
         examples[language] += text
     assert any(examples.values()), f"{page} has no example"
 
-    for attempt in ("first", "second"):
+    for attempt in range(1, attempts + 1):
         for language, text in examples.items():
             program = tmp_path / f"{Path(page).stem}.{language}"
             # The one change: two test runs on a machine do not share a folder.
@@ -51,7 +51,7 @@ def test_examples_of_a_page_run_as_printed_and_run_again(page: str, tmp_path: Pa
                 text=True,
                 timeout=120,
             )
-            assert ran.returncode == 0, f"{page}, {language}, {attempt} time:\n{ran.stdout}\n{ran.stderr}"
+            assert ran.returncode == 0, f"{page}, {language}, attempt {attempt}:\n{ran.stdout}\n{ran.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,12 +8,12 @@ from tests.faults.crashes import SCENARIOS, Scenario, examine
 from tests.faults.narrow_mutants import CRASH_MUTANTS
 from tests.mutations import Mutation, applied
 
-# `make crashes` runs them all, in several orders of the tasks.
+# `make crashes` runs them all, in several orders of the tasks; `make test` has the worlds of test_simulation.py.
 RUNS_MAX = 13
 SCHEDULES_FOR_A_MUTANT = 4
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_lost_whatever_fails_at_any_call(scenario: Scenario) -> None:
     row = examine(scenario, schedules=1, runs_max=RUNS_MAX)

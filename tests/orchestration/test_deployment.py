@@ -61,7 +61,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dagster", "a folder with spaces"])
+@pytest.mark.parametrize("name", [pytest.param("dagster", marks=pytest.mark.repeat), "a folder with spaces"])
 def test_new_folder_is_a_dagster_home_whose_workspace_loads(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
 
@@ -90,7 +90,7 @@ with DagsterInstance.get() as instance:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("_round", range(2))
+@pytest.mark.parametrize("_round", [0, pytest.param(1, marks=pytest.mark.repeat)])
 def test_new_folder_is_opened_by_several_processes_at_once(tmp_path: Path, _round: int) -> None:
     folder = tmp_path / "dagster"
     assert _init(folder).exit_code == 0

@@ -45,6 +45,7 @@ def first_to_speak(running: list[tuple[BaseProcess, Connection]]) -> tuple[BaseP
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("local")
 @pytest.mark.parametrize(("writers", "reseals"), [(2, 1000), (8, 1000), (8, 1)])
 def test_processes_that_append_at_once_all_finish_with_true_outcomes(
     store_url: str, journals: Path, writers: int, reseals: int
@@ -83,6 +84,7 @@ def test_processes_that_append_at_once_all_finish_with_true_outcomes(
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("local")
 def test_writer_stopped_in_mid_append_gets_true_outcomes_when_it_continues(store_url: str, journals: Path) -> None:
     """Like a long pause of a virtual machine: others take the log over meanwhile, and its requests are late."""
     print(f"replay: WAL3_TEST_SEED={SEED} pytest {__file__} -k stopped_in_mid_append")
