@@ -113,6 +113,7 @@ def test_top_sorts_by_unprocessed_records_and_limits_the_rows(wal3: Command, sto
     assert [look["logs"][0]["appended_per_s"] for look in (first, second)] == [None, 0.0]
 
 
+@pytest.mark.slow
 def test_top_sorts_by_the_records_appended_between_two_looks(process: Process, store: ObjectStore) -> None:
     arguments = ("fleet", "top", "--sort", "rate", "--interval", "0.2", "--json")
     with process.start(*arguments) as top, LogWriter.open(store, "small") as writer:
@@ -129,6 +130,7 @@ def test_top_sorts_by_the_records_appended_between_two_looks(process: Process, s
     assert (top.returncode, complaint) == (130, b"Interrupted.\n")
 
 
+@pytest.mark.slow
 def test_top_ends_quietly_when_the_reader_of_its_output_stops(process: Process, store: ObjectStore) -> None:
     assert store.url
     with process.start("fleet", "top", "--interval", "0.1") as top:
@@ -139,6 +141,7 @@ def test_top_ends_quietly_when_the_reader_of_its_output_stops(process: Process, 
         assert (top.wait(DEADLINE_S), top.stderr.read()) == (0, b"")
 
 
+@pytest.mark.slow
 def test_top_on_a_terminal_ends_by_ctrl_c_without_a_traceback(wal3: Command, store: ObjectStore) -> None:
     assert store.url
     ours, theirs = pty.openpty()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from tests.faults.pressed import check_lifted, pressed_cast
 from tests.faults.story import Story
 
 SEEDS = 24
 
 
+@pytest.mark.slow
 def test_refused_append_is_never_in_the_log_and_a_log_that_is_caught_up_is_accepted_again() -> None:
     fired: Counter[str] = Counter()
     for seed in range(SEEDS):
