@@ -15,7 +15,8 @@ from wal3_core import Fleet, FleetOptions, LogWriter
 from wal3_core.fleet.rollup import RollUp
 from wal3_core.model.marker import Marker
 from wal3_core.model.position import LogPosition
-from wal3_orchestration.defs.dirty_logs import assets
+from wal3_core.spark.rollup import plan_rollups
+from wal3_orchestration.defs.dirty_logs import assets, looks
 from wal3_orchestration.defs.dirty_logs import sensor as sensor_module
 from wal3_orchestration.jobs import RUNS_OF_ONE_LOG_MAX
 from wal3_orchestration.partitions import LOGS_NAME
@@ -23,9 +24,13 @@ from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
+    from wal3_core.model.rollup_options import RollUpOptions
+    from wal3_core.spark.rollup import PlannedRollUp
     from wal3_core.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
@@ -335,8 +340,21 @@ def _mark(store: ObjectStore, markers: Iterable[Marker]) -> None:
         writer.append_many([marker.to_message() for marker in markers])
 
 
-def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(sensor: Sensor, fleet: ObjectStore) -> None:
-    sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 2, "run_markers_max": 5}
+@pytest.mark.parametrize("settings", [{}, pytest.param({"spark_markers_min": 1}, marks=pytest.mark.spark)])
+def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(
+    sensor: Sensor, fleet: ObjectStore, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_spark: list[int] = []
+
+    def planned(
+        spark: SparkSession, store_url: str, names: Sequence[str], options: RollUpOptions
+    ) -> Sequence[PlannedRollUp]:
+        found = plan_rollups(spark, store_url, names, options)
+        on_spark.append(len(found))
+        return found
+
+    monkeypatch.setattr(looks, "plan_rollups", planned)
+    sensor.settings = {**AT_ONCE, "period_s": 3600.0, "tick_markers_max": 2, "run_markers_max": 5, **settings}
     sensor.cursor = None
     append(fleet, "alpha")
     gone = [
@@ -350,6 +368,7 @@ def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(sensor: Sensor, fl
     asked = [each for done in ticks for each in done if each.dagster_run.job_name == "rollup_job"]
     assert len(asked) >= 2
     assert all(each.success for each in asked)
+    assert bool(on_spark) == bool(settings)
     assert sensor.collected()[:1] == ["alpha"]
     assert waiting(fleet) == {}
 
