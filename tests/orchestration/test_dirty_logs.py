@@ -127,34 +127,22 @@ def test_repeated_evaluation_asks_for_the_same_runs_and_forgets_nothing(sensor: 
     assert waiting(fleet) == {"alpha": 3, "beta": 3}
 
 
-def test_runs_that_were_never_started_are_asked_for_again(sensor: Sensor, fleet: ObjectStore) -> None:
-    """As when the sensor is stopped while it asks: Dagster stores the cursor, and starts no further run."""
+@pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored and not launched"])
+def test_runs_that_were_never_started_are_asked_for_again(sensor: Sensor, fleet: ObjectStore, *, stored: bool) -> None:
+    """As when the sensor is stopped while it asks: Dagster stores the cursor, and starts no further run.
+
+    Regression: a launch that failed leaves a run that never starts, and its log was no longer marked.
+    """
     append(fleet, "alpha")
     result = sensor.evaluate()
     (compaction, collection) = result.run_requests or ()
     sensor.accept(result._replace(run_requests=[compaction]))
+    if stored:
+        sensor.store(collection, DagsterRunStatus.NOT_STARTED)
 
     again = sensor.evaluate()
 
-    assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
-    assert waiting(fleet) == {"alpha": 3}
-    sensor.accept(again)
-    sensor.tick()
-    assert sensor.collected() == ["alpha"]
-    assert waiting(fleet) == {}
-
-
-def test_run_that_dagster_stored_and_did_not_launch_is_asked_for_again(sensor: Sensor, fleet: ObjectStore) -> None:
-    """Regression: a launch that failed leaves a run that never starts; its log was no longer marked."""
-    append(fleet, "alpha")
-    result = sensor.evaluate()
-    (compaction, collection) = result.run_requests or ()
-    sensor.accept(result._replace(run_requests=[compaction]))
-    sensor.store(collection, DagsterRunStatus.NOT_STARTED)
-
-    again = sensor.evaluate()
-
-    # Under the same key: the daemon then launches the run that it stored.
+    # Under the same key: the daemon then launches a run that it stored.
     assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
     assert waiting(fleet) == {"alpha": 3}
     sensor.accept(again)
