@@ -90,6 +90,23 @@ def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidenc
     shutil.rmtree(ledgers)
 
 
+@pytest.mark.slow
+def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) -> None:
+    """Regression: it was shown after the removal, and an error there lost it."""
+    with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json") as program:
+        fragment = await_records(program, Path(local_url.removeprefix("file://")))
+        run = "/".join(fragment.relative_to(local_url.removeprefix("file://")).parts[:2])
+        LogWriter.initialize(open_store(local_url), f"{run}/mine")
+        program.send_signal(signal.SIGINT)
+        stdout, stderr = program.communicate(timeout=120)
+
+    assert json.loads(stdout)["sound"]
+    assert program.returncode == 2
+    assert b"expected only the logs of an exercise, found 'mine'" in stderr
+    assert f"left {run} in the store".encode() in stderr
+    shutil.rmtree(stderr.decode().partition("ledgers: ")[2].split()[0])
+
+
 def test_progress_names_refusals_by_a_condition_apart_from_failures() -> None:
     load = Load(seed=1, rate_per_s=60, logs=6, processes=2, body_bytes_max=100, bytes_per_s=1e6)
     counts = {"durable": 40, "not_durable": 55, "unknown": 2, "error ConditionNotMetError": 52, "error LogError": 5}

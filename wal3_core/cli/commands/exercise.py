@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,13 +129,13 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     )
     lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
     plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
-    summary = _exercise(session, plan, keep=keep)
-    _report(summary, summary_path, as_json=as_json)
-    if not summary.sound:
+    report = partial(_report, path=summary_path, as_json=as_json)
+    if not _exercise(session, plan, report, keep=keep):
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
-def _exercise(session: Session, plan: Plan, *, keep: bool) -> Summary:
+def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *, keep: bool) -> bool:
+    """Exercise a store, report what was found, and remove the logs; return whether every promise was kept."""
     url = session.named_url()
     if url.startswith("memory:"):
         message = "exercise: expected a store that processes share, found memory:"
@@ -152,15 +153,18 @@ def _exercise(session: Session, plan: Plan, *, keep: bool) -> Summary:
                 shared_runtime().sleep(2 * TAKEN_S_MAX)
         with progress("exercise: checking", plan.load.logs) as advance:
             summary = running.check(advance)
-        if keep or not summary.sound:
-            return with_kept(summary, (f"{EXERCISES}{running.run}", str(folder)))
+        kept = keep or not summary.sound
+        # Before the removal, which takes long and may fail.
+        report(with_kept(summary, (f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
+        if kept:
+            return summary.sound
         with progress("exercise: removing", plan.load.logs) as advance:
             remove(store, running.run, shared_runtime(), advance)
     except BaseException:
         click.echo(left, err=True)
         raise
     shutil.rmtree(folder)
-    return summary
+    return summary.sound
 
 
 def _clean(session: Session) -> None:
@@ -211,7 +215,7 @@ def progress_line(now: Progress, plan: Plan) -> str:
 # ---------------------------------------------------------------------- the summary
 
 
-def _report(summary: Summary, path: str | None, *, as_json: bool) -> None:
+def _report(summary: Summary, *, path: str | None, as_json: bool) -> None:
     if path is not None:
         Path(path).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     if as_json:
