@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,23 +26,30 @@ from .fault_proxy import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from wal3_core.fleet.exercise.report import Summary
     from wal3_core.fleet.exercise.running import Progress
 
 DEADLINE_S = 120
 LOAD = Load(seed=1, rate_per_s=100, logs=8, processes=2, body_bytes_max=4 * MIB, bytes_per_s=MIB)
-PLAN = Plan(LOAD, duration_s=10, bytes_max=2**40, maintenance=True, late_s=60)
+PLAN = Plan(LOAD, duration_s=None, bytes_max=2**40, maintenance=True, late_s=60)
 
 
-def loaded(url: str, folder: Path, plan: Plan, show: Callable[[Progress], None] = lambda _: None) -> Exercise:
-    """Put a load on a store; after the deadline its processes are killed."""
+def loaded(url: str, folder: Path, plan: Plan, enough: Callable[[Progress], object]) -> Exercise:
+    """Put a load on a store until there was enough of it; after the deadline its processes are killed."""
     folder.mkdir()
-    exercise = Exercise(open_store(url), url, plan, folder)
+    exercise, ended = Exercise(open_store(url), url, plan, folder), [False]
     until_s = time.monotonic() + DEADLINE_S
-    exercise.load(lambda: time.monotonic() > until_s, show, lambda: time.monotonic() > until_s)
+
+    def show(now: Progress) -> None:
+        ended[0] = ended[0] or bool(enough(now))
+
+    exercise.load(lambda: ended[0] or time.monotonic() > until_s, show, lambda: time.monotonic() > until_s)
     return exercise
+
+
+def some(now: Progress) -> bool:
+    return now.figures.counts["durable"] > 300
 
 
 def checked(exercise: Exercise) -> Summary:
@@ -52,7 +60,10 @@ def checked(exercise: Exercise) -> Summary:
 
 @pytest.mark.slow
 def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str, tmp_path: Path) -> None:
-    exercise = loaded(local_url, tmp_path / "ledgers", PLAN)
+    def enough(now: Progress) -> object:
+        return some(now) and now.killed and now.closed and now.figures.counts["records_collected"]
+
+    exercise = loaded(local_url, tmp_path / "ledgers", PLAN, enough)
     summary = checked(exercise)
 
     assert summary.sound, summary.checked.shown
@@ -73,8 +84,11 @@ def test_nothing_is_found_in_a_directory_whose_writers_are_killed(local_url: str
 def test_nothing_is_found_on_s3_behind_a_network_that_leaves_puts_open(
     s3_url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
+    def enough(now: Progress) -> object:
+        return some(now) and now.killed and now.figures.counts["unanswered"]
+
     with listening(RoughProxy(s3_endpoint)) as proxy:
-        exercise = loaded(through(s3_url, proxy), tmp_path / "ledgers", PLAN)
+        exercise = loaded(through(s3_url, proxy), tmp_path / "ledgers", PLAN, enough)
         summary = checked(exercise)
         print(proxy.fired)
 
@@ -90,14 +104,15 @@ def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Pat
     kept: dict[str, bytes] = {}
     store = tmp_path / "store"
 
-    def keep(_now: Progress) -> None:
-        """Keep the first manifest that names a record."""
+    def replaced(now: Progress) -> bool:
+        """Keep the first manifest that names a record; return whether there was a later one."""
         found = [path for path in store.glob(f"exercise/*/{log}/manifest/*") if path.stat().st_size]
-        if found and _now.figures.counts["durable"] and not kept:
+        if found and now.figures.counts["durable"] and not kept:
             kept[str(found[0])] = found[0].read_bytes()
+        return some(now) and any(Path(path).read_bytes() != data for path, data in kept.items())
 
-    plan = replace(PLAN, duration_s=5, maintenance=False)
-    exercise = loaded(local_url, tmp_path / "ledgers", plan, keep)
+    plan = replace(PLAN, maintenance=False)
+    exercise = loaded(local_url, tmp_path / "ledgers", plan, replaced)
     for path, data in kept.items():
         (tmp_path / path).write_bytes(data)
     summary = checked(exercise)
@@ -110,8 +125,7 @@ def test_log_that_lost_its_newest_commits_is_found(local_url: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str, tmp_path: Path) -> None:
-    plan = replace(PLAN, duration_s=3, maintenance=False)
-    exercise = loaded(local_url, tmp_path / "ledgers", plan)
+    exercise = loaded(local_url, tmp_path / "ledgers", replace(PLAN, maintenance=False), some)
     lost = Append(
         process="p99.0",
         number=1,
@@ -133,7 +147,7 @@ def test_record_that_a_ledger_has_and_the_log_has_not_is_missing(local_url: str,
 
 @pytest.mark.slow
 def test_log_whose_fragment_is_gone_is_unsound(local_url: str, tmp_path: Path) -> None:
-    exercise = loaded(local_url, tmp_path / "ledgers", replace(PLAN, duration_s=3, maintenance=False))
+    exercise = loaded(local_url, tmp_path / "ledgers", replace(PLAN, maintenance=False), some)
     place = run_store(open_store(local_url), exercise.run)
     fragment = next(each.path for each in place.list_objects(f"{log_name(0)}/") if each.path.endswith(".parquet"))
     place.delete(fragment)
