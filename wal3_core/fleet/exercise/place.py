@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from wal3_core.errors import InvalidRequestError
+from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.log.maintain.destroyer import destroy
+from wal3_core.options import RetryOptions
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.object_store import FolderStore
 from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import for_store, until_answered
 from wal3_core.workers import Share
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
+T = TypeVar("T")
 # The folder of all exercises of a store.
 EXERCISES = "exercise/"
 _RUN = re.compile(r"run-\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
@@ -75,17 +80,25 @@ def remove(store: ObjectStore, run: str, runtime: Runtime, progress: Callable[[i
     the number of logs destroyed, and of all.
     """
     place = patient(run_store(store, run), runtime)
-    logs = list(list_logs(place))
+    answered = partial(_answered, for_store(RetryOptions(), place), runtime)
+    logs = answered(lambda: list(list_logs(place)))
     for name in logs:
         _check_own(run, name)
     for done, name in enumerate(logs):
         progress(done, len(logs))
-        destroy(place, name, also_pinned=True, runtime=runtime)
+        # Tried again, it may find that it was done.
+        with suppress(LogNotFoundError):
+            answered(partial(destroy, place, name, also_pinned=True, runtime=runtime))
     # No log of this name begins again, so nothing needs the documents that say it was destroyed.
-    for found in list(place.list_objects("")):
+    for found in answered(lambda: list(place.list_objects(""))):
         _check_own(run, found.path)
-        place.delete(found.path)
+        answered(partial(place.delete, found.path))
     return len(logs)
+
+
+def _answered(retry: RetryOptions, runtime: Runtime, step: Callable[[], T]) -> T:
+    """Do a step of a removal, again while the store does not answer: what is left would cost the store's user money."""
+    return until_answered(step, retry, runtime)
 
 
 def _check_own(run: str, name: str) -> None:
