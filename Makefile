@@ -37,7 +37,7 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgroup
 
-test: java setup lint types ## Everything that must hold: linters, types, tests (some 18 minutes on two cores)
+test: java setup lint types ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
 	$(PYTEST) -m "not repeat"
 
 test-all: test ## The same, then the specification on every kind of store, faults at every call, and deliberate defects

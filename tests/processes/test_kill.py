@@ -61,7 +61,7 @@ def live_and_die(chance: random.Random, job: Job) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.repeat_on("local")
+@pytest.mark.repeat_on("s3")
 def test_writers_killed_at_random_moments_lose_no_acknowledged_record(store_url: str, journals: Path) -> None:
     print(f"replay: WAL3_TEST_SEED={SEED} WAL3_TEST_KILLS={KILLS} pytest {__file__} -k random_moments")
     chance = random.Random(f"{SEED} {store_url.split(':', 1)[0]}")
