@@ -40,6 +40,7 @@ def fill(store: ObjectStore, count: int) -> list[Record]:
     return list(LogReader.open(store, LOG).records())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name)
 def test_append_is_in_the_log_once_whatever_happens_to_its_put(
@@ -60,6 +61,7 @@ def test_append_is_in_the_log_once_whatever_happens_to_its_put(
     check_promises(store, LOG, read_journals(journals))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["/log/", "MANIFEST"])
 @pytest.mark.parametrize("fault", READ_FAULTS, ids=lambda fault: fault.name)
 def test_read_recovers_from_one_failed_request_and_is_complete(

@@ -329,6 +329,7 @@ def test_full_copy_s_own_file_is_used_whatever_this_version_would_write(
     assert data(store, A) == before
 
 
+@pytest.mark.slow
 def test_huge_object_in_a_fragment_s_place_is_not_loaded_and_named(local_url: str) -> None:
     store = open_store(local_url)
     fill(store, A, 2)

@@ -207,6 +207,7 @@ def test_log_with_other_records_is_refused_and_left_alone(
     assert ingested(memory_store) == others
 
 
+@pytest.mark.slow
 def test_log_with_more_records_than_the_history_is_refused(memory_store: MemoryStore, repository: Repository) -> None:
     with LogWriter.open_or_initialize(memory_store, LOG) as writer:
         writer.append_many([*replay(repository.path), Message(b"x", b"more")])
