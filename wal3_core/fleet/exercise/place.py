@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
 
-T = TypeVar("T")
 # The folder of all exercises of a store.
 EXERCISES = "exercise/"
 _RUN = re.compile(r"run-\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
@@ -80,25 +79,21 @@ def remove(store: ObjectStore, run: str, runtime: Runtime, progress: Callable[[i
     the number of logs destroyed, and of all.
     """
     place = patient(run_store(store, run), runtime)
-    answered = partial(_answered, for_store(RetryOptions(), place), runtime)
-    logs = answered(lambda: list(list_logs(place)))
+    # What is left would cost the store's user money: each step is tried again while the store does not answer.
+    retry = for_store(RetryOptions(), place)
+    logs = until_answered(lambda: list(list_logs(place)), retry, runtime)
     for name in logs:
         _check_own(run, name)
     for done, name in enumerate(logs):
         progress(done, len(logs))
         # Tried again, it may find that it was done.
         with suppress(LogNotFoundError):
-            answered(partial(destroy, place, name, also_pinned=True, runtime=runtime))
+            until_answered(partial(destroy, place, name, also_pinned=True, runtime=runtime), retry, runtime)
     # No log of this name begins again, so nothing needs the documents that say it was destroyed.
-    for found in answered(lambda: list(place.list_objects(""))):
+    for found in until_answered(lambda: list(place.list_objects("")), retry, runtime):
         _check_own(run, found.path)
-        answered(partial(place.delete, found.path))
+        until_answered(partial(place.delete, found.path), retry, runtime)
     return len(logs)
-
-
-def _answered(retry: RetryOptions, runtime: Runtime, step: Callable[[], T]) -> T:
-    """Do a step of a removal, again while the store does not answer: what is left would cost the store's user money."""
-    return until_answered(step, retry, runtime)
 
 
 def _check_own(run: str, name: str) -> None:
