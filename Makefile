@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-fleet bench-startup docs history clean
+.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): about 2 GB (Spark, Dagster, the tools), once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[orchestration]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[orchestration,fast,feed,queue]' --group dev
 	@# The S3 server that the tests talk to pins libraries of its own, so it gets its own environment.
 	$(PYTHON) -m venv .venv-ministack
 	.venv-ministack/bin/python -m pip install --quiet --disable-pip-version-check ministack==1.5.33
@@ -33,8 +33,8 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
-# In parallel workers, each with an S3 server of its own; one more than there are cores, as some tests mostly wait.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# In parallel workers, each with an S3 server of its own; two more than there are cores, as many tests mostly wait.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgroup
 
 test: java setup lint types ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
@@ -44,7 +44,7 @@ test-all: test ## The same, then the specification on every kind of store, fault
 	$(PYTEST) -m repeat
 
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
-	$(PYTEST) -m "not slow and not spark and not repeat" -o timeout=30
+	$(PYTEST) -m "not slow and not spark and not repeat" -o faulthandler_timeout=120
 
 lint: setup
 	$(BIN)/ruff check .
@@ -61,8 +61,8 @@ test-s3-real: setup ## The store suite, the S3 specification and the policies on
 
 SEEDS ?= 2000
 FIRST ?= 0
-sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0
-	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS)
+sim: setup ## Simulated worlds: make sim SEEDS=2000 FIRST=0; VIEWS=1: of subscriptions and consumers by key; QUEUES=1: of delay queues
+	$(BIN)/python -m tests.faults.campaign --first $(FIRST) --seeds $(SEEDS) $(if $(filter 1,$(VIEWS)),--views)$(if $(filter 1,$(QUEUES)),--queues)
 
 sim-coverage: setup ## Which branches of the protocol the simulated worlds take
 	$(BIN)/coverage run --branch --concurrency=greenlet --include='wal3_core/log/**,wal3_core/storage/documents/*,wal3_core/model/manifest.py,wal3_core/model/tree.py' \
@@ -71,20 +71,24 @@ sim-coverage: setup ## Which branches of the protocol the simulated worlds take
 
 crashes: setup ## Every store call of every scenario with every fault; PAIRS=1 adds a second one after an ambiguous one
 	$(BIN)/python -m tests.faults.crashes $(if $(filter 1,$(PAIRS)),--pairs)
+	WAL3_TEST_STRIDE=1 $(BIN)/pytest tests/queue/test_crashes.py -o faulthandler_timeout=0
 
-mutants: setup ## How many simulated worlds each deliberate defect takes to be found
-	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000
+mutants: setup ## How many simulated worlds each deliberate defect takes to be found; QUEUES=1: those of delay queues
+	$(BIN)/python -m tests.faults.campaign --sensitivity --seeds 1000 $(if $(filter 1,$(QUEUES)),--queues)
 
 canary: setup ## A campaign that must fail: it succeeds when the defect it carries is found
 	$(BIN)/python -m tests.faults.campaign --seeds $(SEEDS) --canary --mutant "an unanswered CAS is taken for failed"
 
 CASES ?= 50000
 fuzz: setup ## Damaged and hostile Parquet files: make fuzz CASES=50000 FIRST=0
-	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py -o timeout=0
+	WAL3_FUZZ_CASES=$(CASES) WAL3_FUZZ_FIRST=$(FIRST) $(BIN)/pytest tests/hostile/test_parquet_fuzz.py -o faulthandler_timeout=0
 
 kills: setup ## 1,000 killed writers, crowds of writers, 10,000 of one append, and a faulty network
-	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o timeout=0
-	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py -o timeout=0
+	WAL3_TEST_KILLS=1000 WAL3_TEST_SEEDS=20 WAL3_TEST_APPENDS=400 $(BIN)/pytest tests/processes -o faulthandler_timeout=0
+	WAL3_TEST_WRITERS=10000 $(BIN)/pytest tests/spec/test_41_short_writers.py -o faulthandler_timeout=0
+
+queue-kills: setup ## The broker of a delay queue killed 100 times under load
+	WAL3_TEST_QUEUE_KILLS=100 $(BIN)/pytest tests/processes/test_queue_kill.py -o faulthandler_timeout=0
 
 power: setup ## Power cuts at every step of the local store
 	WAL3_POWER_EVERY_STEP=1 $(BIN)/pytest tests/power
@@ -105,8 +109,26 @@ bench-collection: setup ## A log of 200,000 fragments is collected while it grow
 bench-reading: setup ## The first record and a full walk of logs of up to 100,000 fragments: requests, round trips, memory
 	PYTHONPATH=. $(BIN)/python benchmarks/reading.py
 
+bench-hashing: setup ## Records hashed in SIMD lanes beside hashlib: setsums, appends, verified scans
+	PYTHONPATH=. $(BIN)/python benchmarks/hashing.py
+
 bench-fleet: setup ## Many logs in one process: memory, throughput, fairness, what marking adds (some ten minutes)
 	PYTHONPATH=. $(BIN)/python benchmarks/fleet.py
+
+bench-compaction: java setup ## Key compaction on Spark beside a plain aggregation; bytes moved; memory (10,000,000 records)
+	PYTHONPATH=. $(BIN)/python benchmarks/key_compaction.py
+
+bench-keyed: setup ## Keyed logs beside SlateDB (pip install slatedb): appends, scans, counts, lag; of 1,000 and of 1,000,000 keys
+	PYTHONPATH=. $(BIN)/python benchmarks/keyed.py
+
+bench-queue: setup ## A delay queue beside litequeue, persist-queue (pip install both) and beanstalkd (apt-get install it)
+	PYTHONPATH=. $(BIN)/python benchmarks/delay_queue.py
+
+bench-feed: setup ## Replay rate of a feed; publish to receive, with and without it, beside plain fan-out
+	PYTHONPATH=. $(BIN)/python benchmarks/feed.py
+
+bench-latency: setup ## Latency, requests and price of appends at S3's latencies, in simulated time (some ten minutes)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.latency
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

@@ -13,6 +13,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -100,6 +101,7 @@ def throughput(folders: dict[str, Path]) -> None:
         "store",
         "record",
         "append",
+        "append of tables",
         "verified scan",
         "unverified scan",
         "SHA3 at length",
@@ -122,27 +124,58 @@ def _throughput_row(folder: Path, size: int) -> list[str]:
     volume = VOLUME // 4 if size == 100 else VOLUME
     group = [os.urandom(size) for _ in range(4 * 2**20 // size)]
     groups = volume // (size * len(group))
-    appended, verified, unverified, limits = [], [], [], []
+    rows = pa.table({"body": pa.array(group, pa.binary())})
+    appended, from_tables, verified, unverified, limits = [], [], [], [], []
     for _ in range(ROUNDS):
         limits.append(sha3_limit())
         log = f"bench-{uuid.uuid4().hex}"
         with LogWriter.open_or_initialize(store, log) as writer:
-            appended.append(_timed(lambda writer=writer: _append_groups(writer, group, groups)))
+            appended.append(_timed(partial(_repeat, writer, partial(writer.submit_many, group), groups)))
+        with LogWriter.open_or_initialize(store, f"{log}-from-tables") as writer:
+            from_tables.append(_timed(partial(_repeat, writer, partial(writer.submit_table, rows), groups)))
         for times, verify in ((verified, True), (unverified, False)):
             reader = LogReader.open(store, log, options=ReaderOptions(verify=verify))
             times.append(_timed(lambda reader=reader: [len(batch) for batch in reader.batches()]))
     total = groups * len(group) * size / MB
     limit, each = max(limits), sha3_of_each(group)
     append, scan = total / min(appended), total / min(verified)
-    figures = [append, scan, total / min(unverified), limit, each, raw_parquet(group), synced_write(folder)]
+    figures = [
+        append,
+        total / min(from_tables),
+        scan,
+        total / min(unverified),
+        limit,
+        each,
+        raw_parquet(group),
+        synced_write(folder),
+    ]
     shares = [f"{rate / limit:.2f}, {rate / each:.2f}" for rate in (append, scan)]
     return [*(f"{figure:,.0f}" for figure in figures), *shares]
 
 
-def _append_groups(writer: LogWriter, group: list[bytes], groups: int) -> None:
+def _repeat(writer: LogWriter, submit: Callable[[], object], groups: int) -> None:
     for _ in range(groups):
-        writer.submit_many(group)
+        submit()
     writer.flush()
+
+
+def singles(folders: dict[str, Path]) -> None:
+    table = Table(title="Single records of 100 B from one thread: submit of each, then flush")
+    for name in ("store", "records/s", "CPU of the caller, µs", "CPU of the process, µs"):
+        table.add_column(name, justify="right")
+    body, count = os.urandom(100), 100_000
+    for name, folder in folders.items():
+        with LogWriter.open_or_initialize(open_store(folder.as_uri()), f"singles-{uuid.uuid4().hex}") as writer:
+            writer.append(body)
+            began = time.perf_counter(), time.thread_time(), time.process_time()
+            for _ in range(count):
+                writer.submit(body)
+            caller = time.thread_time() - began[1]
+            writer.flush()
+            elapsed, process = time.perf_counter() - began[0], time.process_time() - began[2]
+        figures = (caller / count * 1e6, process / count * 1e6)
+        table.add_row(name, f"{count / elapsed:,.0f}", *(f"{figure:.1f}" for figure in figures))
+    console.print(table)
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -246,6 +279,7 @@ def main() -> None:
             # Without a disk only the library's own cost is left.
             folders["memory"] = Path(stack.enter_context(TemporaryDirectory(dir=MEMORY_FOLDER)))
         throughput(folders)
+        singles(folders)
         endpoint = stack.enter_context(s3_server())
         s3 = open_store(f"{use_endpoint(endpoint)}/{uuid.uuid4().hex}")
         latency({"disk": open_store(disk.as_uri()), "S3 (MiniStack)": s3})

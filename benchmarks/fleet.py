@@ -18,20 +18,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.slow_store import CAS_S, PUT_S, SlowStore
 from tests.stores import CountingStore
 from wal3_core import DirtyLog, Fleet, FleetOptions, LogReader, LogWriter, ThreadRuntime, open_store
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wal3_core.storage.object_store import Buffer, Etag, NotModified, ObjectMeta, PutOutcome, Versioned
 
 OPEN_LOGS = 5000
 WRITTEN_LOGS = 1000
@@ -43,57 +38,7 @@ COLD_CALLERS = (1, 4, 16, 64)
 LONG_LOG = 1000
 BODY = os.urandom(100)
 CREATING = FleetOptions(creates=True)
-# Medians that Amazon publishes, or that are measured from one region: PUT, conditional PUT, GET.
-PUT_S, CAS_S, GET_S = 0.028, 0.058, 0.020
 console = Console(width=140)
-
-
-class SlowStore:
-    """A store in memory that answers as slowly as S3. ``spread`` is the sigma of log-normal latencies."""
-
-    def __init__(self, spread: float = 0.0) -> None:
-        self._inner = MemoryStore(shared_runtime(), name=uuid.uuid4().hex)
-        self._spread = spread
-        self.requests: Counter[str] = Counter()
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def _answer(self, kind: str, path: str, seconds: float) -> None:
-        self.requests[f"{kind} {'dirty' if path.startswith('dirty/') else 'logs'}"] += 1
-        time.sleep(seconds * (random.lognormvariate(0, self._spread) if self._spread else 1))
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
-        self._answer("GET", path, GET_S)
-        return self._inner.read(path, start=start, length=length)
-
-    def get(
-        self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None
-    ) -> Versioned | NotModified | None:
-        self._answer("GET", path, GET_S)
-        return self._inner.get(path, if_none_match=if_none_match, length_max=length_max)
-
-    def create(self, path: str, data: Buffer) -> PutOutcome:
-        self._answer("PUT", path, PUT_S)
-        return self._inner.create(path, data)
-
-    def replace(self, path: str, data: Buffer, etag: Etag) -> PutOutcome:
-        self._answer("CAS", path, CAS_S)
-        return self._inner.replace(path, data, etag)
-
-    def head(self, path: str) -> ObjectMeta | None:
-        self._answer("GET", path, GET_S)
-        return self._inner.head(path)
-
-    def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
-        return self._inner.list_objects(folder, start_after=start_after)
-
-    def list_folders(self, folder: str) -> list[str]:
-        return self._inner.list_folders(folder)
-
-    def delete(self, path: str) -> None:
-        self._inner.delete(path)
 
 
 def resident_bytes() -> int:

@@ -7,6 +7,12 @@ Everything is kept below --folder; a second call with the same folder goes on fr
 logs are marked in a dirty log, and found by the sensor `dirty_logs`:
 
     PYTHONPATH=. .venv/bin/python benchmarks/fleet_dagster.py --logs 10000 --steps fill,dirty
+
+A day of schedules in which a server also marks what it appends, with a round of that sensor in each hour:
+
+    PYTHONPATH=. .venv/bin/python benchmarks/fleet_dagster.py --logs 2000 --steps fill,first,rounds
+
+With --moving, a consumer is done with each record before the round, so that the round collects every log.
 """
 
 from __future__ import annotations
@@ -48,6 +54,7 @@ compute_logs:
 RUN_KEY = "dagster/run_key"
 SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # The day of routine maintenance: discovery each hour, after 50 logs changed; one verification and one plan of all.
+# In the step "rounds" these logs are marked, and get their maintenance in the same hour.
 HOURS = 24
 CHANGED_PER_HOUR = 50
 # How many logs are dirty, and how often that is repeated.
@@ -124,15 +131,17 @@ class Bench:
         self.defs = defs()
         self.instance = DagsterInstance.from_config(str(self.home))
         self.cursors: dict[str, str | None] = {}
+        self.added: Counter[str] = Counter()
 
     @contextmanager
-    def measured(self, what: str) -> Iterator[None]:
-        """Print what the block takes: seconds, events, and bytes."""
+    def measured(self, what: str, *, part: str = "") -> Iterator[None]:
+        """Print what the block takes: seconds, events, and bytes; add the bytes to those of a part of the day."""
         before, events, begun_s = bytes_of(self.home), events_of(self.home), time.perf_counter()
         yield
         taken_s = time.perf_counter() - begun_s
         more = events_of(self.home) - events
         kinds = {kind: count for kind, count in sorted(more.items()) if kind and kind.startswith("ASSET_")}
+        self.added[part] += bytes_of(self.home) - before
         print(
             f"{what:<44} {taken_s:8.1f} s {sum(more.values()):7,} events"
             f" {(bytes_of(self.home) - before) / 1e6:8.2f} MB  {kinds}",
@@ -147,13 +156,16 @@ class Bench:
             data = found.evaluate_tick(context)
         return self.accept(sensor, data)
 
-    def roll_up(self) -> tuple[Sequence[RunRequest], str]:
+    def roll_up(self, **limits: float) -> tuple[Sequence[RunRequest], str]:
         """Evaluate the sensor on the dirty logs, as if every marked log and every look were due."""
         from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs  # noqa: PLC0415 - see above
         from wal3_orchestration.resources import RollUpResource  # noqa: PLC0415
         from wal3_orchestration.scope import Scope  # noqa: PLC0415
 
-        resources = {"store": self.defs.resources["store"], "rollup": RollUpResource(age_s_max=0.0, period_s=0.0)}  # type: ignore[index]
+        resources = {
+            "store": self.defs.resources["store"],
+            "rollup": RollUpResource(age_s_max=0.0, period_s=0.0, **limits),
+        }  # type: ignore[index, arg-type]
         cursor = self.cursors.get("dirty_logs")
         with build_sensor_context(self.instance, cursor=cursor, resources=resources) as context:
             found = roll_up_dirty_logs(Scope(), context)
@@ -195,7 +207,7 @@ class Bench:
     def discover(self, what: str) -> None:
         """Look at all logs as if the last look had been long ago; of many logs it takes several ticks."""
         self.cursors.pop("discovery", None)
-        with self.measured(f"{what}: discovery"):
+        with self.measured(f"{what}: discovery", part="discovery"):
             ticks, longest_s, cursor = 0, 0.0, ""
             while ticks == 0 or '"after": "t' in cursor:
                 begun_s = time.perf_counter()
@@ -208,7 +220,7 @@ class Bench:
         """Do what the nightly and the daily schedule start."""
         for schedule in ("nightly_verification", "daily_collection"):
             job, requests = self.scheduled(schedule)
-            with self.measured(f"{what}: {job}"):
+            with self.measured(f"{what}: {job}", part=job):
                 self.run(job, requests)
 
 
@@ -317,6 +329,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".bench/fleet-dagster"))
     parser.add_argument("--steps", default="fill,first,again,day,pages")
     parser.add_argument("--hours", type=int, default=HOURS, help="how long the day is")
+    parser.add_argument("--moving", action="store_true", help="in the step rounds, move each log's cursor to its end")
     parser.add_argument("--shots", type=Path, help="where to put a picture of each page")
     options = parser.parse_args()
     steps = options.steps.split(",")
@@ -334,6 +347,8 @@ def main() -> None:
         bench.daily("unchanged")
     if "day" in steps:
         day(bench, options.logs, options.hours)
+    if "rounds" in steps:
+        rounds(bench, options.logs, options.hours, moving=options.moving)
     if "dirty" in steps:
         dirty(bench, options.logs)
     if "pages" in steps:
@@ -372,6 +387,43 @@ def day(bench: Bench, logs: int, hours: int) -> None:
                 append(bench.store, name_of(number * 7 % logs))
             bench.discover(f"hour {hour}")
         bench.daily("night")
+
+
+def rounds(bench: Bench, logs: int, hours: int, *, moving: bool) -> None:
+    """Do the same as ``day`` to logs that are marked; in each hour the sensor has them maintained."""
+    from wal3_orchestration import recording  # noqa: PLC0415 - see Bench
+
+    passed_hours = recording.PASSED_S // 3600
+    bench.added.clear()
+    with bench.measured("the whole day", part="the whole day"):
+        for hour in range(hours):
+            names = [name_of((hour * CHANGED_PER_HOUR + number) * 7 % logs) for number in range(CHANGED_PER_HOUR)]
+            with Fleet.open(bench.store, server="bench") as fleet:
+                for log in names:
+                    fleet.append(log, b"one more record")
+            if moving:
+                move(bench.store, names)
+            bench.discover(f"hour {hour}")
+            with bench.measured(f"hour {hour}: round", part="rounds"):
+                # As if the hours took their time: checks that pass are recorded again.
+                recording.PASSED_S = 0 if hour % passed_hours == 0 else 24 * 3600
+                # The second tick finishes the round. In a real hour, the dirty log is not quiet for long enough.
+                for _ in range(2):
+                    asked, _ = bench.roll_up(quiet_s=24 * 3600.0)
+                    bench.run("", asked)
+        bench.daily("night")
+    for part, added in bench.added.items():
+        print(f"{part or 'other':<44} {added / 1e6:8.2f} MB", flush=True)
+
+
+def move(store: ObjectStore, logs: Iterable[str]) -> None:
+    """Move each log's cursor to its last fragment, which a collection keeps."""
+    for log in logs:
+        last = max(LogReader.open(store, log).manifest().fragments, key=lambda each: each.seq_no)
+        cursors = CursorStore(store, log)
+        witness = cursors.load("reader")
+        assert witness is not None
+        cursors.save("reader", last.start, witness)
 
 
 if __name__ == "__main__":

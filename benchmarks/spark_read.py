@@ -1,4 +1,7 @@
-"""Read one log in Spark: verified, not verified, one column only, and its Parquet files by Spark itself.
+"""Read one log in Spark: verified, not verified, one column only, as a stream, and its Parquet files by Spark itself.
+
+Then write its bodies to new logs: by one task each, whose fragments are installed as they are, and by several tasks,
+whose fragments the driver writes again.
 
 python benchmarks/spark_read.py [records] [bytes] [fragments]
 """
@@ -9,6 +12,8 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +22,8 @@ from wal3_core.spark import local_session, verify_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
 
 LOG = "bench"
 CORES = 2
@@ -43,10 +50,29 @@ def timed(name: str, records: int, run: Callable[[], object]) -> None:
     print(f"{name:44} {best:6.2f} s {records / best:10,.0f} records/s", flush=True)
 
 
+def stream_and_write(spark: SparkSession, url: str, parquet: str, columns: str, records: int) -> None:
+    numbers = count()
+
+    def follow() -> None:
+        options = {"store": url, "log": LOG, "columns": columns}
+        writer = spark.readStream.format("wal3").options(**options).load().writeStream.format("noop")
+        writer = writer.option("checkpointLocation", f"{url}-checkpoints/{next(numbers)}")
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def write(tasks: int) -> None:
+        rows = spark.read.parquet(parquet).select("body").coalesce(tasks)
+        options = {"store": url, "log": f"copy-{next(numbers)}", "create": "true"}
+        rows.write.format("wal3").options(**options).mode("append").save()
+
+    timed("wal3, verified, as a stream", records, follow)
+    for tasks in (1, CORES):
+        timed(f"df.write, {tasks} tasks", records, partial(write, tasks))
+
+
 def main() -> None:
     records, record_bytes, fragments = map(int, [*sys.argv[1:], *DEFAULTS[len(sys.argv) - 1 :]])
     with tempfile.TemporaryDirectory() as folder:
-        url = Path(folder).as_uri()
+        url = (Path(folder) / "store").as_uri()
         fill(url, records=records, record_bytes=record_bytes, fragments=fragments)
         reader = LogReader.open(open_store(url), LOG)
         print(f"{records:,} records of {record_bytes} bytes in {len(reader.scan())} fragments, {CORES} cores")
@@ -75,6 +101,7 @@ def main() -> None:
             records,
             lambda: spark.read.parquet(parquet).write.format("noop").mode("overwrite").save(),
         )
+        stream_and_write(spark, url, parquet, wanted, records)
         timed("verify_logs", records, lambda: [r.num_records for r in verify_logs(spark, url, [LOG])])
         spark.stop()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -31,8 +33,10 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 # One Spark session serves all their tests that start one: these run in one worker, beside the others.
 _ON_SPARK = {"orchestration", "spark"}
+_SPARK_RAN = pytest.StashKey[bool]()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay together when they run in several workers, and which repeat others."""
     for item in items:
@@ -45,6 +49,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if _store_of(item) in left:
             item.add_marker(pytest.mark.repeat)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Give the teardown a deadline too: the others end with the first failure of a test."""
+    timeout_s = float(item.config.getini("faulthandler_timeout"))
+    if timeout_s > 0:
+        faulthandler.dump_traceback_later(timeout_s, exit=True)
+    result = yield
+    if _spark_runs() and not item.config.stash.get(_SPARK_RAN, False):
+        item.config.stash[_SPARK_RAN] = True
+        # Else each worker of a run would start a JVM.
+        assert item.get_closest_marker("spark"), f"{item.nodeid} starts a Spark session: mark it spark"
+    return result
+
+
+def _spark_runs() -> bool:
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.SparkContext._active_spark_context is not None
 
 
 def _store_of(item: pytest.Item) -> object:

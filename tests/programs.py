@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEADLINE_S = 300
+DEADLINE_S = 600
 _SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 # Not by preexec_fn, which runs Python between fork and exec, where another thread's locks stay held for ever.
 _START = """import os, signal, sys

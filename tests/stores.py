@@ -43,13 +43,14 @@ def life_path(store: ObjectStore, log: str, path: str) -> str:
 
 
 class CountingStore:
-    """Counts requests by kind, and the bytes written to each path's first part."""
+    """Counts requests by kind, the bytes that reads gave, and the bytes written to each path's first part."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
         self._lock = threading.Lock()
         self.requests: Counter[str] = Counter()
         self.written: Counter[str] = Counter()
+        self.bytes_read = 0
 
     @property
     def url(self) -> str:
@@ -63,7 +64,10 @@ class CountingStore:
 
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         self._count("read")
-        return self._inner.read(path, start=start, length=length)
+        found = self._inner.read(path, start=start, length=length)
+        with self._lock:
+            self.bytes_read += len(found or b"")
+        return found
 
     def get(
         self, path: str, *, if_none_match: Etag | None = None, length_max: int | None = None

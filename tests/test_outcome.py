@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, as_completed, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 
 import pytest
 
@@ -47,6 +55,7 @@ def test_coroutine_that_is_cancelled_leaves_it_to_be_set() -> None:
     assert (outcome.result(), outcome.exception(), outcome.done(), outcome.running()) == (1, None, True, False)
     assert not outcome.cancel()
     assert not outcome.cancelled()
+    assert outcome.set_running_or_notify_cancel()
 
 
 def test_it_is_set_once() -> None:
@@ -57,6 +66,60 @@ def test_it_is_set_once() -> None:
         outcome.set_exception(KeyError("missing"))
 
     assert outcome.result() == 1
+
+
+def test_it_is_set_once_even_to_the_same_value() -> None:
+    outcome = Outcome[None]()
+    outcome.set_result(None)
+
+    with pytest.raises(InvalidStateError):
+        outcome.set_result(None)
+    with pytest.raises(InvalidStateError):
+        outcome.set_exception(None)
+
+
+def test_functions_over_several_futures_take_those_that_are_set_already() -> None:
+    result, failure, later = Outcome[int](), Outcome[int](), Outcome[int]()
+    result.set_result(1)
+    failure.set_exception(KeyError("missing"))
+
+    assert wait([result, failure, later], 0).done == {result, failure}
+    assert wait([result, later], DONE_S_MAX, return_when=FIRST_COMPLETED).done == {result}
+    assert wait([failure, later], DONE_S_MAX, return_when=FIRST_EXCEPTION).done == {failure}
+    later.set_result(2)
+    assert set(as_completed([result, failure, later], DONE_S_MAX)) == {result, failure, later}
+    assert wait([result, failure, later], DONE_S_MAX).not_done == set()
+
+
+def test_all_are_waited_for_while_other_threads_set_them() -> None:
+    """It is set, and its condition made, in any order; none of the two threads misses the other."""
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(200):
+            outcomes = [Outcome[int]() for _ in range(8)]
+            setting = [pool.submit(outcome.set_result, number) for number, outcome in enumerate(outcomes)]
+
+            found = wait(outcomes, DONE_S_MAX)
+
+            assert found.not_done == set()
+            assert [outcome.result(0) for outcome in outcomes] == list(range(8))
+            assert wait(setting, DONE_S_MAX).not_done == set()
+
+
+def test_one_of_two_threads_sets_it() -> None:
+    def attempt(outcome: Outcome[int], number: int) -> bool:
+        try:
+            outcome.set_result(number)
+        except InvalidStateError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(200):
+            outcome = Outcome[int]()
+            done = list(pool.map(attempt, [outcome] * 4, range(4), timeout=DONE_S_MAX))
+
+            assert done.count(True) == 1
+            assert done[outcome.result(0)]
 
 
 def test_each_callback_is_called_once_whenever_it_is_added(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for folder in ("wal3_core", "wal3_orchestration") for path in (ROOT / folder).rglob("*.py"))
-EVERYTHING = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+BESIDE = ("tests", "benchmarks", "examples")
+EVERYTHING = [*SOURCES, *(path for folder in BESIDE for path in sorted((ROOT / folder).rglob("*.py")))]
 MODULE_LINES_MAX = 400
 TEST_MODULE_LINES_MAX = 500
 CLASS_LINES_MAX = 250
@@ -111,7 +112,7 @@ DIALECT = {
 }
 TEXTS = sorted(
     path
-    for pattern in ("*.md", "*.toml", "Makefile", "docs/**/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "*.toml", "Makefile", "docs/**/*.md", "tests/**/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"
 )

@@ -8,6 +8,15 @@ from importlib import import_module as _import_module
 
 # For type checkers; ``_HOMES`` below says the same at run time.
 if _typing.TYPE_CHECKING:
+    from wal3_core.compaction.compaction_options import KeyCompactorOptions as KeyCompactorOptions
+    from wal3_core.compaction.compactor import KeyCompactor as KeyCompactor
+    from wal3_core.compaction.engine import Engine as Engine
+    from wal3_core.compaction.losses import DropReason as DropReason
+    from wal3_core.compaction.receipt import Erased as Erased
+    from wal3_core.compaction.reports import KeyCompactionPlan as KeyCompactionPlan
+    from wal3_core.compaction.reports import KeyCompactionReport as KeyCompactionReport
+    from wal3_core.compaction.reports import KeyInstallReport as KeyInstallReport
+    from wal3_core.compaction.verifying import Verification as Verification
     from wal3_core.errors import AppendError as AppendError
     from wal3_core.errors import AppendReplacedError as AppendReplacedError
     from wal3_core.errors import BackPressureError as BackPressureError
@@ -17,9 +26,12 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import ContentionError as ContentionError
     from wal3_core.errors import CorruptError as CorruptError
     from wal3_core.errors import CursorConflictError as CursorConflictError
+    from wal3_core.errors import FencedError as FencedError
     from wal3_core.errors import GarbageCollectedError as GarbageCollectedError
     from wal3_core.errors import HaltedError as HaltedError
     from wal3_core.errors import InvalidRequestError as InvalidRequestError
+    from wal3_core.errors import KeyCompactionRefusedError as KeyCompactionRefusedError
+    from wal3_core.errors import KeyRequiredError as KeyRequiredError
     from wal3_core.errors import LogError as LogError
     from wal3_core.errors import LogExistsError as LogExistsError
     from wal3_core.errors import LogNotFoundError as LogNotFoundError
@@ -27,10 +39,14 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import NotDurableError as NotDurableError
     from wal3_core.errors import OutdatedPlanError as OutdatedPlanError
     from wal3_core.errors import OverloadedError as OverloadedError
+    from wal3_core.errors import QueueFullError as QueueFullError
     from wal3_core.errors import SealedError as SealedError
+    from wal3_core.errors import StaleTokenError as StaleTokenError
     from wal3_core.errors import StoreDeniedError as StoreDeniedError
+    from wal3_core.errors import TailMismatchError as TailMismatchError
     from wal3_core.errors import UnavailableError as UnavailableError
     from wal3_core.errors import UnknownDurabilityError as UnknownDurabilityError
+    from wal3_core.errors import UnknownItemError as UnknownItemError
     from wal3_core.errors import UnmarkedError as UnmarkedError
     from wal3_core.errors import UnsuitableStoreError as UnsuitableStoreError
     from wal3_core.fleet.assignment import assigned as assigned
@@ -102,7 +118,11 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.manifest_parts import Seal as Seal
     from wal3_core.model.marker import Marker as Marker
     from wal3_core.model.parquet.decoding import Fragment as Fragment
+    from wal3_core.model.pass_record import PassRecord as PassRecord
+    from wal3_core.model.pass_record import Proof as Proof
     from wal3_core.model.pin import Pin as Pin
+    from wal3_core.model.policy import Cleanup as Cleanup
+    from wal3_core.model.policy import CompactionLimits as CompactionLimits
     from wal3_core.model.policy import Policy as Policy
     from wal3_core.model.position import AtTime as AtTime
     from wal3_core.model.position import LogPosition as LogPosition
@@ -119,6 +139,8 @@ if _typing.TYPE_CHECKING:
     from wal3_core.model.shape import Shape as Shape
     from wal3_core.model.snapshot import Snapshot as Snapshot
     from wal3_core.model.snapshot import SnapshotPointer as SnapshotPointer
+    from wal3_core.model.splice import Replacement as Replacement
+    from wal3_core.model.subscription import Subscribed as Subscribed
     from wal3_core.options import CollectorOptions as CollectorOptions
     from wal3_core.options import ConsumerOptions as ConsumerOptions
     from wal3_core.options import Limits as Limits
@@ -137,6 +159,41 @@ if _typing.TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta as ObjectMeta
     from wal3_core.storage.object_store import ObjectStore as ObjectStore
     from wal3_core.storage.open_store import open_store as open_store
+    from wal3_core.views.feed.feed_reader import FeedReader as FeedReader
+    from wal3_core.views.feed.feed_subscription import FeedSubscription as FeedSubscription
+    from wal3_core.views.feed.feed_writer import FeedWriter as FeedWriter
+    from wal3_core.views.feed.messages import Delivery as Delivery
+    from wal3_core.views.feed.messages import FeedMessage as FeedMessage
+    from wal3_core.views.feed.messages import Gap as Gap
+    from wal3_core.views.feed.subscription_options import SubscriptionOptions as SubscriptionOptions
+    from wal3_core.views.keyed.key_count import KeyCount as KeyCount
+    from wal3_core.views.keyed.keyed_consumer import KeyedConsumer as KeyedConsumer
+    from wal3_core.views.keyed.keyed_log import KeyedLog as KeyedLog
+    from wal3_core.views.keyed.keyed_options import KeyedOptions as KeyedOptions
+    from wal3_core.views.keyed.keyed_scan import KeyedScan as KeyedScan
+    from wal3_core.views.queue.definition import QueueDefinition as QueueDefinition
+    from wal3_core.views.queue.delay_queue import DelayQueue as DelayQueue
+    from wal3_core.views.queue.items import Enqueued as Enqueued
+    from wal3_core.views.queue.items import ItemState as ItemState
+    from wal3_core.views.queue.items import ItemStats as ItemStats
+    from wal3_core.views.queue.items import Leased as Leased
+    from wal3_core.views.queue.items import NewItem as NewItem
+    from wal3_core.views.queue.items import Peeked as Peeked
+    from wal3_core.views.queue.items import QueueStats as QueueStats
+    from wal3_core.views.queue.operations import Bury as Bury
+    from wal3_core.views.queue.operations import Define as Define
+    from wal3_core.views.queue.operations import Dequeue as Dequeue
+    from wal3_core.views.queue.operations import Enqueue as Enqueue
+    from wal3_core.views.queue.operations import Extend as Extend
+    from wal3_core.views.queue.operations import Kick as Kick
+    from wal3_core.views.queue.operations import Purge as Purge
+    from wal3_core.views.queue.operations import Release as Release
+    from wal3_core.views.queue.operations import Requeue as Requeue
+    from wal3_core.views.queue.queue_options import QueueOptions as QueueOptions
+    from wal3_core.views.queue.queue_reading import is_queue as is_queue
+    from wal3_core.views.queue.queue_reading import read_queue_dead as read_queue_dead
+    from wal3_core.views.queue.queue_reading import read_queue_head as read_queue_head
+    from wal3_core.views.queue.queue_reading import read_queue_stats as read_queue_stats
 
 # Each public name, and the module it comes from.
 _HOMES = {
@@ -145,11 +202,13 @@ _HOMES = {
     "AtTime": "wal3_core.model.position",
     "BackPressureError": "wal3_core.errors",
     "BootstrapReport": "wal3_core.log.write.bootstrap",
+    "Cleanup": "wal3_core.model.policy",
     "ClosedError": "wal3_core.errors",
     "CollectionRefusedError": "wal3_core.errors",
     "CollectionReport": "wal3_core.log.collect.collection",
     "Collector": "wal3_core.log.collect.collector",
     "CollectorOptions": "wal3_core.options",
+    "CompactionLimits": "wal3_core.model.policy",
     "ConditionNotMetError": "wal3_core.errors",
     "ConsumedRecord": "wal3_core.log.read.consumed",
     "Consumer": "wal3_core.log.read.consumer",
@@ -162,13 +221,23 @@ _HOMES = {
     "CursorConflictError": "wal3_core.errors",
     "CursorStore": "wal3_core.storage.documents.cursor_store",
     "Decision": "wal3_core.model.rollup",
+    "DelayQueue": "wal3_core.views.queue.delay_queue",
     "Deleter": "wal3_core.log.collect.deleter",
     "DeletionPart": "wal3_core.log.collect.deleter",
     "DeletionReport": "wal3_core.log.collect.deleter",
+    "Delivery": "wal3_core.views.feed.messages",
     "DestroyPart": "wal3_core.log.maintain.destroyer",
     "DestroyPlan": "wal3_core.log.maintain.destroyer",
     "DirtyLog": "wal3_core.fleet.dirty_log",
+    "DropReason": "wal3_core.compaction.losses",
     "DueDocument": "wal3_core.log.collect.deleter",
+    "Engine": "wal3_core.compaction.engine",
+    "Erased": "wal3_core.compaction.receipt",
+    "FeedMessage": "wal3_core.views.feed.messages",
+    "FeedReader": "wal3_core.views.feed.feed_reader",
+    "FeedSubscription": "wal3_core.views.feed.feed_subscription",
+    "FeedWriter": "wal3_core.views.feed.feed_writer",
+    "FencedError": "wal3_core.errors",
     "FinishedRollUp": "wal3_core.fleet.rollup",
     "Fleet": "wal3_core.fleet.fleet",
     "FleetOptions": "wal3_core.fleet.fleet_options",
@@ -176,11 +245,24 @@ _HOMES = {
     "Following": "wal3_core.log.read.following",
     "Fragment": "wal3_core.model.parquet.decoding",
     "FragmentPointer": "wal3_core.model.fragment",
+    "Gap": "wal3_core.views.feed.messages",
     "Garbage": "wal3_core.model.garbage",
     "GarbageCollectedError": "wal3_core.errors",
     "HaltedError": "wal3_core.errors",
     "HeldWriter": "wal3_core.fleet.fleet",
     "InvalidRequestError": "wal3_core.errors",
+    "KeyCompactionPlan": "wal3_core.compaction.reports",
+    "KeyCompactionRefusedError": "wal3_core.errors",
+    "KeyCompactionReport": "wal3_core.compaction.reports",
+    "KeyCompactor": "wal3_core.compaction.compactor",
+    "KeyCompactorOptions": "wal3_core.compaction.compaction_options",
+    "KeyCount": "wal3_core.views.keyed.key_count",
+    "KeyInstallReport": "wal3_core.compaction.reports",
+    "KeyRequiredError": "wal3_core.errors",
+    "KeyedConsumer": "wal3_core.views.keyed.keyed_consumer",
+    "KeyedLog": "wal3_core.views.keyed.keyed_log",
+    "KeyedOptions": "wal3_core.views.keyed.keyed_options",
+    "KeyedScan": "wal3_core.views.keyed.keyed_scan",
     "Lag": "wal3_core.log.read.consumed",
     "Limits": "wal3_core.options",
     "LogAt": "wal3_core.log.maintain.copier",
@@ -204,6 +286,7 @@ _HOMES = {
     "OutdatedPlanError": "wal3_core.errors",
     "OverloadedError": "wal3_core.errors",
     "Overtaken": "wal3_core.log.collect.pruner",
+    "PassRecord": "wal3_core.model.pass_record",
     "Pin": "wal3_core.model.pin",
     "PinStore": "wal3_core.storage.documents.pin_store",
     "Plan": "wal3_core.log.collect.planner",
@@ -211,10 +294,15 @@ _HOMES = {
     "PolicyStore": "wal3_core.storage.documents.policy_store",
     "Pressure": "wal3_core.model.pressure",
     "Problem": "wal3_core.log.read.scrub_report",
+    "Proof": "wal3_core.model.pass_record",
+    "QueueDefinition": "wal3_core.views.queue.definition",
+    "QueueFullError": "wal3_core.errors",
+    "QueueOptions": "wal3_core.views.queue.queue_options",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
     "References": "wal3_core.log.collect.references",
     "RepairReport": "wal3_core.log.maintain.repair",
+    "Replacement": "wal3_core.model.splice",
     "ResumeReport": "wal3_core.log.write.halt",
     "RetryOptions": "wal3_core.options",
     "RollUp": "wal3_core.fleet.rollup",
@@ -235,14 +323,20 @@ _HOMES = {
     "SnapshotOptions": "wal3_core.options",
     "SnapshotPlan": "wal3_core.log.maintain.snapshot_compactor",
     "SnapshotPointer": "wal3_core.model.snapshot",
+    "StaleTokenError": "wal3_core.errors",
     "StoreDeniedError": "wal3_core.errors",
     "StoredFile": "wal3_core.log.read.files",
     "Stretch": "wal3_core.model.rollup_plan",
+    "Subscribed": "wal3_core.model.subscription",
+    "SubscriptionOptions": "wal3_core.views.feed.subscription_options",
+    "TailMismatchError": "wal3_core.errors",
     "ThreadRuntime": "wal3_core.runtime.threads",
     "UnavailableError": "wal3_core.errors",
     "UnknownDurabilityError": "wal3_core.errors",
+    "UnknownItemError": "wal3_core.errors",
     "UnmarkedError": "wal3_core.errors",
     "UnsuitableStoreError": "wal3_core.errors",
+    "Verification": "wal3_core.compaction.verifying",
     "Waiting": "wal3_core.log.read.following",
     "Walk": "wal3_core.log.read.walk",
     "Witness": "wal3_core.storage.documents.cursor_store",
@@ -269,10 +363,19 @@ _HOMES = {
     "scrub": "wal3_core.log.read.scrub",
     "seal": "wal3_core.log.maintain.sealer",
     "update_copy": "wal3_core.log.maintain.copy_update",
+    **dict.fromkeys(
+        ("Bury", "Define", "Dequeue", "Enqueue", "Extend", "Kick", "Purge", "Release", "Requeue"),
+        "wal3_core.views.queue.operations",
+    ),
+    **dict.fromkeys(
+        ("Enqueued", "ItemState", "ItemStats", "Leased", "NewItem", "Peeked", "QueueStats"),
+        "wal3_core.views.queue.items",
+    ),
+    **dict.fromkeys(("is_queue", "read_queue_dead", "read_queue_head", "read_queue_stats"), "wal3_core.views.queue"),
 }
 
 __version__: str
-__all__ = tuple(_HOMES)
+__all__ = tuple(sorted(_HOMES))
 
 
 # A type checker that saw it would accept any name.

@@ -36,17 +36,23 @@ def checked(**checks: Check) -> Callable[[Callable[P, T]], Callable[P, T]]:
         names = tuple(inspect.signature(function).parameters)
         unknown = checks.keys() - set(names)
         assert not unknown, f"{function.__qualname__}: expected checks of {names}, found {sorted(unknown)}"
-        by_place = tuple((checks.get(name), name) for name in names)
+        placed = tuple((place, name, checks[name]) for place, name in enumerate(names) if name in checks)
+        first = placed[0][0] if placed else len(names)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            plain = [
-                value if check is None else check(value, name)
-                for value, (check, name) in zip(args, by_place, strict=False)
-            ]
-            named = {name: checks[name](value, name) if name in checks else value for name, value in kwargs.items()}
             # Surplus arguments are left for Python to refuse.
-            return function(*plain, *args[len(plain) :], **named)  # type: ignore[arg-type]  # checked as P says
+            if len(args) > first:
+                plain = list(args)
+                for place, name, check in placed:
+                    if place >= len(args):
+                        break
+                    plain[place] = check(args[place], name)
+                args = tuple(plain)  # type: ignore[assignment]  # checked as P says
+            for name, value in kwargs.items():
+                if name in checks:
+                    kwargs[name] = checks[name](value, name)
+            return function(*args, **kwargs)
 
         return call
 
@@ -179,7 +185,7 @@ def optional(check: Check) -> Check:
     return checked_unless_none
 
 
-def make_plain(value: object, **checks: Check) -> None:
+def make_plain(value: object, /, **checks: Check) -> None:
     """Check fields of a frozen dataclass that was just made, and replace them by their plain values."""
     for name, check in checks.items():
         object.__setattr__(value, name, check(getattr(value, name), name))

@@ -13,6 +13,7 @@
     │   │   │   └── BackPressureError ... because the log's consumers are too far behind: wake them
     │   │   ├── HaltedError          ... because an earlier append of an ordered writer failed: resume it
     │   │   ├── SealedError          ... because the log is sealed: append to its successor
+    │   │   ├── KeyRequiredError     ... because the log is keyed, and a record has no key: give it one
     │   │   └── AppendReplacedError  ... because the name now leads to another log: open that one
     │   ├── UnknownDurabilityError   they may be in the log: read before appending again
     │   └── UnmarkedError            they are in the log, from ``offset`` on: do not append again
@@ -21,6 +22,10 @@
     ├── GarbageCollectedError        the position lies below the log's first one
     ├── CollectionRefusedError       collecting would not be safe, or deletes too much: an operator must look
     │   └── OutdatedPlanError        the log has changed since the plan was made: plan again
+    ├── UnknownItemError             the queue has no such item, or has it no longer
+    ├── StaleTokenError              the item's lease has ended, or is another one: leave the item alone
+    ├── QueueFullError               the queue has as many items as it may: try again later
+    ├── FencedError                  another process is the queue's broker now: open the queue again to take it back
     ├── CorruptError                 stored bytes are not what was written
     │   └── MissingError             ... because the object is gone: a fresh manifest shows why
     └── UnavailableError             the store does not answer: try again later
@@ -72,6 +77,14 @@ class ConditionNotMetError(NotDurableError):
         self.next_offset = next_offset
 
 
+class TailMismatchError(NotDurableError):
+    """The key's last record is not the expected one; ``tail`` is its offset, 0 when the log holds no record of it."""
+
+    def __init__(self, message: str, *, tail: int = 0) -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
 class OverloadedError(NotDurableError):
     """Too many bytes wait to become durable; the append was not started."""
 
@@ -103,6 +116,10 @@ class SealedError(NotDurableError):
     def __init__(self, message: str, *, successor: str = "") -> None:
         super().__init__(message)
         self.successor = successor
+
+
+class KeyRequiredError(NotDurableError, InvalidRequestError):
+    """The log is keyed, since its policy compacts it, and a record of the append has no key."""
 
 
 class LogReplacedError(LogError):
@@ -150,6 +167,26 @@ class CollectionRefusedError(LogError):
 
 class OutdatedPlanError(CollectionRefusedError):
     """The plan no longer fits the log: cursors were created, or another collector has collected."""
+
+
+class KeyCompactionRefusedError(LogError):
+    """A log is not compacted by key: its policy does not say so, or it would not be safe; nothing was changed."""
+
+
+class UnknownItemError(LogError):
+    """A queue has no item of that id in that state."""
+
+
+class StaleTokenError(LogError):
+    """An item is not leased by that token: the lease has ended, or the item was given up or handed out again."""
+
+
+class QueueFullError(LogError):
+    """A queue has as many items as its definition allows; nothing was added."""
+
+
+class FencedError(LogError):
+    """Another process has become the broker of a queue; this one does nothing more with it."""
 
 
 class CorruptError(LogError):

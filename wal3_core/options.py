@@ -156,9 +156,9 @@ class SnapshotOptions:
 class WriterOptions:
     """Limits of one log's writer.
 
-    A batch is cut into a fragment at ``batch_bytes_max`` bytes, ``batch_records_max`` records, or
-    when its oldest record has waited ``batch_age_s_max`` seconds (longer on a store whose commits
-    take longer); at once when the log is idle. Up to ``uploads_max`` fragments upload at a time,
+    A batch is cut into a fragment at ``batch_bytes_max`` bytes or ``batch_records_max`` records; at once
+    when the log is idle; else so that its upload ends when the commit under way does, but not before its
+    oldest record has waited ``batch_age_s_max`` seconds. Up to ``uploads_max`` fragments upload at a time,
     ``fragments_in_flight_max`` wait for their commit, and callers wait when ``bytes_held_max`` bytes
     are not yet durable. Records that lost their place to another writer are given a new one up to
     ``reseals_max`` times; a commit is rebased onto a manifest that maintenance changed up to

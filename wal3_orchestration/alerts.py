@@ -42,10 +42,14 @@ ASSETS = frozenset(
         "rollup",
         "verification",
         "compacted_snapshots",
+        "compaction_plan",
+        "compacted_fragments",
+        "installed_manifest",
         "garbage_plan",
         "pruned_manifest",
         "deleted_garbage",
         "marked_orphans",
+        "delay_queue",
     }
 )
 _TEXT_CHARS_MAX = 3_000

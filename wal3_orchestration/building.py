@@ -80,7 +80,7 @@ class LogAsset:
         return compute
 
     def build_operation(self, scope: Scope, name: str, *, first: bool, last: bool) -> OpDefinition:
-        """Return the operation that does the asset's step in a sweep, where it is the first or the last one."""
+        """Return the operation that does the asset's step in a sweep: ``first`` waits for none, none for ``last``."""
         logs = Field([str], is_required=False, description="The logs; all known ones without it.")
 
         @op(

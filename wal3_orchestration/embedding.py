@@ -11,12 +11,16 @@ from dagster_aws.s3 import S3Resource
 
 from wal3_core import InvalidRequestError
 from wal3_orchestration import alerts
-from wal3_orchestration.defs import acceptance, discovery, manifests, snapshot_compaction, verification
+from wal3_orchestration.defs import acceptance, discovery, maintenance, manifests, snapshot_compaction, verification
+from wal3_orchestration.defs.delay_queues import assets as delay_queues
+from wal3_orchestration.defs.delay_queues import sensor as delay_queues_sensor
 from wal3_orchestration.defs.dirty_logs import assets as dirty_logs
 from wal3_orchestration.defs.dirty_logs import sensor as dirty_logs_sensor
 from wal3_orchestration.defs.garbage_collection import assets as garbage
 from wal3_orchestration.defs.garbage_collection import orphans
 from wal3_orchestration.defs.garbage_collection import sensors as garbage_sensors
+from wal3_orchestration.defs.key_compaction import assets as key_compaction
+from wal3_orchestration.defs.key_compaction import sensor as key_compaction_sensor
 from wal3_orchestration.resources import (
     CollectionResource,
     RollUpResource,
@@ -39,11 +43,16 @@ _WORKFLOWS = (
     discovery,
     dirty_logs,
     dirty_logs_sensor,
+    maintenance,
     verification,
     snapshot_compaction,
+    key_compaction,
+    key_compaction_sensor,
     garbage,
     garbage_sensors,
     orphans,
+    delay_queues,
+    delay_queues_sensor,
     acceptance,
     alerts,
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster import (
@@ -17,6 +16,7 @@ from dagster import (
     Definitions,
     DependencyDefinition,
     GraphDefinition,
+    MultiDependencyDefinition,
     RunRequest,
     define_asset_job,
     in_process_executor,
@@ -48,7 +48,8 @@ LOGS_PER_RUN_MAX = 500
 class LogJob:
     """Steps that are done together: ``NAME_job`` for logs that are chosen, ``NAME_sweep`` for all or many.
 
-    Each run is one process, with one Spark session at most.
+    Each run is one process, with one Spark session at most. A step waits for those of the job's steps that its asset
+    depends on, and for no others: where one fails, the steps beside it are done.
     """
 
     name: str
@@ -158,14 +159,22 @@ def _whole(job: StoreJob, scope: Scope) -> Job:
 
 @cache
 def _sweep(job: LogJob, scope: Scope) -> JobDefinition:
-    name, names = job.sweep_name(scope), [job.operation_name(scope, each) for each in job.assets]
+    name, names = job.sweep_name(scope), {each.name: job.operation_name(scope, each) for each in job.assets}
+    before = {each.name: [names[dep] for dep in each.deps if dep in names] for each in job.assets}
+    awaited = {dep for each in job.assets for dep in each.deps}
     return GraphDefinition(
         name=name,
         node_defs=[
-            each.build_operation(scope, named, first=named == names[0], last=named == names[-1])
-            for each, named in zip(job.assets, names, strict=True)
+            each.build_operation(scope, names[each.name], first=not before[each.name], last=each.name not in awaited)
+            for each in job.assets
         ],
-        dependencies={later: {AFTER: DependencyDefinition(earlier, DONE)} for earlier, later in pairwise(names)},
+        dependencies={
+            names[asset]: {
+                AFTER: MultiDependencyDefinition([DependencyDefinition(earlier, DONE) for earlier in earliest])
+            }
+            for asset, earliest in before.items()
+            if earliest
+        },
     ).to_job(
         name=name,
         description=(

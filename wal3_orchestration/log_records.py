@@ -36,8 +36,8 @@ class KnownProblem:
 class LogRecord:
     """The state that was recorded last, how many states were before it, and the problems of each check.
 
-    ``due_s`` is since when garbage waits to be pruned, in seconds since 1970, and ``due_from`` the log's first
-    offset then; 0 when none does.
+    ``due_s`` is since when garbage waits to be pruned, in seconds since 1970, and ``due_from`` the number of
+    the log's first fragment then; 0 when none does.
     """
 
     state: str = ""

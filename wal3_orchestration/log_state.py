@@ -48,11 +48,11 @@ class LogState:
         """Return the numbers that Dagster plots.
 
         ``fragments`` counts the fragment numbers that the log holds, including those in snapshots;
-        ``lag/<cursor> (records)`` counts the records at and after a cursor.
+        ``lag/<cursor> (records)`` counts the records at and after a cursor, unless it pins nothing.
         """
         manifest = self.manifest
         limit = manifest.next.position.offset
-        lags = {name: limit - cursor.position.offset for name, cursor in sorted(self.cursors.items())}
+        pinning = {name: cursor.position.offset for name, cursor in sorted(self.cursors.items()) if cursor.pins}
         return {
             "records": manifest.num_records,
             "bytes": manifest.num_bytes,
@@ -60,7 +60,7 @@ class LogState:
             "snapshots": len(manifest.snapshots),
             "generation": manifest.generation,
             "next_offset": limit,
-            **{f"lag/{name} (records)": lag for name, lag in lags.items()},
+            **{f"lag/{name} (records)": limit - offset for name, offset in pinning.items()},
         }
 
     def metadata(self) -> dict[str, int | str | bool | TimestampMetadataValue]:

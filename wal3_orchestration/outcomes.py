@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 HERE, ON_SPARK = "this process", "Spark"
 # What a sweep's event of a log begins with, before the id of the run.
 RUN = "recorded by run"
+# The state of a log at which nothing is left to do. So are the logs that no sweep has recorded yet.
+IDLE = "nothing is left to do"
 _NAMED_MAX = 10
 _STATE_CHARS = 16
 # Say how a step was done, not what it found.
@@ -40,8 +42,9 @@ class Outcome:
     """What a step found or did for a log, or why it failed there.
 
     ``state`` identifies what was found; without it, the metadata does. A sweep records a log whose state is not
-    the one that was recorded last, and every ``notable`` one. ``due_from`` is the log's first offset if garbage
-    waits to be pruned.
+    the one that was recorded last, and every ``notable`` one; it leaves out the labels in ``implied``, which the log's
+    data version or its manifest's event says. ``due_from`` is the number of the log's first fragment if garbage waits
+    to be pruned.
     """
 
     log: str
@@ -49,6 +52,7 @@ class Outcome:
     refusal: Refusal | None = None
     state: str | None = None
     notable: bool = False
+    implied: tuple[str, ...] = ()
     data_version: str | None = None
     due_from: int | None = None
 

@@ -54,11 +54,12 @@ class Pace:
         """Whether only some of the logs have been looked at."""
         return bool(self.after)
 
-    def rests(self, num_logs: int) -> bool:
-        """Return whether the next going-over is not due yet."""
-        if self.under_way or num_logs <= QUICK_LOGS_MAX:
+    def rests(self, num_logs: int, *, period_s: float = 0.0) -> bool:
+        """Return whether the next going-over is not due yet; it begins ``period_s`` after the last one, or later."""
+        if self.under_way:
             return False
-        period_s = min(PERIOD_S_MAX, num_logs * PERIOD_S_PER_LOG)
+        if num_logs > QUICK_LOGS_MAX:
+            period_s = max(period_s, min(PERIOD_S_MAX, num_logs * PERIOD_S_PER_LOG))
         return 0 <= shared_runtime().now_us() - self.begun_us < period_s * US_PER_S
 
     def step(self, logs: Sequence[str]) -> tuple[list[str], Pace]:

@@ -24,7 +24,7 @@ from dagster import (
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.jobs import REASON_TAG
 from wal3_orchestration.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.outcomes import RUN
+from wal3_orchestration.outcomes import IDLE, RUN
 from wal3_orchestration.partitions import ROLLED_UP
 from wal3_orchestration.store_checks import evaluate, table
 
@@ -39,10 +39,29 @@ if TYPE_CHECKING:
 # Stores with more logs than this have too many labels for the page that plots them.
 PLOTTED_LOGS_MAX = 50
 _ROWS_MAX = 50
-# What the data version of a log includes.
-_IN_VERSION = ("setsum", "generation")
+# Each of these has an event of its own.
+_RECORDED_ROWS_MAX = 10
+# A sweep over some logs records that a check still passes at most so often: each evaluation is stored three times.
+PASSED_S = 6 * 60 * 60
+# What is the same for all logs of a step.
+_SAID_ONCE = "done_by"
 # The numbers that can be added up over logs.
-_ADDED = ("records", "bytes", "fragments", "snapshots", "objects", "orphans", "garbage_documents", "due")
+_ADDED = (
+    "records",
+    "bytes",
+    "fragments",
+    "snapshots",
+    "steps",
+    "objects",
+    "orphans",
+    "garbage_documents",
+    "due",
+    "superseded",
+    "expired",
+    "pending",
+    "leased",
+    "dead",
+)
 
 
 def record(work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = ()) -> Iterator[Event]:
@@ -83,8 +102,9 @@ def _swept(work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogReco
         for label in _ADDED
         if any(label in each.metadata for each in done)
     }
+    ways = sorted({str(each.metadata[_SAID_ONCE]) for each in done if _SAID_ONCE in each.metadata})
     failed = {each.log: each.refusal.message for each in outcomes if each.refusal is not None}
-    shown = table(("log", *_columns(new)), [(each.log, *map(str, _cells(each, new))) for each in new[:_ROWS_MAX]])
+    rows = [(each.log, *map(str, _cells(each, new))) for each in new[:_RECORDED_ROWS_MAX]]
     yield AssetMaterialization(
         work.key,
         description=f"{len(work.logs)} logs, {len(new)} of them recorded, {len(work.logs) - len(done)} not done",
@@ -93,7 +113,9 @@ def _swept(work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogReco
             "recorded": len(new),
             "not done": len(work.logs) - len(done),
             **totals,
-            **({"first recorded": MetadataValue.md(shown)} if new else {}),
+            **({_SAID_ONCE: ", ".join(ways)} if ways else {}),
+            **_why(work),
+            **({"first recorded": MetadataValue.md(table(("log", *_columns(new)), rows))} if new else {}),
             **({"failed": MetadataValue.md(table(("log", "why"), list(failed.items())[:_ROWS_MAX]))} if failed else {}),
         },
     )
@@ -112,14 +134,15 @@ def _number(value: object) -> int:
 
 
 def _is_new(outcome: Outcome, before: Mapping[str, LogRecord]) -> bool:
-    return outcome.notable or outcome.fingerprint != before.get(outcome.log, NOTHING).state
+    known = before.get(outcome.log, NOTHING).state
+    return outcome.notable or not (outcome.fingerprint == known or (outcome.state == IDLE and not known))
 
 
 def _materialization(work: Work, outcome: Outcome, *, by: str | None = None) -> AssetMaterialization:
-    """Return a log's event; for a sweep, short enough that SQLite stores two to a page."""
+    """Return a log's event; for a sweep, short enough that SQLite stores two to a page, or three."""
     metadata = outcome.metadata
     if by is not None:
-        left_out = _IN_VERSION if outcome.data_version is not None else ()
+        left_out = {*outcome.implied, _SAID_ONCE}
         metadata = {label: value for label, value in metadata.items() if value and label not in left_out}
     return AssetMaterialization(
         work.key,
@@ -185,6 +208,8 @@ def _state(outcome: Outcome | None, judged: Sequence[Verdict] | None, old: LogRe
         return {"state": ""} if judged else {}
     if outcome.refusal is not None and outcome.state is None:
         return {}
+    if outcome.state == IDLE and not old.state:
+        return {}
     number = old.number + (outcome.fingerprint != old.state)
     due: dict[str, Any] = {"due_s": 0.0, "due_from": 0}
     if outcome.due_from is not None:
@@ -212,5 +237,17 @@ def _checks(work: Work, verdicts: Sequence[Verdict], records: Mapping[str, LogRe
     if not work.swept:
         for check in checks:
             yield Output(None, output_name=check.build(work.scope).get_python_identifier())
+    some = work.swept and len(work.logs) < len(records)
     for check in checks:
-        yield evaluate(work.scope, check, [each for each in verdicts if each.check is check], records)
+        found = evaluate(work.scope, check, [each for each in verdicts if each.check is check], records)
+        if not (some and found.passed and _passed_lately(work, found)):
+            yield found
+
+
+def _passed_lately(work: Work, found: AssetCheckEvaluation) -> bool:
+    """Return whether a check's newest evaluation says the same, so that another one is not news yet."""
+    last = work.instance.get_latest_asset_check_evaluation_record(found.asset_check_key)
+    said = None if last is None or last.event is None else last.event.asset_check_evaluation
+    if last is None or last.event is None or said is None or not said.passed:
+        return False
+    return 0 <= shared_runtime().now_us() / US_PER_S - last.event.timestamp < PASSED_S

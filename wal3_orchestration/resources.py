@@ -33,6 +33,8 @@ MASTER_VARIABLE = "WAL3_SPARK_MASTER"
 CONF_VARIABLE = "WAL3_SPARK_CONF"
 INTERVAL_VARIABLE = "WAL3_GC_INTERVAL_S"
 AGE_VARIABLE = "WAL3_DIRTY_AGE_S"
+# Servers that append once in this age mark their dirty log again before it is collected by itself.
+_QUIET_AGES = 3
 _WHEN = (
     "Less work is done without Spark: the fields `spark_logs_min`, `spark_bytes_min` and `spark_objects_min` of the"
     " resource `collection` say from when on it is used"
@@ -129,7 +131,7 @@ def spark_session(spark: LazyPySparkResource) -> SparkSession:
 
 
 class CollectionResource(ConfigurableResource["CollectionResource"]):
-    """How garbage is collected, and when to warn.
+    """How logs are collected and compacted by key, how delay queues are looked at, and when to warn.
 
     ``interval_s`` is the time between pruning and deleting: WAL3_GC_INTERVAL_S when it is 0, a day when
     that is not set either. A plan that takes more than ``fraction_max`` of a log's bytes is refused.
@@ -142,7 +144,17 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
 
     Spark takes seconds to start, so that less work is done without it: plans and listings of fewer than
     ``spark_logs_min`` logs, verification of fewer logs that hold less than ``spark_bytes_min`` bytes
-    together, deletion of fewer than ``spark_objects_min`` objects of a log.
+    together, deletion of fewer than ``spark_objects_min`` objects of a log, key compaction of a log of fewer than
+    ``spark_bytes_min`` bytes.
+
+    A sweep compacts up to ``compactions_max`` of the logs that are due by key, each at ``compaction_bytes_per_s_max``
+    bytes a second (0 for no limit). Its passes over logs of up to ``compaction_verified_bytes_max`` bytes are verified.
+    A check warns when a log has dirty records ``compaction_late_s_max`` seconds longer than its policy allows.
+
+    The sensor reads each delay queue every ``queue_period_s`` seconds. A run reads one that has more than
+    ``queue_records_max`` records after its checkpoint, or ten times as many in all, and does so once an hour. Checks
+    warn when an item has been due for more than ``queue_due_s_max`` seconds, when a queue has more than
+    ``queue_dead_max`` dead letters, and when more than ``queue_pending_max`` items wait in it.
     """
 
     interval_s: float = 0.0
@@ -158,6 +170,15 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     spark_logs_min: int = 8
     spark_objects_min: int = 5_000
     spark_bytes_min: int = 256 * 2**20
+    compactions_max: int = 500
+    compaction_bytes_per_s_max: int = 0
+    compaction_verified_bytes_max: int = 2**30
+    compaction_late_s_max: float = 60 * 60
+    queue_period_s: float = 15 * 60
+    queue_records_max: int = 250_000
+    queue_due_s_max: float = 60 * 60
+    queue_dead_max: int = 0
+    queue_pending_max: int = 1_000_000
 
     def options(self) -> CollectorOptions:
         """Return the library's options."""
@@ -179,7 +200,9 @@ class RollUpResource(ConfigurableResource["RollUpResource"]):
 
     The sensor reads the dirty logs every ``period_s`` seconds. It reads a dirty log in its tick if at most
     ``tick_markers_max`` markers wait there; more are read by a run, up to ``run_markers_max`` of each dirty log, and
-    on Spark from ``spark_markers_min`` markers of all dirty logs on.
+    on Spark from ``spark_markers_min`` markers of all dirty logs on. A dirty log is collected together with the logs
+    that it marks, and once more when nothing was appended to it for ``quiet_s`` seconds (three times the age from which
+    on a log is due, unless given).
 
     Checks warn when more than ``waiting_max`` markers wait in a dirty log, and when a mark has waited more than
     ``late_s_max`` seconds longer than ``age_s_max``, and when a marked log has more than ``unprocessed_max`` records
@@ -192,6 +215,7 @@ class RollUpResource(ConfigurableResource["RollUpResource"]):
     bytes_max: int = RollUpOptions().bytes_max
     reinsertions_max: int = RollUpOptions().reinsertions_max
     period_s: float = 900.0
+    quiet_s: float | None = None
     tick_markers_max: int = 5_000
     run_markers_max: int = RollUpOptions().markers_max
     spark_markers_min: int = 50_000
@@ -216,3 +240,8 @@ class RollUpResource(ConfigurableResource["RollUpResource"]):
         if self.age_s_max is not None:
             return self.age_s_max
         return float(os.environ.get(AGE_VARIABLE) or RollUpOptions().age_s_max)
+
+    @property
+    def quiet_due_s(self) -> float:
+        """For how long nothing was appended to a dirty log that is collected by itself, in seconds."""
+        return _QUIET_AGES * self.due_s if self.quiet_s is None else self.quiet_s

@@ -52,6 +52,12 @@ class Round:
         return sorted({*self.collected, *(log for plan in self.plans for log in plan.selected)})
 
     @property
+    def keyed(self) -> list[str]:
+        """Those of the logs that are compacted by key, in the order of their names."""
+        logs = (each for plan in self.plans for each in plan.logs)
+        return sorted({each.log for each in logs if each.keyed and each.decision is Decision.SELECTED})
+
+    @property
     def name(self) -> str:
         """The round's name, and why its runs are asked for.
 
@@ -74,7 +80,7 @@ class Round:
 
     def requests(self, scope: Scope) -> list[RunRequest]:
         """Return the runs that maintain the logs: the same ones each time."""
-        return request_maintenance(scope, self.logs, self.name)
+        return request_maintenance(scope, self.logs, self.name, keyed=self.keyed)
 
     def to_text(self) -> str:
         """Format, to be kept by the instance."""

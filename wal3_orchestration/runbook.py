@@ -27,6 +27,9 @@ class Section(StrEnum):
     DISCOVERY = "discovery-fails-another-store-or-many-logs-gone"
     DIRTY = "a-check-turns-red-dirty-logs"
     PRESSURE = "a-fleet-refuses-appends-back-pressure"
+    COMPACTION = "operating-key-compaction"
+    QUEUE_OLD = "a-queues-oldest-item-is-old"
+    DEAD_LETTERS = "dead-letters"
     SNAPSHOTS = "the-tree-of-snapshots-is-lopsided"
     DAGSTER = "dagster"
 

@@ -68,7 +68,7 @@ class Process:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         command = [PROGRAM, "--store", self.url, *arguments]
-        return subprocess.run(in_foreground(command), input=stdin, capture_output=True, check=False, timeout=120)
+        return subprocess.run(in_foreground(command), input=stdin, capture_output=True, check=False, timeout=600)
 
 
 def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
@@ -86,7 +86,7 @@ def on_terminal(url: str, answer: bytes, *arguments: str) -> tuple[int, str]:
                 shown += chunk
         except OSError:
             pass
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     os.close(ours)
     return process.returncode, shown.decode()
 

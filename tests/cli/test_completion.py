@@ -57,4 +57,4 @@ def test_script_is_that_of_the_shell(wal3: Command, shell: str) -> None:
 
     assert b"_WAL3_COMPLETE" in script
     if shell == "bash":
-        subprocess.run(["bash", "-n"], input=script, check=True, timeout=60)
+        subprocess.run(["bash", "-n"], input=script, check=True, timeout=600)

@@ -62,7 +62,7 @@ def test_ctrl_c_ends_a_soak_whose_records_are_then_checked(local_url: str) -> No
     with Process(local_url).start("exercise", "--soak", "--logs", "6", "--rate", "60", "--json") as program:
         await_records(program, Path(local_url.removeprefix("file://")))
         program.send_signal(signal.SIGINT)
-        stdout, stderr = program.communicate(timeout=120)
+        stdout, stderr = program.communicate(timeout=600)
 
     assert program.returncode == 0, stderr
     assert json.loads(stdout)["sound"]
@@ -77,7 +77,7 @@ def test_lost_fragment_is_a_finding_with_an_exit_code_of_its_own_and_the_evidenc
         time.sleep(2)
         fragment.unlink()
         program.send_signal(signal.SIGINT)
-        stdout, stderr = program.communicate(timeout=120)
+        stdout, stderr = program.communicate(timeout=600)
 
     found = json.loads(stdout)
     logs, ledgers = found["kept"]
@@ -98,7 +98,7 @@ def test_summary_is_shown_although_the_logs_cannot_be_removed(local_url: str) ->
         run = "/".join(fragment.relative_to(local_url.removeprefix("file://")).parts[:2])
         LogWriter.initialize(open_store(local_url), f"{run}/mine")
         program.send_signal(signal.SIGINT)
-        stdout, stderr = program.communicate(timeout=120)
+        stdout, stderr = program.communicate(timeout=600)
 
     assert json.loads(stdout)["sound"]
     assert program.returncode == 2

@@ -30,6 +30,12 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "tail a": ("", {"offset", "timestamp_us", "key", "body"}),
     "ls": ("", {"log", "records", "bytes", "fragments", "first_offset", "next_offset", "sealed"}),
     "inspect a": ("", {"log", "log_id", "records", "bytes", "first", "next", "cursors", "pointers"}),
+    "policy a --cleanup compact": ("", {"log", "cleanup", "generation"}),
+    "compact a --dry-run": ("", {"plan", "proof", "token", "superseded", "expired", "bytes_read", "bytes_written"}),
+    "compact a": ("", {"plan", "proof", "token", "superseded", "expired", "bytes_read", "bytes_written", "garbage"}),
+    "compact a --verify": ("", {"log", "token", "holds", "findings", "gone", "records", "dropped"}),
+    "compact a --receipt k": ("", {"offset", "reason", "pass", "path", "stored", "deleted_us"}),
+    "policy a --cleanup collect": ("", {"log", "generation"}),
     "cursor set a c first": ("", {"log", "cursor", "offset", "previous_offset"}),
     "cursor get a c": ("", {"cursor", "offset", "timestamp_us", "lag", "epoch_us", "writer", "generation"}),
     "cursor list a": ("", {"cursor", "offset", "timestamp_us", "lag", "epoch_us", "writer", "generation"}),
@@ -37,7 +43,11 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "pin list a": ("", {"pin", "first_offset", "next_offset", "records", "bytes", "reason"}),
     "policy a": (
         "",
-        {"log", "retention_s", "without_cursors", "percent_max", "unprocessed_max", "writer", "generation"},
+        {
+            *("log", "retention_s", "without_cursors", "percent_max", "unprocessed_max", "writer", "generation"),
+            *("cleanup", "min_compaction_lag_s", "max_compaction_lag_s", "delete_retention_s", "min_dirty_percent"),
+            "compacted_fragment_bytes",
+        },
     ),
     "snapshot show a": ("", {"log", "needs_compaction"}),
     "snapshot compact a --dry-run": ("", {"log"}),
@@ -53,7 +63,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "repair a --from STORE --from-log b": ("", {"log", "dry_run", "complete", "num_fragments", "repaired", "problems"}),
     "ingest-git GIT g": ("", {"log", "head", "commits", "records", "bytes", "present", "submodules"}),
     "store-id --create": ("", {"store", "store_id"}),
-    "doctor": ("", {"url", "checks", "advice"}),
+    "doctor": ("", {"url", "checks", "advice", "hashing"}),
     "seal b --reason r": ("", {"log", "reason", "timestamp_us", "sealed_by"}),
     "migrate a s --reason r": ("", {"log", "reason", "successor"}),
     "destroy b --dry-run": ("", {"log", "pins"}),
@@ -61,6 +71,24 @@ RUNS: dict[str, tuple[str, set[str]]] = {
     "cursor delete a c --yes": ("", {"log", "cursor", "offset", "deleted"}),
     "pin delete a p --yes": ("", {"log", "pin", "deleted"}),
     "exercise --duration 1s --processes 1 --logs 2": ("", {"sound", "appends", "findings", "latency_ms", "requests"}),
+    "queue create jobs": ("", {"queue", "created", "definition"}),
+    "queue enqueue jobs x": ("", {"queue", "items", "duplicates", "lines", "first_id", "last_id"}),
+    "queue list": ("", {"queue"}),
+    "queue stats": ("", {"queue", "pending", "due", "scheduled", "leased", "dead", "bytes", "last_id", "waiting"}),
+    "queue peek jobs": ("", {"id", "text", "deadline_us", "priority", "deliveries", "enqueued_us", "requeued_us"}),
+    "queue dequeue jobs": ("", {"id", "text", "token", "lease_until_us", "dedupe_key"}),
+    # Without lines on standard input, nothing is done.
+    "queue release jobs": ("", {"queue", "released"}),
+    "queue requeue jobs": ("", {"queue", "requeued", "ended"}),
+    "queue extend jobs --lease 1m": ("", {"queue", "extended", "ended", "lease_until_us"}),
+    "queue bury jobs": ("", {"queue", "buried", "ended"}),
+    "queue create letters --max-deliveries 1": ("", {"queue", "created", "definition"}),
+    "queue enqueue letters x": ("", {"queue", "items"}),
+    "queue dequeue letters --lease 1ms": ("", {"id", "text", "token"}),
+    "queue enqueue letters y": ("", {"queue", "items"}),
+    "queue dead letters": ("", {"id", "text", "deadline_us", "priority", "deliveries", "enqueued_us", "requeued_us"}),
+    "queue kick letters": ("", {"queue", "ids"}),
+    "queue purge jobs --leased --yes": ("", {"queue", "items", "dry_run"}),
     "completion bash": ("", {"shell", "script"}),
 }
 
@@ -79,10 +107,10 @@ def commands(group: click.Group, *above: str) -> Iterator[str]:
 def test_every_command_prints_json_with_its_fields(wal3: Command, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    subprocess.run(["git", "init", "--quiet", str(repository)], check=True, timeout=60)
+    subprocess.run(["git", "init", "--quiet", str(repository)], check=True, timeout=600)
     (repository / "file").write_bytes(b"1")
     for arguments in (("add", "."), ("commit", "--quiet", "--message", "1")):
-        subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=60)
+        subprocess.run(["git", "-C", str(repository), *identity, *arguments], check=True, timeout=600)
 
     # A server has marked a log.
     grow(open_store(wal3.url), "marked")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.stores import damage, life_store
+from wal3_core import FeedSubscription, FeedWriter, KeyedLog, SubscriptionOptions
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.write.writer import LogWriter
@@ -429,3 +430,36 @@ def test_damaged_cursor_is_reported_and_the_others_are_shown(
     assert "third" in result.stdout
     assert "second" not in result.stdout
     assert "1 unreadable: cursor/second.json: " in result.stderr
+
+
+def test_cursors_of_subscriptions_and_of_consumers_by_key_say_what_they_have_beside_their_position(
+    wal3: Command,
+) -> None:
+    store = open_store(wal3.url)
+    with FeedWriter.open_or_initialize(store, "a") as feed:
+        for number in range(4):
+            feed.publish("chat/\x1b[31m", number)
+    options = SubscriptionOptions(pins=False)
+    with FeedSubscription.open(store, "a", "client", topics=["chat/*", "x"], options=options) as subscription:
+        received = [subscription.recv(0) for _ in range(4)]
+        for delivery in received[1:]:
+            assert delivery is not None
+            subscription.acknowledge(delivery)
+    with KeyedLog.open(store, "a") as keyed:
+        keyed.append_batch([(b"k", b"1"), (b"l", b"2")])
+        consumer = keyed.consumer("workers", start="beginning")
+        consumer.finish(next(iter(keyed.scan(b"l"))))
+        consumer.save()
+
+    listed, inspected = wal3.ok("cursor", "list", "a").decode(), wal3.ok("inspect", "a").decode()
+
+    for shown in (listed, inspected):
+        assert "client: a subscription to chat/*, x, with 3 offsets done ahead; it keeps no records" in shown
+        assert "workers: a consumer by key, with 1 key ahead" in shown
+    found = {each["cursor"]: each for each in wal3.json("cursor", "list", "a", "--json")}
+    assert (found["client"]["topics"], found["client"]["done_ahead"], found["client"]["pins"]) == (
+        ["chat/*", "x"],
+        3,
+        False,
+    )
+    assert (found["workers"]["keys_ahead"], found["workers"]["pins"]) == (1, True)

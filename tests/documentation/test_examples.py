@@ -15,6 +15,8 @@ PAGES = [
     "README.md",
     "docs/guide.md",
     "docs/consuming.md",
+    "docs/keyed.md",
+    "docs/feeds.md",
     "docs/fleet.md",
     "docs/observability.md",
     "docs/dagster.md",
@@ -49,7 +51,7 @@ def test_examples_of_a_page_run_as_printed_and_run_again(page: str, attempts: in
                 env=_environment(),
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=600,
             )
             assert ran.returncode == 0, f"{page}, {language}, attempt {attempt}:\n{ran.stdout}\n{ran.stderr}"
 

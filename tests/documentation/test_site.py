@@ -24,7 +24,7 @@ def test_site_builds_and_no_link_is_broken(tmp_path: Path) -> None:
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
 
     assert built.returncode == 0, built.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wal3_core.fleet.exercise.ledger import Append, Found, Ledger, Look, Outcome, read_part
 from wal3_core.fleet.exercise.load import Load
-from wal3_core.fleet.exercise.report import Histogram, price_usd
+from wal3_core.fleet.exercise.report import Checked, Figures, Histogram, Summary, price_usd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +111,23 @@ def test_percentile_is_at_most_two_percent_too_large(durations_s: list[float], s
 
 def test_price_is_that_of_the_list() -> None:
     assert round(price_usd({"create": 1000, "replace": 1000, "list": 1000, "get": 1000, "delete": 1000}), 6) == 0.0154
+
+
+@pytest.mark.parametrize(
+    ("durable", "expected"), [(500, {"requests": 4_000_000, "price_usd_estimate": 10.8}), (0, None)]
+)
+def test_price_of_a_million_appends_is_that_of_the_durable_ones(
+    durable: int, expected: dict[str, float] | None
+) -> None:
+    summary = Summary(
+        run="r",
+        store="s",
+        seed=1,
+        logs=1,
+        load_s=1.0,
+        checked=Checked(outcomes=Counter({Outcome.DURABLE: durable, Outcome.UNKNOWN: 7})),
+        figures=Figures(requests=Counter({"create": 1000, "get": 1000})),
+        kept=(),
+    )
+
+    assert summary.to_json()["per_million_appends"] == expected

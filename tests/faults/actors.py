@@ -39,7 +39,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from random import Random
 
     from tests.faults.simulator import SimProcess, Simulation, Task
@@ -56,11 +56,23 @@ class Stage:
     histories: dict[str, History] = field(default_factory=dict)
     # Whether the name is used again.
     lives: bool = False
+    # Whether the log is compacted by key; then every record needs one.
+    compacts: bool = False
+    tombstones: int = 0
     processes: dict[str, SimProcess] = field(default_factory=dict)
 
     def history_of(self, log: str) -> History:
         """Return what callers saw of a log."""
         return self.history if log == LOG else self.histories.setdefault(log, History())
+
+    def keyed(self, dice: Random, name: str) -> Message:
+        """Make a record with a key that others have, too; or the only tombstone of its key."""
+        body, kind = name.encode() + b"." * dice.choice((0, 0, 60)), dice.random()
+        if kind < 0.2:
+            self.tombstones += 1
+            return Message(None, b"t%d" % self.tombstones)
+        shared = dice.choice((b"", b"key", b"key\0", b"k" * 40))
+        return Message(body, b"t%d" % dice.randrange(1, self.tombstones + 3) if kind < 0.6 else shared)
 
     def unexpected(self, error: LogError) -> bool:
         """Whether nothing that happens in this world explains an error."""
@@ -99,6 +111,19 @@ class Actor(Protocol):
     """The part of one process."""
 
     def play(self, stage: Stage, process: SimProcess) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An actor that is one function."""
+
+    run: Callable[[Stage, SimStore, SimProcess], None]
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        try:
+            self.run(stage, SimStore(stage.world, process), process)
+        except LogError as error:
+            stage.excuse(error)
 
 
 def drawn_options(dice: Random) -> WriterOptions:
@@ -146,6 +171,8 @@ class Writer:
     # If false, it waits for a missing log.
     initializes: bool = True
     server: Server | None = None
+    # If true, every record has a key.
+    keyed: bool = False
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         for number in range(self.rounds):
@@ -177,7 +204,8 @@ class Writer:
             if dice.random() < 0.3:
                 stage.simulation.pause(dice.choice((0.01, 1.0, 20.0)))
             label = f"{name}/{index}"
-            records = tuple(_message(dice, f"{label}/{n}") for n in range(dice.choice((1, 1, 1, 3))))
+            names = [f"{label}/{n}" for n in range(dice.choice((1, 1, 1, 3)))]
+            records = tuple(stage.keyed(dice, name) if self.keyed else _message(dice, name) for name in names)
             timeout_s = stage.simulation.dice(label).choice((None, None, 0.0, 0.05))
             append = Append(records, stage.simulation.now_s, opened_s=opened.at_s, marked=self.server is not None)
             submit_once(stage, opened.store, opened.writer, append, timeout_s=timeout_s)
@@ -285,10 +313,10 @@ class TailReader:
                     seen = Read(0.0, stage.world.names.lives[log_id].begins, log_id)
                     stage.history.reads.append(seen)
                 found = []
-                for record in reader.follow(seen.start + len(seen.records), idle_s=5.0):
+                for record in reader.follow(seen.end, idle_s=5.0):
                     found.append(record)
-                    seen.records.append(Message(record.body, record.key))
-                    check_follower(found[-2:])
+                    seen.see(record, stage.simulation.now_s)
+                    check_follower(found[-2:], stage.world.names.lives[seen.log_id].dropped)
             except LogNotFoundError:
                 stage.simulation.pause(1.0)
             except MissingError as error:
@@ -342,8 +370,7 @@ class HistoryReader:
         for record in reader.records(begin, Limits(records=count), manifest=in_hand):
             if pause_s:
                 stage.simulation.pause(pause_s)
-            assert record.offset == start + len(read.records), "a gap"
-            read.records.append(Message(record.body, record.key))
+            read.see(record, stage.simulation.now_s)
         read.finished = count is None
 
 

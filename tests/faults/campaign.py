@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import sys
 import time
 import traceback
@@ -18,7 +19,11 @@ from typing import TYPE_CHECKING
 
 from tests.faults.mutants import MUTANTS
 from tests.faults.plans import Script
+from tests.faults.queue_mutants import QUEUE_WORLD_MUTANTS
+from tests.faults.queue_worlds import queue_story
 from tests.faults.story import Story
+from tests.faults.view_consumers import drawn_view_story
+from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
@@ -87,11 +92,25 @@ def broken(story: Story) -> str | None:
     return None
 
 
-def tell(seeds: Sequence[int]) -> Tally:
+def view_story(seed: int) -> Story:
+    """Make the story of a seed about subscriptions and consumers by key."""
+    cast, end = drawn_view_story(random.Random(seed))
+    return Story(seed, cast=cast, end=end)
+
+
+# Of each kind of world: how it is made from a seed, and the defects that it must find.
+WORLDS: dict[str, tuple[Callable[[int], Story], tuple[Mutation, ...]]] = {
+    "logs": (Story, (*MUTANTS,)),
+    "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS)),
+    "queues": (queue_story, QUEUE_WORLD_MUTANTS),
+}
+
+
+def tell(seeds: Sequence[int], make: Callable[[int], Story] = Story) -> Tally:
     """Run the stories of some seeds, up to the first that fails."""
     tally = Tally()
     for seed in seeds:
-        story = Story(seed)
+        story = make(seed)
         how = broken(story)
         if how is not None:
             tally.failed = seed, how
@@ -100,11 +119,13 @@ def tell(seeds: Sequence[int]) -> Tally:
     return tally
 
 
-def run(seeds: range, *, processes: int, progress: Callable[[Tally], None]) -> Tally:
+def run(
+    seeds: range, *, processes: int, progress: Callable[[Tally], None], make: Callable[[int], Story] = Story
+) -> Tally:
     """Run the stories of all seeds; ends early when one fails."""
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
     total = Tally()
-    for tally in _tallies(chunks, processes):
+    for tally in _tallies(chunks, processes, partial(tell, make=make)):
         total.merge(tally)
         progress(total)
         if total.failed is not None:
@@ -112,13 +133,15 @@ def run(seeds: range, *, processes: int, progress: Callable[[Tally], None]) -> T
     return total
 
 
-def _tallies(chunks: Sequence[Sequence[int]], processes: int) -> Iterator[Tally]:
+def _tallies(
+    chunks: Sequence[Sequence[int]], processes: int, work: Callable[[Sequence[int]], Tally]
+) -> Iterator[Tally]:
     if processes == 1:
-        yield from map(tell, chunks)
+        yield from map(work, chunks)
         return
     # Spawned: a fork would inherit the threads that Arrow has begun. Replaced regularly, to keep them small.
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
-        yield from pool.imap_unordered(tell, chunks)
+        yield from pool.imap_unordered(work, chunks)
 
 
 def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool]) -> dict[int, str]:
@@ -138,12 +161,14 @@ def shrink(seed: int, faults: Mapping[int, str], fails: Callable[[Story], bool])
             size //= 2
 
 
-def _show_failure(seed: int, how: str, mutant: str | None) -> None:
+def _show_failure(seed: int, how: str, mutant: str | None, kind: str) -> None:
     print(how)
-    extra = "" if mutant is None else f" --mutant {mutant!r}"
+    extra = ("" if mutant is None else f" --mutant {mutant!r}") + ("" if kind == "logs" else f" --{kind}")
     print(
         f"seed {seed} failed; replay it with: {sys.executable} -m tests.faults.campaign --first {seed} --seeds 1{extra}"
     )
+    if kind != "logs":
+        return
     story = Story(seed)
     broken(story)
     fired = story.stage.world.fired_at
@@ -166,22 +191,22 @@ def _progress(seeds: int) -> Callable[[Tally], None]:
     return progress
 
 
-def _seeds_to_find(name: str, seeds: range) -> tuple[str, int | None, str]:
+def _seeds_to_find(name: str, seeds: range, kind: str) -> tuple[str, int | None, str]:
     """Report how many seeds it takes to find a mutant, None if these do not find it, and how it shows."""
-    with applied(_mutant(name)):
-        tally = run(seeds, processes=1, progress=lambda _: None)
+    with applied(_mutant(name, kind)):
+        tally = run(seeds, processes=1, progress=lambda _: None, make=WORLDS[kind][0])
     if tally.failed is None:
         return name, None, "NOT FOUND"
     seed, how = tally.failed
     return name, seed - seeds.start + 1, how.strip().splitlines()[-1][:100].replace("|", "")
 
 
-def sensitivity(seeds: range, processes: int) -> int:
+def sensitivity(seeds: range, processes: int, kind: str) -> int:
     """Report for every mutant how many seeds it took to find it; return the number of those not found."""
     missed = 0
-    names = [mutant.name for mutant in MUTANTS]
+    names = [mutant.name for mutant in WORLDS[kind][1]]
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        for name, count, how in pool.imap(partial(_seeds_to_find, seeds=seeds), names):
+        for name, count, how in pool.imap(partial(_seeds_to_find, seeds=seeds, kind=kind), names):
             missed += count is None
             print(f"| {name} | {count or len(seeds)} | {how} |", flush=True)
     return missed
@@ -196,11 +221,11 @@ def _canary(tally: Tally) -> int:
     return 0
 
 
-def _mutant(name: str) -> Mutation:
-    found = [mutant for mutant in MUTANTS if mutant.name == name]
-    if not found:
-        sys.exit(f"expected one of {[mutant.name for mutant in MUTANTS]}, found {name!r}")
-    return found[0]
+def _mutant(name: str, kind: str) -> Mutation:
+    mutants = {mutant.name: mutant for mutant in WORLDS[kind][1]}
+    if name not in mutants:
+        sys.exit(f"expected one of {[*mutants]}, found {name!r}")
+    return mutants[name]
 
 
 def main() -> None:
@@ -208,6 +233,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    views, queues = "worlds of subscriptions and consumers by key", "worlds of delay queues"
+    parser.add_argument("--views", dest="kind", action="store_const", const="views", default="logs", help=views)
+    parser.add_argument("--queues", dest="kind", action="store_const", const="queues", help=queues)
     parser.add_argument("--mutant", help="put this defect into the library first: the campaign must fail")
     parser.add_argument("--sensitivity", action="store_true", help="how many seeds each defect takes to be found")
     parser.add_argument("--canary", action="store_true", help="succeed only when a promise is found broken")
@@ -215,18 +243,18 @@ def main() -> None:
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     if given.sensitivity:
-        sys.exit(sensitivity(seeds, given.processes))
+        sys.exit(sensitivity(seeds, given.processes, given.kind))
     with ExitStack() as stack:
         if given.mutant:
-            stack.enter_context(applied(_mutant(given.mutant)))
+            stack.enter_context(applied(_mutant(given.mutant, given.kind)))
         # A mutant exists in this process only.
         processes = 1 if given.mutant or given.seeds <= CHUNK else given.processes
         began_s = time.monotonic()
-        tally = run(seeds, processes=processes, progress=_progress(given.seeds))
+        tally = run(seeds, processes=processes, progress=_progress(given.seeds), make=WORLDS[given.kind][0])
         if given.canary:
             sys.exit(_canary(tally))
         if tally.failed is not None:
-            _show_failure(*tally.failed, given.mutant)
+            _show_failure(*tally.failed, given.mutant, given.kind)
             sys.exit(1)
     figures = tally.to_json() | {"seconds": round(time.monotonic() - began_s)}
     print(json.dumps(figures, indent=2))

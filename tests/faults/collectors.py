@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.faults.history import PENDING_S
+from tests.faults.key_rollers import roll_keys_up
 from tests.faults.store import LOG, SimStore
 from wal3_core import InvalidRequestError, LogError, LogNotFoundError, LogReader, LogWriter, Message
 from wal3_core.errors import CollectionRefusedError, MissingError
@@ -53,18 +54,19 @@ class Collecting:
 
     rounds: int
     pause_s_max: float
+    log: str = LOG
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         options = collector_options(stage.world.shared.interval_s)
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * self.pause_s_max)
             try:
-                done = collect(SimStore(stage.world, process), LOG, options=options, runtime=process)
+                done = collect(SimStore(stage.world, process), self.log, options=options, runtime=process)
             except (LogNotFoundError, CollectionRefusedError):
                 continue
             except MissingError as error:
                 # The interval is shorter than a pass: another collector was quicker.
-                if error.path in stage.world.oracle.referenced():
+                if error.path in stage.world.names[self.log].life.referenced():
                     stage.excuse(error)
                 stage.world.fired["a collector was overtaken"] += 1
             except LogError as error:
@@ -128,24 +130,24 @@ class Pinning:
 
     def _read(self, life: Oracle, store: SimStore, name: str, manifest: Manifest) -> None:
         found = [Message(r.body, r.key) for r in pinned_records(store, LOG, name, runtime=store.process)]
-        first, following = manifest.first.position.offset, manifest.next.position.offset
-        assert found == life.records[first - 1 : following - 1], f"pin {name}: read otherwise"
+        assert found == life.messages(manifest), f"pin {name}: read otherwise"
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Repacks the manifest's tree."""
+    """Repacks the manifest's tree, and rolls keys up."""
 
     rounds: int
     pause_s_max: float
     options: SnapshotCompactorOptions
+    log: str = LOG
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * self.pause_s_max)
             store = SimStore(stage.world, process)
             try:
-                done = SnapshotCompactor(store, LOG, options=self.options, runtime=process).compact()
+                done = SnapshotCompactor(store, self.log, options=self.options, runtime=process).compact()
             except LogNotFoundError:
                 continue
             except LogError as error:
@@ -153,6 +155,7 @@ class Packing:
             else:
                 stage.world.fired["packed"] += done.num_steps > 0
                 stage.world.fired["packing overtaken"] += done.num_overtaken > 0
+                roll_keys_up(stage, process, self.log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def check_successor(stage: Stage, operator: SimProcess) -> None:
     with LogWriter.open(store, successor, runtime=operator) as writer:
         assert writer.append(b"moved").offset == manifest.next.position.offset
     found = [Message(r.body, r.key) for r in records_across(store, LOG, runtime=operator)]
-    assert found == [*stage.world.oracle.records[manifest.first.position.offset - 1 :], Message(b"moved")]
+    assert found == [*stage.world.oracle.messages(manifest), Message(b"moved")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,5 @@ def check_copy(stage: Stage) -> None:
     """A copy reads as it was when it became a log, when it was compared with its source."""
     reader = LogReader.open(stage.world.objects, COPY, runtime=stage.world.network)
     manifest = reader.manifest()
-    first, following = manifest.first.position.offset, manifest.next.position.offset
     found = [Message(record.body, record.key) for record in reader.records()]
-    held = stage.world.names[COPY].life.records[first - 1 : following - 1]
-    assert found == held, "the copy holds something else"
+    assert found == stage.world.names[COPY].life.messages(manifest), "the copy holds something else"

@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import Actor, Maintainer, Stage, append_once
+from tests.faults.actors import Actor, Maintainer, Part, Stage, append_once
 from tests.faults.campaign import broken
 from tests.faults.collectors import (
     COPY,
@@ -29,6 +29,7 @@ from tests.faults.collectors import (
     Sealing,
     check_destroyed,
 )
+from tests.faults.compaction_casts import Compactable, arranging_casts, compaction_casts
 from tests.faults.copy_updates import CollectingCopy, Outdated, Updating, check_updated
 from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
@@ -83,19 +84,6 @@ AMBIGUOUS = ("after", "late")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """An actor that is one function."""
-
-    run: Callable[[Stage, SimStore, SimProcess], None]
-
-    def play(self, stage: Stage, process: SimProcess) -> None:
-        try:
-            self.run(stage, SimStore(stage.world, process), process)
-        except LogError as error:
-            stage.excuse(error)
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
     """A prelude, and a cast whose calls each fail in turn."""
 
@@ -105,10 +93,13 @@ class Scenario:
     end: Callable[[Stage, SimProcess], None] = lambda _stage, _operator: None
     # Whether the log's name is used again.
     lives: bool = False
+    # Whether the log is compacted by key.
+    compacts: bool = False
 
     def story(self, seed: int, faults: Mapping[int, str]) -> Story:
         plan, cast = Script(faults), dict(self.cast)
-        return Story(seed, plan=plan, cast=cast, prelude=self.prelude, end=self.end, interval_s=0.0, lives=self.lives)
+        also = {"end": self.end, "lives": self.lives, "compacts": self.compacts}
+        return Story(seed, plan=plan, cast=cast, prelude=self.prelude, interval_s=0.0, **also)
 
 
 def _records(name: str, count: int) -> tuple[Message, ...]:
@@ -212,7 +203,7 @@ def _read(stage: Stage, store: SimStore, process: SimProcess) -> None:
     read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
     stage.history.reads.append(read)
     for record in reader.records():
-        read.records.append(Message(record.body, record.key))
+        read.see(record, stage.simulation.now_s)
     read.finished = True
 
 
@@ -223,7 +214,7 @@ def _read_slowly(stage: Stage, store: SimStore, process: SimProcess) -> None:
     read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
     stage.history.reads.append(read)
     for record in reader.records():
-        read.records.append(Message(record.body, record.key))
+        read.see(record, stage.simulation.now_s)
         stage.simulation.pause(1.0)
     read.finished = True
 
@@ -295,7 +286,7 @@ def _read_around(other: Actor) -> Part:
         read = Read(stage.simulation.now_s, 1, reader.manifest().log_id)
         stage.history.reads.append(read)
         for record in reader.records():
-            read.records.append(Message(record.body, record.key))
+            read.see(record, stage.simulation.now_s)
             if record.offset == 1:
                 other.play(stage, process)
 
@@ -418,7 +409,15 @@ SECOND_LIVES = (
     Scenario("destroy while creating a pin", MANY, {"victim": _take("destroy"), "o": Pinning(0.0, 3.0)}, lives=True),
 )
 ROLL_UPS = (Scenario(name, ONE, cast) for name, cast in rolling_casts(OPTIONS).items())
-SCENARIOS = (*ONE_LIFE, *ROLL_UPS, *SECOND_LIVES)
+ARRANGED = Compactable(OPTIONS, keeps_all=True)
+KEY_COMPACTIONS = (
+    *(
+        Scenario(name, Compactable(OPTIONS), cast, lives="reuser" in cast, compacts=True)
+        for name, cast in compaction_casts(OPTIONS).items()
+    ),
+    *(Scenario(name, ARRANGED, cast, compacts=True) for name, cast in arranging_casts(OPTIONS).items()),
+)
+SCENARIOS = (*ONE_LIFE, *ROLL_UPS, *SECOND_LIVES, *KEY_COMPACTIONS)
 
 
 @dataclass(frozen=True, slots=True)

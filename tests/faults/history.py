@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from wal3_core import Message
 from wal3_core.model.paths import NO_LOG
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Container, Mapping, Sequence
 
     from tests.faults.oracle import Oracle
-    from wal3_core import Message, Record, ResumeReport
+    from wal3_core import Record, ResumeReport
     from wal3_core.model.paths import LogId
 
 PENDING_S = float("inf")
@@ -53,7 +54,19 @@ class Read:
     start: int
     log_id: LogId = NO_LOG
     records: list[Message] = field(default_factory=list)
+    # Where each record was found, and when.
+    places: list[tuple[int, float]] = field(default_factory=list)
     finished: bool = False
+
+    @property
+    def end(self) -> int:
+        """The offset after the last record found."""
+        return self.places[-1][0] + 1 if self.places else self.start
+
+    def see(self, record: Record, now_s: float) -> None:
+        """Note the next record."""
+        self.records.append(Message(record.body, record.key))
+        self.places.append((record.offset, now_s))
 
 
 @dataclass(slots=True)
@@ -146,15 +159,26 @@ class History:
     def _check_reads(self, reads: Sequence[Read], life: Oracle, places: Sequence[tuple[Append, int]]) -> None:
         acked = [(append, offset) for append, offset in places if append.durable]
         for read in reads:
-            start = read.start - 1
-            found = life.records[start : start + len(read.records)]
-            assert read.records == found, f"read from {read.start}: otherwise"
+            end = self._check_places(read, life)
             if read.finished:
                 due = [offset + len(a.records) for a, offset in acked if a.ended_s < read.began_s]
-                end = read.start + len(read.records)
                 assert end >= max(due, default=0), (
                     f"acknowledged up to {max(due)} before the read, which ended at {end}"
                 )
+
+    def _check_places(self, read: Read, life: Oracle) -> int:
+        """Return where a read ended. It found every record that no pass had dropped, and none that had gone before."""
+        at = read.start
+        for message, (offset, seen_s) in zip(read.records, read.places, strict=True):
+            left_out = [each for each in range(at, offset) if life.dropped.get(each, PENDING_S) > seen_s]
+            assert offset >= at, f"read from {read.start}: found {offset} after {at}"
+            assert not left_out, f"read from {read.start}: a gap: {left_out}"
+            assert message == life.records[offset - 1], f"read from {read.start}: otherwise at {offset}"
+            assert life.dropped.get(offset, PENDING_S) >= read.began_s, f"read {offset}, which had been dropped"
+            at = offset + 1
+        while at in life.dropped:
+            at += 1
+        return at
 
     def _check_seal(self) -> None:
         if self.sealed_between_s is None:
@@ -167,8 +191,10 @@ class History:
                 assert append.ended_s >= began_s, f"refused before the seal: {append}"
 
 
-def check_follower(records: Sequence[Record]) -> None:
-    """A follower sees every offset, once, in order."""
+def check_follower(records: Sequence[Record], dropped: Container[int] = ()) -> None:
+    """A follower sees every offset, once, in order; but for records that passes of key compaction dropped."""
     for before, after in pairwise(records):
-        assert after.offset == before.offset + 1, f"from {before.offset} to {after.offset}"
+        assert after.offset > before.offset, f"from {before.offset} to {after.offset}"
+        skipped = [offset for offset in range(before.offset + 1, after.offset) if offset not in dropped]
+        assert not skipped, f"from {before.offset} to {after.offset}"
         assert after.timestamp_us >= before.timestamp_us, "time ran backwards"

@@ -51,7 +51,7 @@ MUTANTS = (
     Mutation(
         "acknowledged before the CAS",
         LOOP + "_commit",
-        "refused or self._committer.commit(base, ready[0].term, pointers, until_s)",
+        "refused or self._committer.commit(base, ready[0].term, pointers, until_s, keyless=keyless(ready))",
         "refused or Committed(base)",
     ),
     Mutation(
@@ -170,8 +170,8 @@ MUTANTS = (
     ),
     Mutation(
         "records of one append share an offset",
-        OUTCOMES + "_settle",
-        "offset += len(entry.columns.bodies)",
+        "wal3_core.log.write.outcomes:_acknowledge_each",
+        "offset += entry.columns.num_records",
         "offset += 1",
     ),
     Mutation(
@@ -201,7 +201,7 @@ MUTANTS = (
     Mutation(
         "memory of finished appends is not released",
         OUTCOMES + "_release",
-        "self.bytes_released += sum(entry.bytes_held for entry in entries)",
+        "self.bytes_released += sum(entry.columns.bytes_held for entry in entries)",
         "self.bytes_released += 0 * sum(entry.bytes_held for entry in entries)",
     ),
     Mutation(
@@ -345,7 +345,7 @@ MUTANTS = (
     Mutation(
         "a cursor saved too late stays below the log's beginning",
         "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
-        "self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)",
+        "self._put(name, moved, saved)",
         "str(back)",
     ),
     Mutation(
@@ -384,7 +384,7 @@ MUTANTS = (
     Mutation(
         "copied fragments are not verified",
         COPYING + "_checked",
-        "return read_checked(store, pointer, self._source.reading)[0]",
+        "return read_checked(store, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)[0]",
         'return store.read(pointer.path) or b""',
     ),
     Mutation(

@@ -30,7 +30,7 @@ CRASH_MUTANTS = (
         "read while compacting and collecting",
         Mutation(
             "a read whose snapshot was replaced begins again",
-            "wal3_core.log.read.reader:LogReader._reloading",
+            "wal3_core.log.read.reloading:Reloading.steps",
             "start, reloads = pointer.limit.offset, 0",
             "reloads = 0",
         ),
@@ -39,9 +39,9 @@ CRASH_MUTANTS = (
         "read while compacting and collecting",
         Mutation(
             "a read whose snapshot was replaced leaves out a record",
-            "wal3_core.log.read.reader:LogReader._reloading",
-            "missing, manifest = error.path, self.manifest()",
-            "missing, manifest, start = error.path, self.manifest(), (start or 1) + 1",
+            "wal3_core.log.read.reloading:Reloading.steps",
+            "missing, manifest = error.path, self.source.manifest()",
+            "missing, manifest, start = error.path, self.source.manifest(), (start or 1) + 1",
         ),
     ),
     (
@@ -129,8 +129,8 @@ NARROW_MUTANTS = (
     Mutation(
         "a policy is changed without checking the announcement",
         "wal3_core.storage.documents.policy_store:PolicyStore._withdraw_announced",
-        "if base.manifest.announced is not None:",
-        "if base.manifest.announced is not None and base.manifest.destroying:",
+        "self._manifests.change(base, withdrawn)",
+        "assert withdrawn",
     ),
     Mutation(
         "a delete removes an object that was created after it",

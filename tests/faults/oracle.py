@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.faults.cursor_history import CursorHistory, version_of
+from tests.faults.passes import Passes
 from tests.faults.simulator import NEVER_S, START_US
 from wal3_core import Message
 from wal3_core.model import parquet
@@ -17,17 +18,21 @@ from wal3_core.model.paths import (
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
     PIN_FOLDER,
+    POLICY,
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
     pin_name,
+    rolled_up_path,
 )
+from wal3_core.model.policy import Policy
 from wal3_core.model.snapshot import Snapshot, sum_setsums
 from wal3_core.options import CLOCK_AHEAD_S_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wal3_core import Record
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectStore
@@ -60,6 +65,9 @@ class Oracle:
     # Every record the log ever held, by offset from 1; ``num_inherited`` of them it had from the beginning.
     records: list[Message] = field(default_factory=list)
     num_inherited: int = 0
+    # When which offset was dropped by a pass of key compaction; those of a copy before it began.
+    dropped: dict[int, float] = field(default_factory=dict)
+    passes: Passes = field(default_factory=Passes)
     begins: int = 1
     versions: int = 0
     # When the log came to end at which offset.
@@ -71,6 +79,7 @@ class Oracle:
     _referenced: set[str] = field(default_factory=set)
     _let_go_s: dict[str, float] = field(default_factory=dict)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    _found: dict[str, tuple[Record, ...]] = field(default_factory=dict)
 
     @property
     def seen(self) -> Counter[str]:
@@ -81,13 +90,20 @@ class Oracle:
         """Take over what the life inherits from the log that it copies or follows."""
         self.begins = manifest.first.position.offset
         self.records = [BEFORE] * (self.begins - 1)
+        self.passes.begin(manifest)
+        # A copy writes the policy before its manifest.
+        policy = self.objects.read(POLICY)
+        if policy is not None:
+            self.passes.policies[:] = [(0.0, Policy.from_bytes(policy, what=POLICY))]
         for meta in self.objects.list_objects(CURSOR_FOLDER):
             data = self.objects.read(meta.path)
             assert data is not None
             self.cursors[cursor_name(meta.path)].landed[:] = [version_of(data, meta.path)]
 
-    def landed(self, path: str, data: bytes) -> None:
+    def landed(self, path: str, data: bytes, now_s: float) -> None:
         """Check an object as it is written."""
+        if path == POLICY:
+            self.passes.policies.append((now_s, Policy.from_bytes(data, what=path)))
         if path.startswith(CURSOR_FOLDER):
             cursor = version_of(data, path)
             assert self.manifest is None or cursor.log_id == self.manifest.log_id, f"{path} is of another log: {cursor}"
@@ -106,10 +122,14 @@ class Oracle:
         assert after.next.position.timestamp_us <= limit_us, f"INV-29: its time is beyond the store's: {after.next}"
         if before is not None:
             self._check_step(before, after)
-            self._check_prefix(after, held)
+            if after.compaction == before.compaction:
+                self._check_prefix(after, held)
+            else:
+                self._check_pass(before, after, held, now_s)
             self._count(before, after)
             if after.first != before.first:
-                self._check_cursors(after)
+                self._check_cursors(after.first.position.offset)
+            self.passes.announced(before, after, now_s)
         self._note_records(held)
         self.ends.append((now_s, after.next.position.offset))
         self.manifest, self.held = after, held
@@ -130,17 +150,44 @@ class Oracle:
     def _note_records(self, held: Sequence[FragmentPointer]) -> None:
         for pointer in held:
             if pointer.start.offset > len(self.records):
-                data = self.objects.read(pointer.path)
-                assert data is not None, f"{pointer.path} was linked before it was durable"
-                table = parquet.decode(data, pointer, expanded_bytes_max=2**30).table
-                self.records += [Message(record.body, record.key) for record in parquet.records_of(table)]
+                found = {record.offset: record for record in self._records_of(pointer)}
+                for offset in range(pointer.start.offset, pointer.limit.offset):
+                    record = found.get(offset)
+                    if record is None:
+                        self.dropped[offset] = self.began_s
+                    self.records.append(BEFORE if record is None else Message(record.body, record.key))
 
-    def _check_cursors(self, after: Manifest) -> None:
+    def _records_of(self, pointer: FragmentPointer) -> tuple[Record, ...]:
+        if pointer.path not in self._found:
+            data = self.objects.read(pointer.path)
+            assert data is not None, f"{pointer.path} was linked before it was durable"
+            table = parquet.decode(data, pointer, expanded_bytes_max=2**30).table
+            self._found[pointer.path] = tuple(parquet.records_of(table))
+        return self._found[pointer.path]
+
+    def messages(self, manifest: Manifest) -> list[Message]:
+        """Return the records that a version of the manifest leads to."""
+        pointers = self._fragments(manifest.pointers)
+        return [Message(each.body, each.key) for pointer in pointers for each in self._records_of(pointer)]
+
+    def _check_pass(self, before: Manifest, after: Manifest, held: Sequence[FragmentPointer], now_s: float) -> None:
+        """Check what a pass of key compaction has installed."""
+        held_before = {record.offset: record for pointer in self.held for record in self._records_of(pointer)}
+        held_after = {record.offset: record for pointer in held for record in self._records_of(pointer)}
+        assert after.pruned + sum_setsums(held) == before.pruned + sum_setsums(self.held), "INV-1"
+        assert after.setsum == before.setsum, "INV-1"
+        limit = self.passes.check(before, after, held_before, held_after, now_s)
+        self._check_cursors(limit)
+        self.dropped |= dict.fromkeys(held_before.keys() - held_after.keys(), now_s)
+        self.seen["passes installed"] += 1
+        self.seen["records superseded or expired"] += len(held_before) - len(held_after)
+
+    def _check_cursors(self, first: int) -> None:
         for meta in self.objects.list_objects(CURSOR_FOLDER):
             data = self.objects.read(meta.path)
             assert data is not None
             cursor = version_of(data, meta.path)
-            below = isinstance(cursor, Cursor) and cursor.position.offset < after.first.position.offset
+            below = isinstance(cursor, Cursor) and cursor.position.offset < first
             assert not (below and cursor.writer in self.relied_on), f"{meta.path} was collected past: {cursor}"
 
     def relies_on(self, name: str, cursor: Cursor) -> None:
@@ -192,6 +239,10 @@ class Oracle:
         assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
+        snapshot = rolled_up_path(path)
+        assert snapshot not in self._referenced, f"{path} was deleted, and the log refers to its snapshot"
+        for name, pinned in self.pins.items():
+            assert snapshot not in pinned, f"{path} was deleted, and pin {name} refers to its snapshot"
         if not path.startswith((FRAGMENT_FOLDER, SNAPSHOT_FOLDER)):
             return
         self.seen["objects deleted"] += 1

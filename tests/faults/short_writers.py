@@ -53,7 +53,7 @@ def check_small(stage: Stage, operator: SimProcess) -> None:
     for number in range(2 * _TREE.fragments_per_snapshot):
         store = SimStore(stage.world, operator)
         with LogWriter.open(store, LOG, options=options, runtime=operator) as writer:
-            append_once(stage, store, writer, (Message(b"short%d" % number),))
+            append_once(stage, store, writer, (Message(b"short%d" % number, b"key" if stage.compacts else None),))
         manifest = stage.world.oracle.manifest
         assert len(manifest.fragments) < _TREE.fragments_per_snapshot + _TREE.fragments_kept, "nothing is rolled"
         assert len(manifest.snapshots) <= _SNAPSHOTS_MAX, "snapshots are not rolled in turn"

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -20,9 +23,9 @@ from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
     from types import TracebackType
 
+P = ParamSpec("P")
 T = TypeVar("T")
 STEPS_MAX = 400_000
 START_US = 1_700_000_000_000_000
@@ -53,8 +56,9 @@ class Task:
 class Simulation:
     """Runs tasks until the main one ends."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
         self.seed = seed
+        self._steps_max = steps_max
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.steps = 0
@@ -95,6 +99,9 @@ class Simulation:
         """Yield until ``ready`` holds or ``seconds`` have passed."""
         task = self._current
         assert task is not None, "blocked outside of a task"
+        if task.body is not getcurrent():
+            # A dropped task is being collected while another one runs: its handlers must not wait.
+            raise GreenletExit
         task.ready = ready
         task.deadline_s = NEVER_S if seconds is None else self.now_s + (max(seconds, TICK_S) if seconds > 0 else 0.0)
         self._hub.switch()
@@ -120,8 +127,8 @@ class Simulation:
         """Run until ``main`` has ended; its exception is raised here."""
         while not main.body.dead:
             self.steps += 1
-            if self.steps > STEPS_MAX:
-                raise DeadlockError(f"no end after {STEPS_MAX} steps, at {self.now_s:.3f} s")
+            if self.steps > self._steps_max:
+                raise DeadlockError(f"no end after {self._steps_max} steps, at {self.now_s:.3f} s")
             task = self._next()
             self._current = task
             self._trace.update(task.name.encode())
@@ -192,6 +199,61 @@ class SimTimer:
         self.cancelled = True
 
 
+@dataclass(frozen=True)
+class SimThread:
+    """A task of one process that others wait for."""
+
+    task: Task
+
+    def is_current(self) -> bool:
+        return self.task.process.simulation.current is self.task
+
+    def join(self) -> None:
+        self.task.process.simulation.block(lambda: self.task.over, None)
+
+
+class SimExecutor(Executor):
+    """Runs the calls of one process in their order, some of them at once."""
+
+    def __init__(self, process: SimProcess, name: str, threads_max: int) -> None:
+        self._process, self._name = process, name
+        self._threads_max = self._free = threads_max
+        self._calls: deque[Callable[[], None]] = deque()
+        self._over = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._over:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future: Future[T] = Future()
+        self._calls.append(partial(_fulfil, future, partial(fn, *args, **kwargs)))
+        if self._free:
+            self._free -= 1
+            self._process.simulation.spawn(self._process, f"{self._process.name}:{self._name}", self._work)
+        return future
+
+    def _work(self) -> None:
+        while self._calls:
+            self._process.simulation.pause()
+            if self._calls:
+                self._calls.popleft()()
+        self._free += 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - an Executor's
+        assert not cancel_futures
+        self._over = True
+        if wait:
+            self._process.simulation.block(lambda: self._free == self._threads_max, None)
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
+        future.set_exception(error)
+
+
 @dataclass(eq=False)
 class SimProcess:
     """A Runtime whose wall clock is off, drifts, and sometimes steps back or years ahead, unless it is ``steady``."""
@@ -243,6 +305,12 @@ class SimProcess:
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:  # noqa: ARG002 - each task is a thread
         if not self.dead:
             self.simulation.spawn(self, f"{self.name}:worker", task)
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> SimThread:
+        return SimThread(self.simulation.spawn(self, f"{self.name}:{name}", run))
+
+    def executor(self, name: str, threads_max: int) -> SimExecutor:
+        return SimExecutor(self, name, threads_max)
 
     def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> SimTimer:  # noqa: ARG002 - as spawn
         timer = SimTimer()

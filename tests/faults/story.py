@@ -33,6 +33,7 @@ from tests.faults.collectors import (
     check_successor,
     collector_options,
 )
+from tests.faults.compactors import COMPACTED, compacted_cast, finish_compaction
 from tests.faults.cursor_mover import Consumer, CursorMover
 from tests.faults.demanding import Comparer, OrderedWriter, check_conditions
 from tests.faults.fleets import check_fleet_logs
@@ -54,7 +55,7 @@ from wal3_core import (
 )
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.maintain.copier import LogAt, copy
-from wal3_core.model.paths import CLOCK
+from wal3_core.model.paths import CLOCK, rolled_up_path
 from wal3_core.options import RetryOptions, SnapshotCompactorOptions
 from wal3_core.storage.documents.pin_store import PinStore
 
@@ -171,10 +172,13 @@ def drawn_reusers(dice: Random, *, brief: bool) -> dict[str, Actor]:
     return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
 
 
-def drawn_cast(dice: Random, *, brief: bool, lives: bool = False) -> dict[str, Actor]:
+def drawn_cast(dice: Random, *, brief: bool, lives: bool = False, compacts: bool = False) -> dict[str, Actor]:
     """Choose the actors of a seed's story, and which of them are killed or suspended."""
     alone = drawn_maintainers if brief else drawn_actors
-    cast = drawn_reusers(dice, brief=brief) if lives else alone(dice)
+    if compacts:
+        cast = compacted_cast(dice, brief=brief, lives=lives)
+    else:
+        cast = drawn_reusers(dice, brief=brief) if lives else alone(dice)
     victims = [*cast, "writer0", "writer0", "writer0"]
     if dice.random() < 0.5:
         after_s = dice.random() * dice.choice((0.2, 1.0, 5.0))
@@ -199,12 +203,13 @@ class Story:
     end: Callable[[Stage, SimProcess], None] = lambda _stage, _operator: None
     interval_s: float | None = None
     lives: bool = False
+    compacts: bool = False
     kinds: list[Kind] = field(default_factory=list)
     stage: Stage = field(init=False)
 
     def __post_init__(self) -> None:
         simulation = Simulation(self.seed)
-        self.stage = Stage(simulation, World(simulation), lives=self.lives)
+        self.stage = Stage(simulation, World(simulation), lives=self.lives, compacts=self.compacts)
         drawn_s = simulation.dice("interval").choice((0.0, 0.0, 2.0, 20.0))
         self.stage.world.shared.interval_s = drawn_s if self.interval_s is None else self.interval_s
 
@@ -214,7 +219,10 @@ class Story:
         brief = simulation.dice("brief").random() < BRIEF
         self.stage.lives = self.stage.lives or (self.cast is None and simulation.dice("lives").random() < REUSED)
         cast = self.cast
-        if cast is None:
+        self.stage.compacts |= cast is None and simulation.dice("compacted").random() < COMPACTED
+        if cast is None and self.stage.compacts:
+            cast = drawn_cast(simulation.dice("cast"), brief=brief, lives=self.stage.lives, compacts=True)
+        elif cast is None:
             cast = drawn_cast(simulation.dice("cast"), brief=brief, lives=self.stage.lives)
             if brief and simulation.dice("consumer").random() < BUSY:
                 cast["consumer"] = Consumer("e", 100, 0.02)
@@ -263,6 +271,8 @@ def _end(stage: Stage, operator: SimProcess) -> None:
     check_fleet_logs(stage, operator)
     _check_progress(stage, operator)
     check_small(stage, operator)
+    if stage.compacts:
+        finish_compaction(stage, operator)
     lives = {log_id: life for log_id, life in stage.world.names.lives.items() if life.log == LOG}
     for life in lives.values():
         for cursor in life.cursors.values():
@@ -287,7 +297,7 @@ def _check_progress(stage: Stage, operator: SimProcess) -> None:
     began_s = stage.simulation.now_s
     store = SimStore(stage.world, operator)
     with LogWriter.open_or_initialize(store, LOG, runtime=operator) as writer:
-        last = append_once(stage, store, writer, (Message(b"last"),))
+        last = append_once(stage, store, writer, (Message(b"last", b"key" if stage.compacts else None),))
     manifest = stage.world.oracle.manifest
     assert manifest is not None
     assert last.outcome == ("acked" if manifest.seal is None else "sealed"), f"after healing: {last}"
@@ -310,7 +320,7 @@ def _check_contents(stage: Stage, operator: SimProcess) -> None:
     """The log holds exactly the records from its first one on."""
     reader, oracle = LogReader.open(SimStore(stage.world, operator), LOG, runtime=operator), stage.world.oracle
     found = [Message(record.body, record.key) for record in reader.records()]
-    assert found == oracle.records[reader.manifest().first.position.offset - 1 :], "the log holds other records"
+    assert found == oracle.messages(reader.manifest()), "the log holds other records"
 
 
 def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
@@ -333,10 +343,12 @@ def _check_nothing_left(stage: Stage, operator: SimProcess) -> None:
         collect(store, LOG, options=collector_options(0.0), runtime=operator)
         left = {meta.path for folder in ("log/", "snapshot/") for meta in inside.list_objects(folder)}
         documents = {meta.path for meta in inside.list_objects("gc/")} - {CLOCK}
-        if left == oracle.referenced() and not documents:
+        rolled_up = {rolled_up_path(meta.path) for meta in inside.list_objects("keys/")}
+        if left == oracle.referenced() and not documents and rolled_up <= left:
             break
     assert left == oracle.referenced(), f"collected again and again, and left: {sorted(left - oracle.referenced())}"
     assert not documents, "collections that never end"
+    assert rolled_up <= left, "key roll-ups without a snapshot"
     assert oracle.manifest is not None
     assert oracle.manifest.announced is None, "an announcement that is never withdrawn"
     assert all(pointer.limit.offset > middle for pointer in oracle.held), "records below the cursor are still held"

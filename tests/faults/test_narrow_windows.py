@@ -46,6 +46,7 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.pruner import Marked
 from wal3_core.model.paths import FRAGMENT_FOLDER, MANIFEST, POLICY, SNAPSHOT_FOLDER, cursor_path
+from wal3_core.model.position import AtTime
 from wal3_core.model.vacancy import Vacancy, manifest_or_vacancy
 from wal3_core.options import CollectorOptions, RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -302,7 +303,7 @@ def follow_while_all_is_appended_and_collected_between_two_looks() -> None:
     slow.before = sleep
     options = ReaderOptions(poll_s_min=0, poll_s_max=0)
     with suppress(GarbageCollectedError):
-        assert next(LogReader.open(slow, "a", options=options).follow(idle_s=30)).offset == 1
+        assert next(LogReader.open(slow, "a", options=options).follow(AtTime(0), idle_s=30)).offset == 1
     assert len(looks) >= 3
 
 

@@ -33,6 +33,7 @@ HAPPENED = {
     "a pin held what was collected",
     "packed",
     "packing overtaken",
+    "keys rolled up",
     "log sealed",
     "migrated",
     "copied while appended to",

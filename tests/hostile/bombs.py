@@ -25,7 +25,7 @@ from tests.hostile.forge import (
     varint,
     zigzag,
 )
-from tests.hostile.specimens import MIB, fragment, pointer_to, refill, table_of, written, zeros
+from tests.hostile.specimens import MIB, arranged, fragment, pointer_to, refill, table_of, written, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -272,4 +272,7 @@ SOUND: dict[str, Callable[[], Bomb]] = {
     "short values": _sound([(None, b"x" * 30)] * 1_000_000),
     "short keys": _sound([(b"%d" % index, b"") for index in range(1_000_000)]),
     "shared values": _repeated,
+    "long values by key": lambda: arranged([(b"%d" % (index % 7), bytes(MIB)) for index in range(110)]),
+    "short keys in order": lambda: arranged([(b"%d" % index, b"") for index in range(1_000_000)]),
+    "one key of short values": lambda: arranged([(b"k", b"x" * 30)] * 800_000),
 }

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-NAMES = ("manifest", "cursor", "snapshot", "snapshot_of_snapshots")
+CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription")
+NAMES = ("manifest", "manifest_of_a_keyed_log", *CURSORS, "snapshot", "snapshot_of_snapshots")
 Value = Manifest | Cursor | Snapshot
 
 
@@ -50,9 +51,9 @@ def sealed(name: str, opened: bytes) -> bytes:
 def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
     """Decode the document; a snapshot under its stored name, or ``renamed`` to the hash of the bytes."""
     match name:
-        case "manifest":
+        case "manifest" | "manifest_of_a_keyed_log":
             return Manifest.from_bytes(data)
-        case "cursor":
+        case "cursor" | "cursor_of_keys" | "cursor_of_a_subscription":
             return Cursor.from_bytes(data, what="cursor/golden.json")
     pointer = pointer_of(name)
     return Snapshot.from_bytes(data, replace(pointer, path=snapshot_path(pointer.setsum, data)) if renamed else pointer)
@@ -68,5 +69,7 @@ def pointer_of(name: str) -> SnapshotPointer:
 
 def named(name: str) -> str:
     """The name of the document in errors."""
-    known = {"manifest": "manifest/MANIFEST.json", "cursor": "cursor/golden.json"}
+    manifests = dict.fromkeys(("manifest", "manifest_of_a_keyed_log"), "manifest/MANIFEST.json")
+    cursors = dict.fromkeys(CURSORS, "cursor/golden.json")
+    known = {**manifests, **cursors}
     return known.get(name) or f"snapshot {pointer_of(name).path}"

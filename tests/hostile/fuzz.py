@@ -26,7 +26,20 @@ import pyarrow as pa
 
 from tests.hostile.forge import I16, I32, I64, Forgery, Items, Page, Struct
 from tests.hostile.probe import peak_bytes
-from tests.hostile.specimens import KEYED, MIB, PLAIN, decoded, fragment, pointer_to, refill, table_of, written
+from tests.hostile.specimens import (
+    KEYED,
+    LONG,
+    MIB,
+    PLAIN,
+    arranged,
+    decoded,
+    decoded_in_parts,
+    fragment,
+    pointer_to,
+    refill,
+    table_of,
+    written,
+)
 from wal3_core.errors import CorruptError
 from wal3_core.model import parquet
 
@@ -65,7 +78,15 @@ def specimens() -> tuple[Specimen, ...]:
             {"compression": "snappy", "data_page_version": "2.0", "data_page_size": 64},
             {"compression": "none", "data_page_version": "2.0", "store_schema": False},
         )
-    )
+    ) + tuple(_arranged(messages) for messages in (KEYED, LONG))
+
+
+def _arranged(messages: Sequence[Message]) -> Specimen:
+    data, pointer = arranged(messages)
+    records = decoded(data, pointer)
+    assert records is not None
+    assert records == decoded(*fragment(messages)) == decoded_in_parts(data, pointer)
+    return Specimen(data, pointer, records)
 
 
 def _specimen(messages: Sequence[Message], form: dict[str, object] | None) -> Specimen:
@@ -218,6 +239,10 @@ def run_case(number: int) -> str:
     if found is not None and found != specimen.records:
         # Not an assert, because it must hold under -O too.
         message = f"{attack.__name__}: other records"
+        raise AssertionError(message)
+    parts = decoded_in_parts(data, specimen.pointer, expanded_bytes_max=EXPANDED_BYTES_MAX)
+    if parts is not None and parts != specimen.records:
+        message = f"{attack.__name__}: other records in row groups"
         raise AssertionError(message)
     try:
         # Without verification any records may come out, but no crash.

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.hostile.specimens import fragment, pointer_of
+from tests.lanes import lanes_decided
 from wal3_core.errors import CorruptError
 from wal3_core.model import parquet, strict_json
 
@@ -40,6 +41,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_MAX, ADDRESS_SPACE_MAX))
     # Memory that the libraries allocate on first use does not count.
     parquet.decode(*fragment([(b"k", b"1")]), expanded_bytes_max=2**20)
+    lanes_decided()
     for line in Path(sys.argv[1]).read_text().splitlines():
         print(json.dumps(probe(**json.loads(line))), flush=True)
 

@@ -32,6 +32,8 @@ KEYED: list[Message] = [
     (b"key %d" % (index % 5) if index % 7 else None, b"body %d" % index * (index % 9)) for index in range(60)
 ]
 KEYED[10] = (b"key 1", None)
+# Several row groups of a file that is arranged by key.
+LONG: list[Message] = [(key, body and body * 400) for key, body in KEYED]
 PLAIN: list[Message] = [(None, b"%d " % index * 20) for index in range(40)]
 
 
@@ -43,6 +45,12 @@ def fragment(messages: Sequence[Message]) -> tuple[bytes, FragmentPointer]:
         start=START, seq_no=SEQ_NO, token=TOKEN, keys=keys if keyed else None, bodies=bodies
     )
     encoded = parquet.encode(source)
+    return bytes(encoded.data), pointer_to(bytes(encoded.data), len(messages), encoded.setsum.hexdigest())
+
+
+def arranged(messages: Sequence[Message]) -> tuple[bytes, FragmentPointer]:
+    """Encode messages as a pass does that arranges by key."""
+    encoded = parquet.encode_arranged(table_of(messages), seq_no=SEQ_NO, token=TOKEN)
     return bytes(encoded.data), pointer_to(bytes(encoded.data), len(messages), encoded.setsum.hexdigest())
 
 
@@ -95,6 +103,28 @@ def decoded(data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int = 
             raise
         return None
     return list(found.records())
+
+
+def decoded_in_parts(
+    data: bytes, pointer: FragmentPointer, *, expanded_bytes_max: int = 64 * MIB
+) -> list[Record] | None:
+    """Decode each group of an arranged fragment on its own, None if one is refused, or the file is not arranged."""
+    try:
+        found = parquet.read_arrangement(memoryview(data), pointer)
+        if found is None:
+            return None
+        tables = [
+            parquet.decode_groups(
+                memoryview(data), pointer, found, range(at, at + 1), expanded_bytes_max=expanded_bytes_max
+            )
+            for at in range(len(found.groups))
+        ]
+    except CorruptError as error:
+        if not str(error).startswith(f"fragment {SEQ_NO} ({pointer.path})"):
+            raise
+        return None
+    records = [record for table in tables for record in parquet.records_of(table)]
+    return sorted(records, key=lambda record: record.offset)
 
 
 def zeros(count: int, head: bytes = b"") -> bytes:

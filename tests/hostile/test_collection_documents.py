@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from wal3_core.model.strict_json import JsonObject
 
-KINDS = ("garbage", "garbage_of_orphans", "pin", "policy", "policy_with_a_limit", "vacancy")
+POLICIES = ("policy", "policy_with_a_limit", "policy_that_compacts", "policy_that_arranges")
+KINDS = ("garbage", "garbage_of_orphans", "pin", *POLICIES, "vacancy")
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 
@@ -60,7 +61,7 @@ def load(name: str, data: bytes) -> Value:
     match name:
         case "pin":
             return Pin.from_bytes(data, what="pin/golden.json")
-        case "policy" | "policy_with_a_limit":
+        case _ if name in POLICIES:
             return Policy.from_bytes(data, what="golden policy.json")
         case "vacancy":
             return Vacancy.from_fields(strict_json.load_checksummed(data, what="golden MANIFEST", bytes_max=10_000))
@@ -177,6 +178,8 @@ BORNE_OUT = {
     "pin": {("format_version",), ("manifest",)},
     "policy": {("format_version",)},
     "policy_with_a_limit": {("format_version",)},
+    "policy_that_compacts": {("format_version",), ("cleanup",)},
+    "policy_that_arranges": {("format_version",)},
     "vacancy": {("format_version",), ("vacant",)},
 }
 

@@ -72,7 +72,7 @@ def too_many_epochs() -> object:
 
 
 def document_beyond_its_size() -> object:
-    return load("cursor", _document("cursor", writer="w" * 70_000))
+    return load("cursor", _document("cursor", writer="w" * 300_000))
 
 
 def unbalanced_manifest() -> object:
@@ -142,7 +142,7 @@ def repeated_values() -> object:
 
 def endless_list() -> object:
     """More row groups than a fragment has, in an otherwise sound file, so that only the count reveals it."""
-    messages = PLAIN + PLAIN
+    messages = PLAIN * 13
     return _decode(written(table_of(messages).drop(["key"]), row_group_size=1), messages)
 
 
@@ -205,7 +205,7 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
     (
         Mutation(
             "page checksum",
-            f"{PARQUET}.decoding:_open",
+            f"{PARQUET}.reading:open_file",
             "page_checksum_verification=True",
             "page_checksum_verification=False",
         ),
@@ -215,18 +215,18 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
     (
         Mutation(
             "file's own words",
-            f"{PARQUET}.decoding:_check_metadata",
+            f"{PARQUET}.decoding:_check_names",
             "found is not None and found != value.encode()",
             "False",
         ),
         other_file,
     ),
-    (Mutation("count", f"{PARQUET}.decoding:_check_count", "found != pointer.num_records", "False"), other_count),
-    (Mutation("schema", f"{PARQUET}.decoding:_check_schema", "if not fitting:", "if False:"), other_types),
+    (Mutation("count", f"{PARQUET}.reading:check_count", "found != pointer.num_records", "False"), other_count),
+    (Mutation("schema", f"{PARQUET}.reading:check_schema", "if not fitting:", "if False:"), other_types),
     (
         Mutation(
             "shared values",
-            f"{PARQUET}.decoding:_expand",
+            f"{PARQUET}.reading:_expand",
             "num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)",
             "pass",
         ),
@@ -236,7 +236,7 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
         Mutation("expansion", f"{PARQUET}.pages:check_expansion", "num_bytes > expanded_bytes_max", "False"),
         large_page,
     ),
-    (Mutation("encodings", f"{PARQUET}.pages:_page", "encoding not in _ENCODINGS", "False"), repeated_values),
+    (Mutation("encodings", f"{PARQUET}.pages:_page", "encoding not in encodings", "False"), repeated_values),
     (Mutation("pages", f"{PARQUET}.pages:measure", "num_pages > PAGES_MAX", "False"), many_pages),
 ]
 
@@ -280,12 +280,12 @@ def test_two_checks_keep_the_table_of_epochs_short() -> None:
 
 
 def test_two_checks_keep_lists_in_a_footer_short() -> None:
-    """The library's, and the decoder's with the same limit."""
-    ours = Mutation("ours", f"{PARQUET}.thrift:_Reader._list", "count > ITEMS_MAX", "False")
-    decoder = Mutation("decoder's", f"{PARQUET}.decoding:_open", "thrift_container_size_limit=ITEMS_MAX,", "")
+    """That of the footer's reader, and that of the row groups of a fragment that is not arranged by key."""
+    footer = Mutation("footer's", f"{PARQUET}.thrift:_Reader._list", "count > count_max", "False")
+    groups = Mutation("groups'", f"{PARQUET}.reading:check_schema", "len(footer.groups) > ITEMS_MAX and", "False and")
 
-    for each in (ours, decoder):
+    for each in (footer, groups):
         with applied(each), pytest.raises(CorruptError):
             endless_list()
-    with applied(ours), applied(decoder):
+    with applied(footer), applied(groups):
         endless_list()

@@ -135,6 +135,14 @@ def test_text_that_cannot_be_encoded_is_an_error() -> None:
 
 # Values that nothing else in a document confirms: its writer and time, times between the times around them, and the
 # names of other objects. Only the checksum protects them, or in a snapshot its name.
+CURSOR = {
+    ("log_id",),
+    ("generation",),
+    ("position", "offset"),
+    ("position", "timestamp_us"),
+    ("epoch_us",),
+    ("writer",),
+}
 UNCHECKED = {
     "manifest": {
         ("log_id",),
@@ -157,13 +165,31 @@ UNCHECKED = {
         ("seal", "timestamp_us"),
         ("seal", "successor"),
     },
-    "cursor": {
+    "manifest_of_a_keyed_log": {
         ("log_id",),
         ("generation",),
-        ("position", "offset"),
-        ("position", "timestamp_us"),
-        ("epoch_us",),
+        ("fence",),
         ("writer",),
+        ("first", "position", "timestamp_us"),
+        ("next", "position", "timestamp_us"),
+        ("epochs", 0, "epoch"),
+        ("epochs", 0, "writer"),
+        ("epochs", 0, "first_seq_no"),
+        *(("fragments", index, "start", "timestamp_us") for index in range(4)),
+    },
+    "cursor": CURSOR,
+    "cursor_of_keys": {
+        *CURSOR,
+        ("keys", ""),
+        ("keys", "YQA="),
+    },
+    "cursor_of_a_subscription": {
+        *CURSOR,
+        ("subscribed", "token"),
+        ("subscribed", "topics", 0, "pattern"),
+        ("subscribed", "topics", 1, "pattern"),
+        # Ranges of offsets: their last digit.
+        ("subscribed", "done"),
     },
     "snapshot": {("log_id",), ("fence",), ("pointers", 1, "start", "timestamp_us")},
     "snapshot_of_snapshots": {("log_id",), ("fence",), ("pointers", 0, "path"), ("pointers", 0, "num_pointers")},

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.hostile.forge import I64, Forgery
-from tests.hostile.specimens import KEYED, PLAIN, SEQ_NO, decoded, fragment, pointer_to, table_of, written
+from tests.hostile.specimens import (
+    KEYED,
+    LONG,
+    PLAIN,
+    SEQ_NO,
+    arranged,
+    decoded,
+    decoded_in_parts,
+    fragment,
+    pointer_to,
+    table_of,
+    written,
+)
 from wal3_core.errors import CorruptError
 from wal3_core.model import parquet
 
@@ -64,6 +76,24 @@ def test_every_flipped_bit_of_a_fragment_is_an_error_or_changes_nothing(messages
         flipped = bytearray(stored)
         flipped[at // 8] ^= 1 << at % 8
         assert decoded(bytes(flipped), pointer) in (None, good), f"bit {at}"
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_of_an_arranged_fragment_is_an_error_or_changes_nothing() -> None:
+    """INV-9; in the whole file, and in each of its row groups."""
+    stored, pointer = arranged(LONG[:20])
+    good = decoded(*fragment(LONG[:20]))
+    assert good is not None
+    found = parquet.read_arrangement(memoryview(stored), pointer)
+    assert found is not None
+    assert len(found.groups) > 1
+
+    # Pages are compressed: a bit of each byte.
+    for at in range(len(stored)):
+        flipped = bytearray(stored)
+        flipped[at] ^= 1 << at % 8
+        assert decoded(bytes(flipped), pointer) in (None, good), f"byte {at}"
+        assert decoded_in_parts(bytes(flipped), pointer) in (None, good), f"byte {at}"
 
 
 def test_every_truncation_and_every_lengthening_of_a_fragment_is_an_error() -> None:

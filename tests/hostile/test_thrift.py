@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wal3_core.model.parquet.thrift import I32, STRUCT, Layout, read_struct
+from wal3_core.model.parquet.thrift import I32, STRUCT, Layout, alike, read_struct, structs
 
 LISTS = Layout(lists={1: STRUCT, 2: I32})
 
@@ -44,3 +44,60 @@ def test_struct_in_its_layout_is_read() -> None:
 
     assert limit == len(document)
     assert found == {1 << 4 | 9: [{1 << 4 | 5: 2}, {}], 2 << 4 | 9: [1, 2]}
+
+
+MANY = Layout(lists={1: STRUCT}, longest={1: 200})
+
+
+def list_of(numbers: list[tuple[int, int]], *, further: bytes = b"") -> bytes:
+    """Write a list of structs of an i32 and, in a struct, an i64; ``further`` is a field of the last of them."""
+    items = [b"\x15" + zigzag(low) + b"\x1c\x16" + zigzag(high) + b"\x00" for low, high in numbers]
+    items[-1] += further
+    return b"\x19\xfc" + bytes([len(items) | 0x80, 1]) + b"".join(each + b"\x00" for each in items) + b"\x00"
+
+
+@pytest.mark.parametrize("most", [0, 63, 64, 2**20, 2**30, 2**31 - 1])
+def test_structs_that_differ_in_their_numbers_alone_are_read_by_a_pattern_as_without(most: int) -> None:
+    numbers = [(most * each // 150, (most * each) % 2**40) for each in range(150)]
+    document = list_of(numbers)
+
+    found, limit = read_struct(memoryview(document), 0, MANY)
+
+    assert limit == len(document)
+    read = alike(found, 1)
+    if most < 2**27:
+        assert read is not None
+        low, inner = read.form[1 << 4 | 5], read.form[2 << 4 | STRUCT]
+        assert (low, inner) == (0, {1 << 4 | 6: 1})
+        assert read.numbers([1, 0]) == [[high, low] for low, high in numbers]
+    else:
+        assert read is None
+        assert structs(found, 1) == [{1 << 4 | 5: low, 2 << 4 | STRUCT: {1 << 4 | 6: high}} for low, high in numbers]
+
+
+def test_structs_of_another_form_at_the_end_are_read_one_by_one() -> None:
+    document = list_of([(1, 2)] * 150, further=b"\x15" + zigzag(7))
+
+    found = read_struct(memoryview(document), 0, MANY)[0]
+
+    assert alike(found, 1) is None
+    assert structs(found, 1)[-1] == {1 << 4 | 5: 1, 2 << 4 | STRUCT: {1 << 4 | 6: 2}, 3 << 4 | 5: 7}
+
+
+def test_number_below_zero_in_a_pattern_is_refused() -> None:
+    # An odd number is below 0.
+    document = list_of([(1, 2)] * 150).replace(b"\x16\x04", b"\x16\x05")
+    read = alike(read_struct(memoryview(document), 0, MANY)[0], 1)
+
+    assert read is not None
+    assert read.numbers([0]) == [[1]] * 150
+    with pytest.raises(ValueError, match="no size or count"):
+        read.numbers([1])
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 700])
+def test_list_that_ends_early_is_refused_as_without_a_pattern(length: int) -> None:
+    document = list_of([(1, 2)] * 150)[: 5 + length]
+
+    with pytest.raises(ValueError, match="its end within a value"):
+        read_struct(memoryview(document), 0, MANY)

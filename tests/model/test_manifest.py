@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.model.conftest import TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
+from wal3_core.model import strict_json
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
@@ -259,7 +260,19 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     golden("snapshot.json", snapshot.to_bytes())
     golden("snapshot_of_snapshots.json", deep.to_bytes())
     golden("cursor.json", cursor.to_bytes())
+    golden("cursor_of_keys.json", replace(cursor, keys=((b"", 9), (b"a", 4), (b"a\0", 7))).to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest.json").read_bytes()) == sealed
+    golden("manifest_of_a_keyed_log.json", replace(held, keyed=True).to_bytes())
+    assert Manifest.from_bytes((GOLDEN / "manifest_of_a_keyed_log.json").read_bytes()) == replace(held, keyed=True)
+
+
+@pytest.mark.parametrize("value", [False, 1, "true", None])
+def test_keyed_is_true_or_left_out(held: Manifest, value: object) -> None:
+    document = json.loads(held.to_bytes())
+    del document["checksum"]
+
+    with pytest.raises(CorruptError, match="keyed: expected true, or no such field"):
+        Manifest.from_bytes(strict_json.dump_checksummed({**document, "keyed": value}))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +280,6 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     [(0, "an older wal3 wrote it"), (1, "an older wal3 wrote it"), (3, "a newer wal3"), (99, "a newer wal3")],
 )
 def test_unknown_format_version_is_refused_with_advice(held: Manifest, version: int, advice: str) -> None:
-    from wal3_core.model import strict_json  # noqa: PLC0415 - only here is a document forged
 
     document = json.loads(held.to_bytes())
     del document["checksum"]

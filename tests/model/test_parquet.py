@@ -70,6 +70,31 @@ def test_records_decode_as_they_were_encoded(messages: Messages) -> None:
     ]
 
 
+@pytest.mark.parametrize("keys", [None, [b"a", None, b"a"]])
+def test_records_keep_the_offsets_and_times_that_they_are_given(keys: list[bytes | None] | None) -> None:
+    offsets, times, bodies = [43, 45, 50], [START.timestamp_us, START.timestamp_us, START.timestamp_us + 9], [b"x"] * 3
+    seq_no = FragmentSeqNo(9)
+    source = parquet.FragmentSource(
+        start=START, seq_no=seq_no, token=TOKEN, keys=keys, bodies=bodies, timestamps_us=times, offsets=offsets
+    )
+    encoded = parquet.encode(source)
+    pointer = FragmentPointer(
+        path=fragment_path(seq_no, TOKEN),
+        first_seq_no=FragmentSeqNo(7),
+        seq_no=seq_no,
+        start=START,
+        limit=LogPosition(52, START.timestamp_us + 9),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=3,
+    )
+
+    fragment = parquet.decode(encoded.data, pointer, expanded_bytes_max=GIB)
+
+    assert list(fragment.records()) == list(map(Record, offsets, times, keys or [None] * 3, bodies))
+    assert pointer.compacted
+
+
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
@@ -197,6 +222,14 @@ def test_file_metadata_carries_token_seq_no_setsum_and_key_index() -> None:
         [b64encode(b"a").decode(), 2, 42, 45],
         [b64encode(b"b").decode(), 1, 44, 44],
     ]
+
+
+def test_key_index_is_left_out_where_many_keys_hardly_repeat() -> None:
+    once = [(b"%d" % number, b"x") for number in range(17)]
+    for records, described in ((once, False), (once[:16], True), (2 * once, True), (once + once[:16], False)):
+        stored, pointer = fragment_of(records)
+        assert (b"wal3.key_index" in pq.read_metadata(io.BytesIO(stored)).metadata) is described
+        assert len(list(parquet.decode(stored, pointer, expanded_bytes_max=GIB).records())) == len(records)
 
 
 def test_plain_fragments_have_no_key_column() -> None:

@@ -17,6 +17,7 @@ LOG = replace(
     Manifest.initial(log_id=LOG_ID, writer="w", timestamp_us=0),
     first=Boundary(FragmentSeqNo(3), LogPosition(100, 0)),
     next=Boundary(FragmentSeqNo(9), LogPosition(2000, 0)),
+    num_records=1900,
 )
 SEALED = replace(LOG, seal=Seal(timestamp_us=0, reason="over", sealed_by="w"))
 NO_CURSORS = Policy(retention_s=60, without_cursors=True)

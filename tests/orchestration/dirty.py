@@ -99,7 +99,7 @@ class Sensor:
 
     def collected(self) -> list[str]:
         """Return the logs that were collected, in that order."""
-        return [each.partition(": ")[2] for each in self.maintained if each.startswith("collection_")]
+        return [each.partition(": ")[2] for each in self.maintained if each.startswith("maintenance_")]
 
 
 def waiting(store: ObjectStore) -> dict[str, int]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from dagster import UrlMetadataValue
 
+from tests.spec.logs import manifest_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogWriter, WriterOptions
 from wal3_core.options import SnapshotOptions
@@ -100,7 +101,7 @@ def test_next_command_of_a_failed_check_finds_the_same_damage(orders: str, fleet
 
     program = "import sys; sys.argv[0] = 'wal3'; from wal3_core.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
 
     assert words[0] == "wal3"
@@ -109,7 +110,7 @@ def test_next_command_of_a_failed_check_finds_the_same_damage(orders: str, fleet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pattern", "has_offsets"), [("snapshot/**/*", True), ("cursor/*.json*", False)])
+@pytest.mark.parametrize(("pattern", "has_offsets"), [("{snapshot}", True), ("cursor/*.json*", False)])
 def test_damaged_document_is_shown_with_its_file(
     orders: str,
     fleet: ObjectStore,
@@ -118,7 +119,9 @@ def test_damaged_document_is_shown_with_its_file(
     has_offsets: bool,  # noqa: FBT001 - the table's column
 ) -> None:
     CursorStore(fleet, orders).init("reader", LogPosition(4, 0))
-    document = next(path for path in _files(fleet, orders, pattern) if path.is_file())
+    # A snapshot that no manifest names any more may lie beside the others.
+    (named, *_) = [pointer.path for pointer in manifest_of(fleet, orders).snapshots]
+    document = next(path for path in _files(fleet, orders, pattern.format(snapshot=named)) if path.is_file())
     _flip(document)
 
     shown = _shown(run("verification_job", run_request(orders, orders)))

@@ -38,7 +38,9 @@ def _init(folder: Path, *options: str) -> Result:
 def _environment(folder: Path) -> dict[str, str]:
     """Return the variables of a shell that has loaded the file."""
     script = f". '{folder}/wal3.env'; env -0"
-    printed = subprocess.run(["/bin/sh", "-ac", script], capture_output=True, text=True, check=True, timeout=60, env={})
+    printed = subprocess.run(
+        ["/bin/sh", "-ac", script], capture_output=True, text=True, check=True, timeout=600, env={}
+    )
     return dict(line.split("=", 1) for line in printed.stdout.split("\0") if line)
 
 
@@ -50,7 +52,7 @@ def _dagster(environment: Mapping[str, str], *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -107,7 +109,7 @@ def test_new_folder_is_opened_by_several_processes_at_once(tmp_path: Path, _roun
         assert opener.stdin is not None
         opener.stdin.write(b"\n")
         opener.stdin.flush()
-    said = [opener.communicate(timeout=120)[1] for opener in openers]
+    said = [opener.communicate(timeout=600)[1] for opener in openers]
 
     assert [opener.returncode for opener in openers] == [0] * len(openers), b"\n".join(said).decode()
 
@@ -210,12 +212,12 @@ def _can(*command: str) -> bool:
     """Return whether a program is here and knows a command."""
     return (
         shutil.which(command[0]) is not None
-        and not subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+        and not subprocess.run(command, capture_output=True, check=False, timeout=600).returncode
     )
 
 
 def _run(folder: Path, *command: str) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -301,7 +303,7 @@ def test_units_are_accepted_by_systemd(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
 
     assert (done.returncode, done.stderr) == (0, "")

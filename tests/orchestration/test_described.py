@@ -10,9 +10,11 @@ import pytest
 
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs import verification
+from wal3_orchestration.defs.delay_queues.looks import CHECKS as QUEUE_CHECKS
 from wal3_orchestration.defs.dirty_logs import report as dirty_logs
 from wal3_orchestration.defs.garbage_collection import assets as garbage
 from wal3_orchestration.defs.garbage_collection import orphans
+from wal3_orchestration.defs.key_compaction import assets as key_compaction
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.scope import OWNERS
 
@@ -63,7 +65,8 @@ def test_every_check_has_a_section_of_the_runbook_and_a_command() -> None:
         *verification.VERIFICATION.checks,
         *orphans.MARKED.checks,
         *dirty_logs.CHECKS,
-        *(check for each in garbage.ASSETS for check in each.checks),
+        *QUEUE_CHECKS,
+        *(check for each in (*garbage.ASSETS, *key_compaction.ASSETS) for check in each.checks),
     ]
     repository = defs().get_repository_def()
     keys = {key for each in repository.assets_defs_by_key.values() for key in each.check_keys}

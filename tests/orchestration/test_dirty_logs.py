@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,10 +69,8 @@ def test_marked_logs_get_their_maintenance_and_no_others_and_are_forgotten_a_tic
     sensor.tick()
 
     assert [each for each in sensor.maintained if DIRTY not in each] == [
-        "snapshot_compaction_job: alpha",
-        "snapshot_compaction_job: beta/one",
-        "collection_job: alpha",
-        "collection_job: beta/one",
+        "maintenance_job: alpha",
+        "maintenance_job: beta/one",
     ]
     assert marked == {"alpha": 3, "beta/one": 3}
     assert waiting(fleet) == {}
@@ -79,17 +78,15 @@ def test_marked_logs_get_their_maintenance_and_no_others_and_are_forgotten_a_tic
     assert set(instance.get_dynamic_partitions(LOGS_NAME)) - {DIRTY} == {"alpha", "beta/one"}
 
 
-def test_many_logs_share_two_runs(sensor: Sensor, fleet: ObjectStore) -> None:
+def test_many_logs_share_a_run(sensor: Sensor, fleet: ObjectStore) -> None:
     logs = [f"log-{number:02}" for number in range(RUNS_OF_ONE_LOG_MAX + 2)]
     append(fleet, *logs)
 
     result = sensor.evaluate()
 
-    assert [request.job_name for request in result.run_requests or ()] == [
-        "snapshot_compaction_sweep",
-        "collection_sweep",
+    assert [(request.job_name, logs_of(request)) for request in result.run_requests or ()] == [
+        ("maintenance_sweep", logs)
     ]
-    assert [logs_of(request) for request in result.run_requests or ()] == [logs, logs]
 
 
 def test_log_that_is_not_due_stays_marked(sensor: Sensor, fleet: ObjectStore) -> None:
@@ -122,7 +119,7 @@ def test_repeated_evaluation_asks_for_the_same_runs_and_forgets_nothing(sensor: 
     second, third = sensor.evaluate(), sensor.evaluate()
 
     keys = [[request.run_key for request in each.run_requests or ()] for each in (first, second, third)]
-    assert len(keys[0]) == 2
+    assert len(keys[0]) == 1
     assert keys[0] == keys[1] == keys[2]
     assert waiting(fleet) == {"alpha": 3, "beta": 3}
 
@@ -133,21 +130,21 @@ def test_runs_that_were_never_started_are_asked_for_again(sensor: Sensor, fleet:
 
     Regression: a launch that failed leaves a run that never starts, and its log was no longer marked.
     """
-    append(fleet, "alpha")
+    append(fleet, "alpha", "beta")
     result = sensor.evaluate()
-    (compaction, collection) = result.run_requests or ()
-    sensor.accept(result._replace(run_requests=[compaction]))
+    (first, second) = result.run_requests or ()
+    sensor.accept(result._replace(run_requests=[first]))
     if stored:
-        sensor.store(collection, DagsterRunStatus.NOT_STARTED)
+        sensor.store(second, DagsterRunStatus.NOT_STARTED)
 
     again = sensor.evaluate()
 
     # Under the same key: the daemon then launches a run that it stored.
-    assert [request.run_key for request in again.run_requests or ()] == [collection.run_key]
-    assert waiting(fleet) == {"alpha": 3}
+    assert [request.run_key for request in again.run_requests or ()] == [second.run_key]
+    assert waiting(fleet) == {"alpha": 3, "beta": 3}
     sensor.accept(again)
     sensor.tick()
-    assert sensor.collected() == ["alpha"]
+    assert [log for log in sensor.collected() if log != DIRTY] == ["alpha", "beta"]
     assert waiting(fleet) == {}
 
 
@@ -206,16 +203,13 @@ def _kill_at_each_step(sensor: Sensor, fleet: ObjectStore, monkeypatch: pytest.M
             with contextlib.suppress(_Killed):
                 for _ in range(3):
                     sensor.tick()
-        assert log in waiting(fleet) or f"collection_job: {log}" in sensor.maintained, number
+        assert log in waiting(fleet) or f"maintenance_job: {log}" in sensor.maintained, number
         steps = max(steps, count())
         for _ in range(3):
             sensor.tick()
 
         assert waiting(fleet) == {}, number
-        assert [each for each in sensor.maintained if each.endswith(log)] == [
-            f"snapshot_compaction_job: {log}",
-            f"collection_job: {log}",
-        ], number
+        assert [each for each in sensor.maintained if each.endswith(log)] == [f"maintenance_job: {log}"], number
 
     assert number > 20
 
@@ -328,7 +322,9 @@ def _mark(store: ObjectStore, markers: Iterable[Marker]) -> None:
         writer.append_many([marker.to_message() for marker in markers])
 
 
-@pytest.mark.parametrize("settings", [{}, pytest.param({"spark_markers_min": 1}, marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"spark_markers_min": 1}, marks=(pytest.mark.spark, pytest.mark.repeat))]
+)
 def test_more_markers_than_a_tick_reads_are_rolled_up_by_runs(
     sensor: Sensor, fleet: ObjectStore, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,3 +381,39 @@ def test_run_keeps_no_more_plans_than_a_tick_can_load_and_the_others_come_next(
     assert max(kept) <= 3
     assert set(logs) <= set(sensor.collected())
     assert waiting(fleet) == {}
+
+
+def test_dirty_log_is_collected_by_itself_only_when_its_servers_are_quiet(sensor: Sensor, fleet: ObjectStore) -> None:
+    sensor.settings = {**AT_ONCE, "quiet_s": 3600.0}
+    for number in range(4):
+        append(fleet, f"log-{number}")
+    for _ in range(3):
+        sensor.tick()
+    held, before = num_records(fleet, DIRTY), sensor.collected()
+
+    sensor.settings = {**AT_ONCE, "quiet_s": 0.0}
+    for _ in range(2):
+        sensor.tick()
+
+    assert held == 4
+    assert DIRTY not in before
+    assert sensor.collected() == [*before, DIRTY]
+    assert num_records(fleet, DIRTY) <= 1
+
+
+@pytest.mark.parametrize(("hours", "wrong", "judged"), [(5, True, 0), (7, True, 1), (7, False, 0), (25, False, 1)])
+def test_dirty_logs_are_judged_daily_and_more_often_while_something_is_wrong(
+    sensor: Sensor, fleet: ObjectStore, *, hours: int, wrong: bool, judged: int
+) -> None:
+    # A mark that waits is too many.
+    sensor.settings = {**AT_ONCE, "age_s_max": 3600.0, "waiting_max": 0 if wrong else 9}
+    append(fleet, "alpha")
+    for _ in range(2):
+        sensor.tick()
+    place = json.loads(str(sensor.cursor))
+
+    sensor.cursor = json.dumps({**place, "reported_us": place["reported_us"] - hours * 3600 * 1_000_000})
+    asked = sensor.evaluate().run_requests or ()
+
+    assert bool(place["problems"]) == wrong
+    assert [each.job_name for each in asked] == ["rollup_job"] * judged

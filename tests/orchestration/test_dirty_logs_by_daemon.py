@@ -37,10 +37,8 @@ def test_daemon_starts_the_runs_of_marked_logs_once_and_forgets_the_marks(
         (run.job_name, run.tags.get(LOG_TAG, "")) for run in asked if "dirty/" not in run.tags.get(LOG_TAG, "")
     )
     assert found == [
-        ("collection_job", "alpha"),
-        ("collection_job", "beta/one"),
+        ("maintenance_job", "alpha"),
+        ("maintenance_job", "beta/one"),
         ("rollup_job", ""),
-        ("snapshot_compaction_job", "alpha"),
-        ("snapshot_compaction_job", "beta/one"),
     ]
     assert {"alpha", "beta/one"} <= set(instance.get_dynamic_partitions(LOGS_NAME))

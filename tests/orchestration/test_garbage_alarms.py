@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.checked import found_bad
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
+from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, Subscribed
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
@@ -73,6 +73,24 @@ def test_alarm_for_a_cursor_that_does_not_move_while_the_log_grows(
     assert (warning is not None) is sounds
 
 
+def test_cursor_of_a_queue_may_stay_where_its_checkpoint_is_and_another_of_that_name_may_not(
+    memory_store: ObjectStore,
+) -> None:
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        queue.enqueue(b"x")
+    with LogWriter.open_or_initialize(memory_store, "plain") as writer:
+        writer.append_many([b"x"])
+    CursorStore(memory_store, "plain").init("queue", LogPosition(1, 0))
+    old = (CursorAge(name="queue", lag=5, idle_s=1001),)
+
+    warnings = [
+        stuck_cursors(replace(survey_log(memory_store, log, CollectorOptions()), cursors=old), LIMITS)
+        for log in ("q", "plain")
+    ]
+
+    assert [warning is not None for warning in warnings] == [False, True]
+
+
 def test_cursor_is_idle_only_if_the_log_grew_since_its_last_move(memory_store: ObjectStore) -> None:
     with LogWriter.open_or_initialize(memory_store, "a") as writer:
         writer.append_many([b"x", b"y"])
@@ -85,6 +103,18 @@ def test_cursor_is_idle_only_if_the_log_grew_since_its_last_move(memory_store: O
     ages = [CursorAge.of("reader", cursor, manifest, five_s_later_us) for manifest in (quiet, grown)]
 
     assert [(age.lag, age.idle_s) for age in ages] == [(1, 0), (2, 5)]
+
+
+def test_subscription_that_pins_nothing_is_not_behind(memory_store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        writer.append_many([b"x", b"y"])
+    cursors = CursorStore(memory_store, "a")
+    for name, pins in (("kept", True), ("unpinned", False)):
+        cursors.init(name, LogPosition(1, 0), subscribed=Subscribed(token="0" * 16, topics=("*",), pins=pins))
+
+    survey = survey_log(memory_store, "a", CollectorOptions())
+
+    assert [(age.name, age.lag) for age in survey.cursors] == [("kept", 2)]
 
 
 @pytest.mark.parametrize(

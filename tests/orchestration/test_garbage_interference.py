@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from wal3_core.storage.object_store import ObjectStore
 
-pytestmark = pytest.mark.slow
+# Looking for orphans takes Spark.
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROOT = Path(__file__).parent.parent.parent
 # Where a run stops, and its job.
@@ -249,6 +250,7 @@ def test_next_run_completes_a_run_killed_in_any_phase(
         _assert_collected(fleet, log)
 
 
+@pytest.mark.repeat
 def test_run_that_continues_after_being_marked_failed_does_no_harm(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:

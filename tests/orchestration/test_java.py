@@ -91,7 +91,7 @@ def test_run_that_needs_spark_fails_at_once_and_says_how_to_install_java_and_whe
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
 
     assert done.returncode == 0, done.stderr

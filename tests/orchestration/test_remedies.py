@@ -25,7 +25,8 @@ from wal3_core import (
     update_copy,
 )
 from wal3_orchestration.partitions import LOGS_NAME, run_request
-from wal3_orchestration.remedies import REMEDIES, Remedy, remedy
+from wal3_orchestration.remedies import remedy
+from wal3_orchestration.remedy_table import REMEDIES, Remedy
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def test_commands_against_a_damaged_manifest_restore_what_a_copy_holds(tmp_path:
     for command in commands:
         words = shlex.split(command.replace("BACKUP_URL", shlex.quote(backup.url)))
         yes = ["--yes"] if "destroy" in words else []
-        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=600)
     assert scrub(fleet, "orders").sound
     assert [record.body for record in LogReader.open(fleet, "orders").records()] == [b"a", b"b"]
     assert CursorStore(fleet, "orders").offsets() == {"billing": 2}
@@ -115,7 +116,7 @@ def test_commands_against_a_damaged_cursor_set_it_again(fleet: ObjectStore) -> N
     for command in [span for span in re.findall(r"`([^`]+)`", steps) if span.startswith("wal3 ")]:
         words = [{"OTHER": "other", "N": "2"}.get(word, word) for word in shlex.split(command)]
         yes = ["--yes"] if "delete" in words else []
-        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", PROGRAM, *words[1:], *yes], cwd=ROOT, check=True, timeout=600)
     assert CursorStore(fleet, "orders").offsets() == {"billing": 2}
     assert scrub(fleet, "orders").sound
 
@@ -156,7 +157,7 @@ def test_command_that_a_failed_check_shows_repairs_all_damaged_files_from_a_copy
     assert ("someone put the file of a copy there" in steps.casefold()) == (updated and change == "the copy's file")
     (command,) = [span for span in re.findall(r"`([^`]+)`", steps) if " repair " in span]
     words = shlex.split(command.replace("BACKUP_URL", shlex.quote(backup.url)))
-    subprocess.run([sys.executable, "-c", PROGRAM, *words[1:]], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM, *words[1:]], cwd=ROOT, check=True, timeout=600)
     assert scrub(fleet, log).sound
 
 

@@ -33,7 +33,7 @@ def test_code_location_without_a_store_fails_to_load_and_names_the_variable() ->
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
     assert done.returncode == 1

@@ -54,7 +54,7 @@ def _shown(folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     (node,) = json.loads((folder / "shown.json").read_text())["data"]["assetNodes"]

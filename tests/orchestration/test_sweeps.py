@@ -188,10 +188,10 @@ def test_many_logs_share_runs_and_the_same_reason_asks_for_the_same_runs() -> No
 
     one, same, other = (request_maintenance(SCOPE, logs, reason) for reason in ("7 to 9", "7 to 9", "9 to 12"))
 
-    assert [each.job_name for each in one] == ["snapshot_compaction_sweep"] * 3 + ["collection_sweep"] * 3
-    assert [log for each in one[:3] for log in logs_of(each)] == logs
+    assert [each.job_name for each in one] == ["maintenance_sweep"] * 3
+    assert [log for each in one for log in logs_of(each)] == logs
     assert [each.run_key for each in one] == [each.run_key for each in same]
-    assert len({each.run_key for each in (*one, *other)}) == 12
+    assert len({each.run_key for each in (*one, *other)}) == 6
     assert {each.tags["wal3/reason"] for each in one} == {"7 to 9"}
 
 
@@ -199,12 +199,10 @@ def test_few_logs_get_runs_of_their_own_under_their_partitions() -> None:
     requests = request_maintenance(SCOPE, ["b", "a", "b"], "7 to 9")
 
     assert [(each.job_name, each.partition_key) for each in requests] == [
-        ("snapshot_compaction_job", "a"),
-        ("snapshot_compaction_job", "b"),
-        ("collection_job", "a"),
-        ("collection_job", "b"),
+        ("maintenance_job", "a"),
+        ("maintenance_job", "b"),
     ]
-    assert len({each.run_key for each in requests}) == 4
+    assert len({each.run_key for each in requests}) == 2
     assert request_maintenance(SCOPE, [], "7 to 9") == []
 
 

@@ -14,7 +14,10 @@ from wal3_core.runtime.extras import PACKAGES
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-HEAVY = ("pyarrow", "numpy", "pandas", "obstore", "boto3", "botocore", "rich", "click", "pyspark", "dagster")
+HEAVY = (
+    *("pyarrow", "numpy", "pandas", "obstore", "boto3", "botocore"),
+    *("rich", "click", "fastapi", "uvicorn", "pyspark", "dagster", "llvmlite", "numba"),
+)
 LIBRARY = "from wal3_core import LogReader, LogWriter, collect, open_store; open_store('memory:a')"
 CLI = "from wal3_core.cli import main; import sys; sys.argv = ['wal3', *{arguments}]; main()"
 
@@ -27,7 +30,7 @@ def imported_by(code: str, **environment: str) -> set[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -67,6 +70,13 @@ def test_list_of_logs_reads_manifests_without_arrow(tmp_path: Path) -> None:
     assert imported_by(code) == {"click", "rich"}
 
 
+@pytest.mark.slow
+def test_only_a_queue_server_imports_its_packages(tmp_path: Path) -> None:
+    code = CLI.format(arguments=["--store", str(tmp_path), "queue", "create", "jobs"])
+
+    assert imported_by(code).isdisjoint({"fastapi", "uvicorn"})
+
+
 # Makes a package look as if it were not installed.
 WITHOUT = """
 import sys
@@ -90,6 +100,8 @@ sys.meta_path.insert(0, Missing())
         (["obstore"], "from wal3_core import open_store; open_store('az://container')", "az"),
         (["click"], "from wal3_core.cli import main; main()", "cli"),
         (["pyspark"], "import wal3_core.spark", "spark"),
+        (["fastapi"], "import wal3_core.cli.queue_serving", "queue"),
+        (["uvicorn"], "import wal3_core.cli.queue_serving", "queue"),
     ],
 )
 def test_missing_extra_is_an_error_that_names_the_command_which_installs_its_packages(
@@ -99,7 +111,7 @@ def test_missing_extra_is_an_error_that_names_the_command_which_installs_its_pac
         [sys.executable, "-c", f"{WITHOUT.format(names=missing)}\n{code}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -124,12 +136,12 @@ with LogWriter.open_or_initialize(store, "events") as writer:
     writer.append(b"a")
 print([record.body for record in LogReader.open(store, "events").records()])
 """
-    missing = ["obstore", "boto3", "botocore", "click", "rich", "pyspark", "pandas", "dagster"]
+    missing = ["obstore", "boto3", "botocore", "click", "rich", "fastapi", "uvicorn", "pyspark", "pandas", "dagster"]
     ended = subprocess.run(
         [sys.executable, "-c", f"{WITHOUT.format(names=missing)}\n{code}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
 

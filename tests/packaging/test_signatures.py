@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 # Conversions to and from stored bytes, which the library calls.
 CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
 # Made by their class methods alone.
-OPENED = {"DirtyLog", "Fleet", "LogReader", "LogWriter"}
+OPENED = {
+    *("FeedReader", "FeedSubscription", "FeedWriter", "DirtyLog", "Fleet", "LogReader", "LogWriter"),
+    *("KeyedConsumer", "KeyedLog", "KeyedScan"),
+}
 
 
 def names_in(module: ModuleType) -> dict[str, object]:

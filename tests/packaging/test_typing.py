@@ -40,7 +40,7 @@ def test_mypy_finds_the_mistakes_of_a_project_and_no_others(name: str, python: P
     file = shutil.copy(PROJECT / name, tmp_path)
     command = [sys.executable, "-m", "mypy", "--strict", "--output=json", f"--python-executable={python}"]
     command += ["--config-file=", f"--cache-dir={tmp_path / 'cache'}", str(file)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
 
     found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     errors = [each for each in found if each["severity"] == "error"]
@@ -53,7 +53,7 @@ def test_pyright_finds_the_mistakes_of_a_project_and_no_others(name: str, python
     file = shutil.copy(PROJECT / name, tmp_path)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={python}", str(file)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
 
     found = json.loads(ended.stdout)["generalDiagnostics"]
     lines = {each["range"]["start"]["line"] + 1 for each in found if each["severity"] == "error"}

@@ -32,7 +32,7 @@ def test_wheel_holds_the_files_of_the_packages_and_no_module_of_an_earlier_build
     before = files(checkout)
 
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels), str(checkout)]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True)
 
     [wheel] = wheels.iterdir()
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -13,8 +13,10 @@ from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
     from types import TracebackType
+
+    from wal3_core.runtime import OwnThread
 
 T = TypeVar("T")
 START_US = 1_700_000_000_000_000
@@ -68,6 +70,12 @@ class Process:
 
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:  # noqa: ARG002 - one thread for all
         self._tasks.append(task)
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> OwnThread:  # noqa: ARG002 - there are none
+        raise AssertionError(f"{name}: expected no thread beside this one")
+
+    def executor(self, name: str, threads_max: int) -> Executor:  # noqa: ARG002 - as start_thread
+        raise AssertionError(f"{name}: expected no threads beside this one")
 
     def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Alarm:  # noqa: ARG002 - as spawn
         alarm = Alarm(task)

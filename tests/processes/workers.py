@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LOG = "log-under-test"
 PARTS_MAX = 3
+LAST_READ_S_MAX = 60.0
 
 # Small enough that a few records make a fragment, and a few fragments roll into snapshots of both depths.
 SMALL = WriterOptions(
@@ -119,7 +121,7 @@ class Follower:
         return self.seen
 
     def _follow(self) -> None:
-        last = False
+        last, until_s = False, None
         while not last:
             last = self._left.is_set()
             try:
@@ -129,5 +131,10 @@ class Follower:
                     self.seen.append(record)
             except UnavailableError:
                 self.unanswered += 1
+                if last:
+                    # A store that never answers again would keep the test, and all others of its process.
+                    until_s = until_s or time.monotonic() + LAST_READ_S_MAX
+                    if time.monotonic() > until_s:
+                        raise
                 last = False
                 self._left.wait(0.02)

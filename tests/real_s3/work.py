@@ -9,10 +9,12 @@ import pytest
 
 from tests.spec.rolling import begun, mark
 from wal3_core import (
+    Cleanup,
     CollectorOptions,
     CursorStore,
     Fleet,
     FleetOptions,
+    KeyCompactor,
     LogAt,
     LogNotFoundError,
     LogPosition,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 LOG = "orders"
 UNPINNED = "payments"
+COMPACTED = "users"
 CURSOR = "billing"
 PIN = "audit"
 SERVER = "server-1"
@@ -71,6 +74,16 @@ def fill(store: ObjectStore) -> None:
                 writer.append(b"%d" % number)
         CursorStore(store, log).init(CURSOR, LogPosition(APPENDS // 2, 0))
     PinStore(store, LOG).create(PIN, reason="kept")
+    with LogWriter.open_or_initialize(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
+        for number in range(APPENDS):
+            writer.append(b"%d" % number, key=b"%d" % (number % 5))
+    # Passes of another process have left key roll-ups, and fragments to be deleted.
+    PolicyStore(store, COMPACTED).change(lambda policy: replace(policy, cleanup=Cleanup.BOTH))
+    KeyCompactor(store, COMPACTED).compact(force=True)
+    with LogWriter.open(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
+        for number in range(APPENDS):
+            writer.append(b"%d" % number, key=b"%d" % (number % 5))
+    CursorStore(store, COMPACTED).init(CURSOR, LogPosition(2 * APPENDS - 1, 0))
     with Fleet.open(store, server=SERVER, options=FleetOptions(creates=True)) as fleet:
         for log in (MARKED, f"{MARKED}/eu"):
             fleet.append(log, b"marked")
@@ -138,11 +151,21 @@ def maintain(store: ObjectStore) -> None:
     """Collect everything behind the cursor, the orphans too, repack the snapshots, and roll the dirty logs up."""
     read(store)
     roll_up(store)
-    for log in (LOG, UNPINNED):
+    for log in (LOG, UNPINNED, COMPACTED):
         SnapshotCompactor(store, log).compact()
         collect(store, log, options=AT_ONCE)
     assert survey_log(store, LOG, CollectorOptions()).refusal is None
     assert store_identity(store, create=True) is not None
+
+
+def compact_by_key(store: ObjectStore) -> None:
+    """Make a pass of key compaction over a log, and verify it."""
+    read(store)
+    compactor = KeyCompactor(store, COMPACTED)
+    assert compactor.compact(force=True).num_superseded
+    verified = compactor.verify()
+    assert verified is not None
+    assert verified.holds
 
 
 def roll_up(store: ObjectStore) -> None:
@@ -180,6 +203,7 @@ WORK: dict[str, Callable[[ObjectStore], None]] = {
     "consumer": consume,
     "writer": write,
     "maintenance": maintain,
+    "compactor": compact_by_key,
     "admin": administer,
 }
 

@@ -5,11 +5,13 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from wal3_core.spark import register, verify_logs
+from wal3_core import open_store
+from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.spark import SparkEngine, register, verify_logs
 
 
 def main() -> None:
-    """Read and verify the log ``a`` in each of the stores named on the command line."""
+    """Read and verify the log ``a``, and compact ``keyed``, in each of the stores named on the command line."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
     register(spark)
@@ -17,7 +19,9 @@ def main() -> None:
         frame = spark.read.format("wal3").options(store=url, log="a").load()
         bodies = [row["body"].decode() for row in frame.orderBy("offset").collect() if row["body"] is not None]
         (report,) = verify_logs(spark, url, ["a"])
-        print(json.dumps({"bodies": bodies, "sound": report.sound, "records": report.num_records}))
+        done = KeyCompactor(open_store(url), "keyed", engine=SparkEngine(spark)).compact()
+        found = {"bodies": bodies, "sound": report.sound, "records": report.num_records}
+        print(json.dumps({**found, "superseded": done.num_superseded}))
 
 
 if __name__ == "__main__":

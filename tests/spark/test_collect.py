@@ -174,6 +174,7 @@ def test_tasks_that_die_half_way_and_run_again_or_twice_delete_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.repeat
 def test_tasks_that_spark_runs_again_and_jobs_that_run_twice_at_once_delete_the_same(
     local_url: str, local_store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -185,7 +186,7 @@ def test_tasks_that_spark_runs_again_and_jobs_that_run_twice_at_once_delete_the_
     marks.mkdir()
 
     command = [sys.executable, "-m", "tests.spark.collect_program", local_url, "a", path, str(marks)]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
     attempts = Counter(mark.suffix for mark in marks.iterdir())
     assert outcome.stdout.splitlines()[-1:] == ["True"], outcome.stderr[-2000:]

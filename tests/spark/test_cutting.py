@@ -15,8 +15,7 @@ from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.bounds import Bounds, Span
 from wal3_core.spark.cutting import cut
-from wal3_core.spark.request import ReadRequest
-from wal3_core.spark.source import _plan_log
+from wal3_core.spark.planning import plan_log, reader_of
 from wal3_core.spark.tasks import cost, group
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -41,8 +40,7 @@ def long_log() -> MemoryStore:
 
 
 def planned(store: ObjectStore, bounds: Bounds = Bounds()) -> list[Piece]:  # noqa: B008 - it never changes
-    request = ReadRequest.from_options({"store": "file:///nowhere", "log": "a"})
-    return _plan_log(store, request, bounds, "a")
+    return plan_log(store, "a", reader_of(store, "a").manifest(), bounds)
 
 
 def seq_nos(store: ObjectStore, piece: Piece) -> Iterator[int]:

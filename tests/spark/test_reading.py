@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from tests.spark.logs import collect, fill, merge, pointers
+from tests.compacted_logs import compact
+from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import LOG_ID, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.read.reader import FragmentMissingError
@@ -102,6 +103,60 @@ def test_time_range_cuts_through_a_compacted_fragment(
     ):
         reader = plan(log="a", **options)
         assert offsets(reader, planned(reader)) == [*expected], options
+
+
+def test_log_with_gaps_is_read_whole_and_by_offsets_and_times(
+    plan: Callable[..., LogSourceReader], local_store: ObjectStore
+) -> None:
+    fill(local_store, "a", fragments=12, snapshots=TREE)
+    edge = pointers(local_store, "a")[3].start.timestamp_us
+    gone = {1, 2, 17, *range(20, 31), 45, 120}
+    compact(local_store, "a", gone, [(1, 4), (5, 8)])
+
+    for options, low, high in (
+        ({}, 1, 121),
+        ({"partitions": 5}, 1, 121),
+        ({"from_offset": 2, "partitions": 3}, 2, 121),
+        ({"from_offset": 25}, 25, 121),
+        ({"to_offset": 22}, 1, 22),
+        ({"from_timestamp_us": edge}, 31, 121),
+        ({"to_timestamp_us": edge}, 1, 31),
+    ):
+        reader = plan(log="a", **options)
+        assert offsets(reader, planned(reader)) == [each for each in range(low, high) if each not in gone], options
+
+
+@pytest.mark.parametrize("groups", [[], [(1, 4)]])
+@pytest.mark.parametrize("options", [{}, {"partitions": 3}, {"from_offset": 15, "to_offset": 27}])
+def test_records_dropped_between_planning_and_reading_are_an_error(
+    plan: Callable[..., LogSourceReader],
+    local_store: ObjectStore,
+    options: dict[str, int],
+    groups: list[tuple[int, int]],
+) -> None:
+    """What they were dropped for may lie beyond the end of the DataFrame."""
+    fill(local_store, "a", fragments=6)
+    reader = plan(log="a", **options)
+    tasks = planned(reader)
+    compact(local_store, "a", {25}, groups)
+
+    with pytest.raises(GarbageCollectedError, match="compacted since: load the DataFrame again"):
+        offsets(reader, tasks)
+    again = plan(log="a", **options)
+    assert 25 not in offsets(again, planned(again))
+
+
+def test_fragments_that_became_one_since_the_planning_are_read_where_nothing_was_dropped(
+    plan: Callable[..., LogSourceReader], local_store: ObjectStore
+) -> None:
+    fill(local_store, "a", fragments=6)
+    readers = [plan(log="a", **options) for options in ({"partitions": 3}, {"from_offset": 15, "to_offset": 26})]
+    tasks = [planned(reader) for reader in readers]
+
+    compact(local_store, "a", (), [(0, 3), (3, 5)])
+
+    assert offsets(readers[0], tasks[0]) == [*range(1, 61)]
+    assert offsets(readers[1], tasks[1]) == [*range(15, 26)]
 
 
 def test_collected_records_are_an_error_and_never_a_gap(

@@ -12,19 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.spark.logs import fill
-from wal3_core import LogReader, open_store
+from wal3_core import LogReader, LogWriter, Message, open_store
+from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.spark import session_conf
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 SCRIPT = Path(__file__).parent / "plain_session.py"
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_plain_session_in_an_environment_that_is_not_activated_reads_local_and_s3_logs(
+@pytest.mark.repeat
+def test_plain_session_in_an_environment_that_is_not_activated_reads_and_compacts_local_and_s3_logs(
     local_url: str, s3_url: str, tmp_path: Path
 ) -> None:
     for url in (local_url, s3_url):
         fill(open_store(url), "a", fragments=3)
+        with LogWriter.open_or_initialize(open_store(url), "keyed") as writer:
+            writer.append_many([Message(b"%d" % number, b"%d" % (number % 7)) for number in range(20)])
+        PolicyStore(open_store(url), "keyed").change(lambda _: Policy(cleanup=Cleanup.COMPACT))
     java = shutil.which("java")
     assert java is not None
     away = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "JAVA_"))}
@@ -36,13 +42,13 @@ def test_plain_session_in_an_environment_that_is_not_activated_reads_local_and_s
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     bodies = [r.body.decode() for r in LogReader.open(open_store(local_url), "a").records() if r.body is not None]
-    expected = {"bodies": bodies, "sound": True, "records": 30}
+    expected = {"bodies": bodies, "sound": True, "records": 30, "superseded": 13}
     assert [json.loads(line) for line in outcome.stdout.splitlines()] == [expected, expected]
 
 

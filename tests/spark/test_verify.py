@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compacted_logs import compact
 from tests.spark.logs import TREE, collect, fill, merge, pointers
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogPosition, LogReader, scrub
@@ -60,6 +61,16 @@ def test_sound_logs_are_counted_as_scrub_counts_them_in_the_order_given(
     assert reports == [scrub(local_store, log) for log in ("empty", "deep", "a/flat", "deep")]
     assert all(report.sound for report in reports)
     assert [report.num_records for report in reports] == [0, 450, 30, 450]
+
+
+def test_log_with_gaps_is_sound_as_scrub_says(spark: SparkSession, local_url: str, local_store: ObjectStore) -> None:
+    fill(local_store, "a", fragments=30, snapshots=TREE)
+    compact(local_store, "a", {1, 2, 15, 33, 300}, [(1, 4), (6, 11)])
+
+    [report] = verify_logs(spark, local_url, ["a"])
+
+    assert report.balanced
+    assert report == scrub(local_store, "a")
 
 
 def test_every_bad_object_is_named_and_the_others_are_counted(

@@ -186,6 +186,12 @@ def every_pointer(store: ObjectStore, pointers: Sequence[Pointer], *, log: str =
             yield from every_pointer(store, snapshots.load(pointer).pointers, log=log)
 
 
+def leaves(store: ObjectStore, log: str = LOG) -> list[SnapshotPointer]:
+    """The snapshots of depth 1 that the manifest leads to."""
+    found = every_pointer(store, manifest_of(store, log=log).pointers, log=log)
+    return [each for each in found if isinstance(each, SnapshotPointer) and each.depth == 1]
+
+
 def reachable(store: ObjectStore, *, log: str = LOG) -> set[str]:
     """The fragments and snapshots that the manifest refers to."""
     return {pointer.path for pointer in every_pointer(store, manifest_of(store, log=log).pointers, log=log)}

@@ -15,7 +15,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from wal3_core import ClosedError, Fleet, FleetOptions, InvalidRequestError, LogReader, LogWriter, WriterOptions
+from wal3_core import (
+    ClosedError,
+    Delivery,
+    FeedReader,
+    FeedSubscription,
+    FeedWriter,
+    Fleet,
+    FleetOptions,
+    InvalidRequestError,
+    LogReader,
+    LogWriter,
+    SubscriptionOptions,
+    WriterOptions,
+)
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -124,10 +137,11 @@ class HeldStore(MemoryStore):
 
 def append_and_wait(writer: LogWriter) -> None:
     writer.append(b"interrupted")
+    writer.flush()
 
 
 def append_behind_others(writer: LogWriter) -> None:
-    futures = [writer.submit(b"x" * 40) for _ in range(3)]
+    futures = [writer.submit(b"x" * 40) for _ in range(5)]
     writer.append(b"interrupted")
     futures[-1].result()
 
@@ -188,10 +202,61 @@ def fleet_survives(kind: str, number: int) -> bool:
         acknowledged: list[int] = []
         answered(lambda: acknowledged.append(fleet.append("b", b"other").offset))
         answered(fleet.close)
-        stats = fleet.stats()
         assert acknowledged == [1], f"{kind} {number}"
-        assert (stats.bytes_held, stats.appends_waiting) == (0, 0), f"{kind} {number}: {stats}"
+        # A worker counts an append after its caller has the answer.
+        until_s = time.monotonic() + ANSWER_S_MAX
+        while (stats := fleet.stats()).bytes_held or stats.appends_waiting:
+            assert time.monotonic() < until_s, f"{kind} {number}: {stats}"
+            time.sleep(0.001)
     return interrupted
+
+
+def feed_survives(kind: str, number: int) -> bool:
+    """Interrupt a follower of a feed at its n-th place; False when there is no such place.
+
+    The other followers of the log wait for what it has begun to fetch, and a subscription still delivers all messages.
+    """
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = MemoryStore(runtime)
+        with FeedWriter.open_or_initialize(store, "a", runtime=runtime) as writer:
+            for message in range(3):
+                writer.publish("t", message).result(ANSWER_S_MAX)
+        options = SubscriptionOptions(ack_wait_s=0.02, prefetch_max=2)
+        subscription = FeedSubscription.open(store, "a", "s", options=options, runtime=runtime)
+        reader = FeedReader.open(store, "a", runtime=runtime)
+        others = [FeedReader.open(store, "a", runtime=runtime) for _ in range(2)]
+        calls: dict[str, Callable[[], object]] = {
+            "feed-reader": lambda: reader.recv(0),
+            "feed-subscription": lambda: acknowledge_two(subscription),
+        }
+        interrupted = Interrupter(number).interrupts(calls[kind])
+        received: list[list[object]] = []
+        for other in others:
+            answered(lambda other=other: received.append([other.recv(ANSWER_S_MAX).message for _ in range(3)]))  # type: ignore[misc]
+        assert received == [[0, 1, 2]] * 2, f"{kind} {number}"
+        acknowledged: set[object] = set()
+        answered(lambda: acknowledge_rest(subscription, acknowledged))
+        answered(subscription.close)
+        assert 2 in acknowledged, f"{kind} {number}"
+        assert subscription.floor == 4, f"{kind} {number}"
+    return interrupted
+
+
+def acknowledge_two(subscription: FeedSubscription) -> None:
+    items = [subscription.recv(0), subscription.recv(0)]
+    for item in items:
+        assert item is not None
+        subscription.acknowledge(item)
+    subscription.save()
+
+
+def acknowledge_rest(subscription: FeedSubscription, acknowledged: set[object]) -> None:
+    until_s = time.monotonic() + ANSWER_S_MAX / 2
+    while (item := subscription.recv(0.03)) is not None or 2 not in acknowledged or len(subscription._outstanding):
+        assert time.monotonic() < until_s, "expected all messages to be delivered"
+        if isinstance(item, Delivery):
+            subscription.acknowledge(item)
+            acknowledged.add(item.message)
 
 
 def goes_on(handled: str, number: int) -> bool:
@@ -218,7 +283,8 @@ def goes_on(handled: str, number: int) -> bool:
 
 def main(kind: str, every: int) -> None:
     handled = kind.removeprefix("handler:")
-    at: Callable[[str, int], bool] = fleet_survives if kind.startswith("fleet") else survives
+    kinds: dict[str, Callable[[str, int], bool]] = {"fleet": fleet_survives, "feed": feed_survives}
+    at = kinds.get(kind.partition("-")[0], survives)
     for number in range(1, PLACES_MAX, every):
         if not (at(kind, number) if handled == kind else goes_on(handled, number)):
             print(number - 1)

@@ -16,17 +16,21 @@ import pytest
 
 import wal3_core
 from tests.exported import IN_SIGNATURES
+from tests.spec.argument_kinds import LOG, kind_of, kinds
 from tests.stores import CountingStore
 from wal3_core import (
     AtTime,
-    Collector,
     Consumer,
     CursorStore,
+    DelayQueue,
     Deleter,
     DirtyLog,
+    FeedReader,
+    FeedSubscription,
+    FeedWriter,
     Fleet,
-    FleetOptions,
     InvalidRequestError,
+    KeyedLog,
     Limits,
     LogAt,
     LogPosition,
@@ -36,8 +40,6 @@ from wal3_core import (
     PinStore,
     Policy,
     PolicyStore,
-    Record,
-    RollUp,
     Setsum,
     SnapshotCompactor,
     Witness,
@@ -51,17 +53,9 @@ from wal3_core import (
     seal,
 )
 from wal3_core.arguments import SECONDS_MAX, checked, integer, seconds, text
-from wal3_core.log.collect.deleter import DeletionPart
-from wal3_core.model.garbage import Garbage
 from wal3_core.model.position import FragmentSeqNo
-from wal3_core.model.setsum import EMPTY
 from wal3_core.options import (
-    CollectorOptions,
-    ConsumerOptions,
-    ReaderOptions,
     RetryOptions,
-    SnapshotCompactorOptions,
-    SnapshotOptions,
     WriterOptions,
 )
 from wal3_core.runtime import shared_runtime
@@ -75,20 +69,30 @@ if TYPE_CHECKING:
 # Many cases: some ten seconds.
 pytestmark = pytest.mark.slow
 
-LOG = "a"
 # The library constructs these, or they are opened by class methods; callers never construct them.
 MADE_INSIDE = {
     "BootstrapReport",
     "CollectionReport",
+    "CompactionLimits",
     "ConsumedRecord",
     "CopyReport",
     "CopyUpdateReport",
     "DestroyPlan",
     "DirtyLog",
+    "Delivery",
+    "FeedMessage",
+    "FeedReader",
+    "FeedSubscription",
+    "Gap",
+    "FeedWriter",
     "Fleet",
     "FinishedRollUp",
     "FleetStats",
     "HeldWriter",
+    "KeyCount",
+    "KeyedConsumer",
+    "KeyedLog",
+    "KeyedScan",
     "Lag",
     "LogReader",
     "LogWriter",
@@ -102,75 +106,31 @@ MADE_INSIDE = {
     "StoredFile",
     "WriterStats",
 }
+MADE_INSIDE |= {"DelayQueue", "Enqueued", "ItemStats", "Leased", "Peeked", "QueueStats"}
 # A Setsum is constructed at every step; from outside data it is made by its class methods alone.
 MADE_INSIDE |= {"Setsum"}
 # They convert between values and stored bytes; malformed bytes have tests of their own.
 CODEC = {"to_json", "from_json", "from_fields", "to_bytes", "from_bytes"}
-GARBAGE = f"gc/GARBAGE.{'0' * 64}.{'0' * 16}"
-RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: policy}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Arguments for a parameter of one declared type: a right value, and wrong ones."""
-
-    right: object
-    wrong: tuple[object, ...]
+OPENED: list[DelayQueue] = []
 
 
-def kinds() -> dict[str, Kind]:
-    store = MemoryStore(shared_runtime())
-    with LogWriter.open_or_initialize(store, LOG) as writer:
-        writer.append(b"x")
-    pointer = LogReader.open(store, LOG).scan()[0]
-    witness = CursorStore(store, LOG).init("c", LogPosition(1, 0))
-    garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
-    DirtyLog.open(store, "s").close()
-    rolled_up = RollUp(store, "dirty/s").read()
-    nothing: tuple[object, ...] = (4711, "text", object())
-    found = {
-        "ObjectStore": Kind(store, (*nothing, None, MemoryStore)),
-        "str": Kind("b", (4711, b"a", 1.5, None, object())),
-        "int": Kind(3, ("3", 1.5, True, None, object())),
-        "float": Kind(3, ("3", True, None, object())),
-        "bool": Kind(right=False, wrong=(1, "no", None)),
-        "bytes": Kind(b"", ("text", 4711, None)),
-        "bytes | None": Kind(b"", ("text", 4711, 1.5)),
-        "ReadStart": Kind(1, ("1", 1.5, True, b"1", object())),
-        "ConsumerStart": Kind("end", ("middle", 1.5, True, b"1", None, object())),
-        "LogPosition | Record": Kind(LogPosition(1, 0), (*nothing, None, LogPosition, (1, 0))),
-        "str | Sequence[str]": Kind(LOG, (4711, b"a", None, object(), (), [4711], [LOG, LOG], [LOG, None])),
-        "ConsumedRecord": Kind(None, (*nothing, None, Record(1, 0, None, b"x"))),
-        "Runtime": Kind(shared_runtime(), nothing),
-        "SnapshotPointer": Kind(None, (*nothing, None)),
-        "boto3.session.Session": Kind(None, nothing),
-        "Cursor": Kind(witness.cursor, (*nothing, None)),
-        "LogId": Kind("0" * 32, (4711, None)),
-        "Etag": Kind("e", (4711, None)),
-        "Callable": Kind(lambda *_: None, ("text", 4711, None)),
-        "Iterable": Kind((), (4711, None, "text", object())),
-        "Sequence": Kind((), (4711, None, "text")),
-    }
-    for value in (
-        *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
-        *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
-        *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
-        *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.stretch),
-    ):
-        found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
-    return found
+def opened(queue: DelayQueue) -> DelayQueue:
+    """A queue that is closed at the end: it has threads."""
+    OPENED.append(queue)
+    return queue
 
 
-def kind_of(parameter: inspect.Parameter, known: dict[str, Kind]) -> Kind:
-    declared = str(parameter.annotation)
-    if declared in known:
-        kind = known[declared]
-    elif declared.endswith(" | None"):
-        kind = kind_of(parameter.replace(annotation=declared.removesuffix(" | None")), known)
-        kind = Kind(None, tuple(value for value in kind.wrong if value is not None))
-    else:
-        kind = known.get(declared.split("[", maxsplit=1)[0], Kind(None, (4711, "text", object())))
-    return Kind(RIGHT.get(parameter.name, kind.right), kind.wrong)
+def close_opened() -> None:
+    while OPENED:
+        OPENED.pop().close()
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_opened()
 
 
 @dataclass(frozen=True)
@@ -187,8 +147,14 @@ class Entry:
             "Consumer": lambda: Consumer(store, LOG, "c"),
             "LogWriter": lambda: LogWriter.open(store, LOG),
             "LogReader": lambda: LogReader.open(store, LOG),
+            "FeedReader": lambda: FeedReader.open(store, LOG),
+            "FeedSubscription": lambda: FeedSubscription.open(store, LOG, "s"),
+            "FeedWriter": lambda: FeedWriter.open(store, LOG),
             "DirtyLog": lambda: DirtyLog.open(store, "s"),
+            "DelayQueue": lambda: opened(DelayQueue.open_or_create(store, "q")),
             "Fleet": lambda: Fleet.open(store),
+            "KeyedLog": lambda: KeyedLog.open(store, LOG),
+            "KeyedConsumer": lambda: KeyedLog.open(store, LOG).consumer("c"),
             "HeldWriter": lambda: Fleet.open(store).writer(LOG),
             "Limits": Limits,
             "Setsum": Setsum,
@@ -203,7 +169,7 @@ def entries() -> Iterator[Entry]:
         found = getattr(wal3_core, name)
         if not isinstance(found, type):
             yield Entry(name, name, None)
-        elif not issubclass(found, Exception):
+        elif not issubclass(found, Exception | Enum):
             if name not in MADE_INSIDE:
                 yield Entry(name, name, None)
             public = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name))]
@@ -226,6 +192,7 @@ def mistakes() -> Iterator[object]:
                 yield pytest.param(
                     entry, parameter.name, wrong, id=f"{entry.name}-{parameter.name}-{type(wrong).__name__}{number}"
                 )
+    close_opened()
 
 
 def objects_of(store: MemoryStore) -> dict[str, bytes | None]:
@@ -253,7 +220,14 @@ def test_wrong_type_is_refused_by_name_and_changes_nothing(
 def test_every_entry_is_called() -> None:
     names = {entry.name for entry in entries()}
 
-    assert {"seal", "records_across", "LogWriter.append_many", "CursorStore.save", "LogReader.follow"} <= names
+    assert {
+        "seal",
+        "records_across",
+        "LogWriter.append_many",
+        "LogWriter.append_table",
+        "CursorStore.save",
+        "LogReader.follow",
+    } <= names
     assert len(names) > 60
 
 

@@ -244,7 +244,7 @@ def merge_last_two(store: MemoryStore) -> None:
     base = manifests.load()
     old = base.manifest.fragments[-2:]
     table = pa.concat_tables([reader.fetch(pointer).table.drop_columns(["key"]) for pointer in old])
-    stored = bytes(encoding._write(table, {}))
+    stored = bytes(encoding._write([table], {}, statistics=["offset", "timestamp_us"]))
     merged = replace(
         old[1],
         path=fragment_path(old[1].seq_no, "c" * 16),

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.collecting import DAY_S, LATER, ClockStore, append
 from tests.stores import FaultyStore, damage, life_store
 from wal3_core import (
+    Cleanup,
     CollectionRefusedError,
     CursorStore,
     InvalidRequestError,
@@ -21,7 +23,11 @@ from wal3_core import (
     UnavailableError,
     destroy,
 )
+from wal3_core.fleet.survey import survey_log
+from wal3_core.log.collect.collection import collect
 from wal3_core.log.collect.collector import Collector, Overtaken
+from wal3_core.model.paths import fragment_path
+from wal3_core.model.position import FragmentSeqNo
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import ThreadRuntime
 
@@ -209,3 +215,86 @@ def test_change_of_the_policy_of_a_replaced_log_is_not_reported_as_made(
         PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=60))
 
     assert PolicyStore(memory_store, "a").load() == Policy()
+
+
+# ------------------------------------------------------------------ compacted logs
+
+
+def read_up_to(store: ObjectStore, offset: int) -> None:
+    """Make a log of ten records whose only cursor is at an offset."""
+    append(store, 10)
+    CursorStore(store, "a").init("c", LogPosition(offset, 0))
+
+
+def clean_up(store: ObjectStore, cleanup: Cleanup) -> Policy:
+    return PolicyStore(store, "a").change(lambda policy: replace(policy, cleanup=cleanup))
+
+
+def test_log_that_is_only_compacted_is_not_collected_whatever_its_cursors_say(store: ObjectStore) -> None:
+    read_up_to(store, 6)
+    clean_up(store, Cleanup.COMPACT)
+    before = LogReader.open(store, "a").manifest()
+
+    reports = [collect(store, "a", options=ALL), collect(store, "a", limit_offset=4, options=ALL)]
+
+    for report in reports:
+        assert report.plan.empty
+        assert report.plan.reason == "its policy compacts it, and does not let collections prune it"
+    assert LogReader.open(store, "a").manifest() == before
+
+
+def test_log_that_is_only_compacted_needs_no_cursor(memory_store: MemoryStore) -> None:
+    append(memory_store, 3)
+    clean_up(memory_store, Cleanup.COMPACT)
+    survey = survey_log(memory_store, "a", ALL)
+
+    assert collect(memory_store, "a", options=ALL).plan.empty
+    assert (survey.refusal, survey.due, survey.unclaimed) == (None, False, False)
+
+
+def test_log_that_is_compacted_and_collected_is_collected_as_without_compaction(store: ObjectStore) -> None:
+    read_up_to(store, 6)
+    clean_up(store, Cleanup.BOTH)
+
+    report = collect(store, "a", options=ALL)
+
+    assert (report.plan.num_records, report.plan.reason) == (5, "cursor c is at offset 6")
+    assert LogReader.open(store, "a").manifest().first.position.offset == 6
+
+
+def test_garbage_and_orphans_of_a_log_that_is_only_compacted_are_deleted(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    read_up_to(store, 6)
+    collect(store, "a", options=LATER)
+    orphan = fragment_path(FragmentSeqNo(77), "0123456789abcdef")
+    life_store(store, "a").create(orphan, b"left by a writer that died")
+    clean_up(store, Cleanup.COMPACT)
+    store.pass_s(2 * DAY_S)
+
+    first = collect(store, "a", options=LATER)
+    store.pass_s(2 * DAY_S)
+    second = collect(store, "a", options=LATER)
+
+    assert sum(deleted.num_deleted for deleted in first.deleted) == 5
+    assert first.num_orphans == 1
+    assert sum(deleted.num_deleted for deleted in second.deleted) == 1
+    assert len(list(LogReader.open(store, "a").records())) == 5
+
+
+def test_collection_that_was_announced_is_withdrawn_when_the_log_is_only_compacted(
+    memory_store: MemoryStore,
+) -> None:
+    """The policy is changed before the collector reads it for the last time, and by a process that then dies."""
+    read_up_to(memory_store, 6)
+    collector = Collector(memory_store, "a", options=ALL)
+    announced = collector.announce(collector.plan())
+    faulty = FaultyStore(memory_store)
+    faulty.fail("replace", "MANIFEST", "denied", times=10)
+    with pytest.raises(UnavailableError):
+        clean_up(faulty, Cleanup.COMPACT)
+
+    outcome = collector.prune(announced)
+
+    assert isinstance(outcome, Overtaken)
+    assert LogReader.open(memory_store, "a").manifest().announced is None
+    assert len(list(LogReader.open(memory_store, "a").records())) == 10

@@ -474,3 +474,26 @@ def test_objects_below_a_lost_snapshot_are_found_as_orphans(store: ObjectStore) 
     gather(clock)
 
     assert held(clock) == reachable(clock)
+
+
+def test_deletion_whose_pause_is_over_while_it_looks_at_the_clock_goes_on(memory_store: MemoryStore) -> None:
+    class Stepping(ThreadRuntime):
+        """Its clock passes 0.7 s with each look."""
+
+        looks = 0
+
+        def monotonic_s(self) -> float:
+            self.looks += 1
+            return self.looks * 0.7
+
+        def sleep(self, seconds: float) -> None:
+            assert seconds >= 0
+
+    plant(memory_store, cursor=12)
+    path = prune(memory_store)
+    with Stepping() as runtime:
+        options = CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1, retry=QUICK)
+        deleted = Deleter(memory_store, LOG, options=options, runtime=runtime).delete(path)
+
+    assert deleted.finished
+    assert deleted.num_deleted > 1

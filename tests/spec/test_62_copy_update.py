@@ -220,7 +220,7 @@ def test_cursors_follow_the_source_s_within_the_copy(store: ObjectStore) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [("create", "replace"), ("read", "get")])
+@pytest.mark.parametrize("kinds", [("create", "replace"), pytest.param(("read", "get"), marks=pytest.mark.repeat)])
 def test_update_that_was_cut_short_anywhere_is_finished_by_the_next(kinds: tuple[str, ...]) -> None:
     for step in range(300):
         origin = MemoryStore(shared_runtime())

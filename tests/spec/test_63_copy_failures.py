@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,10 +37,21 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.object_store import ObjectStore, PutOutcome
 
 
 # ---------------------------------------------------------------------- cut short
+
+
+@dataclass
+class QueueingStore(FaultyStore):
+    """Takes one PUT after the other: when one is the last of a process, those before it have ended."""
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def _put(self, kind: str, path: str, apply: Callable[[], PutOutcome]) -> PutOutcome:
+        with self.turn:
+            return super()._put(kind, path, apply)
 
 
 def crash_at(store: FaultyStore, step: int, kinds: tuple[str, ...]) -> None:
@@ -62,7 +74,7 @@ def test_copy_that_was_cut_short_anywhere_is_no_log_and_is_finished_by_the_next(
     CursorStore(origin, "a").init("reader", LogPosition(5, 0))
     steps = 0
     for step in range(200):
-        store = FaultyStore(origin)
+        store = QueueingStore(origin)
         crash_at(store, step, ("create", "replace", "delete"))
         target = f"b{step}"
         try:

@@ -315,6 +315,21 @@ def test_file_that_another_version_would_encode_differently_is_not_written(
     assert data(store, A) == before
 
 
+def test_file_of_a_version_that_did_not_name_tombstone_records_is_written_as_it_was(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("wal3_core.model.parquet.encoding.tombstones_as_text", lambda _: {})
+        filled(store)
+    by_update(store)
+    before = data(store, A)
+    overwrite(store, pointers(store)[2].path, flip)
+
+    assert repair(store).complete
+
+    assert data(store, A) == before
+
+
 def test_full_copy_s_own_file_is_used_whatever_this_version_would_write(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

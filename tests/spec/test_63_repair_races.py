@@ -122,7 +122,7 @@ def test_many_repairs_at_once_give_the_same_log(store: ObjectStore) -> None:
     break_all(store, bad)
 
     with ThreadPoolExecutor(6) as pool:
-        reports = list(pool.map(lambda _: repair(store), range(6), timeout=120))
+        reports = list(pool.map(lambda _: repair(store), range(6), timeout=600))
 
     assert all(report.complete for report in reports)
     assert set().union(*(report.repaired for report in reports)) == set(bad)

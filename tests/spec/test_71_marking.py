@@ -124,6 +124,15 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
     ):
         writer.append(b"first")
         faulty.fail("replace", "dirty/", fault, times=1000)  # type: ignore[arg-type]
+        # A marker that fails before its fragment's upload has begun refuses the append instead.
+        uploading = threading.Event()
+
+        def before(kind: str, path: str) -> None:
+            if kind == "create" and path.startswith("a/"):
+                uploading.set()
+            assert kind != "replace" or "dirty/" not in path or uploading.wait(LIMIT_S)
+
+        faulty.before = before
         futures = [writer.submit(b"x"), writer.submit(b"y")]
         errors = [future.exception(LIMIT_S) for future in futures]
         assert [type(error) for error in errors] == [UnmarkedError] * 2

@@ -30,9 +30,11 @@ from wal3_core import (
 )
 from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
+from wal3_core.fleet.open_logs import OpenLogs
 from wal3_core.options import RetryOptions
 
 if TYPE_CHECKING:
+    from wal3_core.fleet.slots import Use
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
@@ -278,3 +280,29 @@ def test_records_without_an_end_are_refused(memory_store: MemoryStore) -> None:
     """Regression: all of them were taken before the first was checked."""
     with Fleet.open(memory_store, options=creating()) as fleet, pytest.raises(InvalidRequestError, match="at least"):
         fleet.append_many("a", itertools.repeat(b"x"))
+
+
+def test_caller_that_knows_an_outcome_finds_it_counted(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the next append could reach the writer whose log was replaced, and fail in the same way."""
+    count = OpenLogs.end
+
+    def late(logs: OpenLogs, use: Use, error: BaseException | None) -> None:
+        threading.Event().wait(0.05)
+        count(logs, use, error)
+
+    monkeypatch.setattr(OpenLogs, "end", late)
+    with Fleet.open(memory_store, options=creating()) as fleet:
+        fleet.append("a", b"1")
+        assert fleet.stats().appends == 1
+        destroy(memory_store, "a")
+        LogWriter.initialize(memory_store, "a")
+
+        with pytest.raises(AppendReplacedError):
+            fleet.append("a", b"lost")
+        assert fleet.append("a", b"new").offset == 1
+
+        future = fleet.submit("a", b"2")
+        fleet.flush()
+        assert future.done()

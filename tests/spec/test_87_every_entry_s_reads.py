@@ -6,25 +6,35 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import wal3_core
 from tests.stores import BoundedStore, FaultyStore
 from wal3_core import (
+    Cleanup,
     Collector,
     CollectorOptions,
     Consumer,
     ConsumerOptions,
     CursorStore,
+    DelayQueue,
     Deleter,
+    Delivery,
     DirtyLog,
+    FeedReader,
+    FeedSubscription,
+    FeedWriter,
     Fleet,
     FleetOptions,
+    KeyCompactor,
+    KeyedLog,
     LogAt,
     LogPosition,
     LogReader,
     LogWriter,
     PinStore,
+    Policy,
     PolicyStore,
     Record,
     RollUp,
@@ -39,12 +49,16 @@ from wal3_core import (
     dirty_logs,
     follow_across,
     initialize_successor,
+    is_queue,
     list_logs,
     migrate,
     open_pinned,
     over_limit,
     pinned_records,
     plan_destroy,
+    read_queue_dead,
+    read_queue_head,
+    read_queue_stats,
     records_across,
     repair_log,
     scrub,
@@ -67,7 +81,8 @@ TREE = WriterOptions(
 )
 NOW = CollectorOptions(interval_s=0, fraction_max=1)
 # Takes no store, or makes one.
-ASKS_NOTHING = {"assigned", "enable_metrics", "open_store", "LogAt"}
+# An engine gets the store of the compactor that opens it.
+ASKS_NOTHING = {"assigned", "enable_metrics", "open_store", "Engine", "LogAt"}
 
 
 @pytest.fixture
@@ -92,6 +107,7 @@ def write(store: ObjectStore) -> object:
         writer.append(b"1")
     with LogWriter.open(store, "a", options=TREE, ordered=True) as writer:
         writer.append_many([b"1"] * 3)
+        writer.append_table(pa.table({"body": [b"1"] * 3}))
         return writer.resume()
 
 
@@ -103,6 +119,26 @@ def read(store: ObjectStore) -> object:
 def consume(store: ObjectStore) -> object:
     with Consumer(store, ["a", "sealed"], "c", options=ConsumerOptions(idle_s=0)) as consumer:
         return list(consumer), consumer.lag()
+
+
+def publish(store: ObjectStore) -> object:
+    with FeedWriter.open_or_initialize(store, "feed") as writer:
+        return writer.publish("t", 1).result()
+
+
+def receive(store: ObjectStore) -> object:
+    publish(store)
+    return FeedReader.open(store, "feed").recv(0)
+
+
+def subscribe(store: ObjectStore) -> object:
+    publish(store)
+    with FeedSubscription.open(store, "feed", "s") as subscription:
+        delivered = subscription.recv(0)
+        assert isinstance(delivered, Delivery)
+        subscription.acknowledge(delivered)
+    FeedSubscription.remove(store, "feed", "s")
+    return delivered
 
 
 def move_cursors(store: ObjectStore) -> object:
@@ -137,9 +173,54 @@ def delete(store: ObjectStore) -> object:
     return deleter.pending(), deleter.orphans(), deleter.wait_s(path), deleter.delete(path)
 
 
+def read_by_key(store: ObjectStore) -> object:
+    with KeyedLog.open(store, "a") as log:
+        log.append(b"k", b"1", expect_tail=0)
+        consumer = log.consumer("c")
+        consumer.finish(next(log.scan(b"k")))
+        consumer.save()
+        return (
+            consumer.lags(),
+            list(log.scan(b"k")),
+            log.keys(),
+            log.count(b"k"),
+            log.lag("c", b"k"),
+            list(log.follow(b"k", idle_s=0)),
+        )
+
+
+def work(store: ObjectStore) -> object:
+    with DelayQueue.open_or_create(store, "queue") as queue:
+        queue.enqueue(b"1", delay_s=60)
+        queue.enqueue(b"2")
+        leased = queue.dequeue()[0]
+        queue.checkpoint()
+        queue.release(leased.id, leased.token)
+    with DelayQueue.open(store, "queue") as queue:
+        return queue.peek(), queue.stats()
+
+
+def look_at_queue(store: ObjectStore) -> object:
+    work(store)
+    return (
+        is_queue(store, "queue"),
+        read_queue_dead(store, "queue"),
+        read_queue_head(store, "queue"),
+        read_queue_stats(store, "queue"),
+    )
+
+
 def pack(store: ObjectStore) -> object:
     compactor = SnapshotCompactor(store, "a")
     return compactor.shape(exact=True), compactor.plan(), compactor.compact()
+
+
+def compact_by_key(store: ObjectStore) -> object:
+    PolicyStore(store, "a").change(lambda _: Policy(cleanup=Cleanup.COMPACT))
+    compactor = KeyCompactor(store, "a")
+    compactor.outline()
+    compactor.plan()
+    return compactor.compact(force=True), compactor.verify(), list(compactor.erased(b"k"))
 
 
 def update(store: ObjectStore) -> object:
@@ -181,13 +262,19 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "Consumer": consume,
     "CursorStore": move_cursors,
     "Deleter": delete,
+    "DelayQueue": work,
     "DirtyLog": mark,
+    "FeedReader": receive,
+    "FeedSubscription": subscribe,
+    "FeedWriter": publish,
     "Fleet": write_many,
     "LogReader": read,
     "LogWriter": write,
     "PinStore": pin,
     "RollUp": roll_up,
     "PolicyStore": lambda store: PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=1)),
+    "KeyCompactor": compact_by_key,
+    "KeyedLog": read_by_key,
     "SnapshotCompactor": pack,
     "bootstrap": lambda store: bootstrap(store, "new", [Record(1, 0, None, b"1")], options=TREE),
     "collect": lambda store: collect(store, "a", options=NOW),
@@ -197,6 +284,10 @@ ENTRIES: dict[str, Callable[[ObjectStore], object]] = {
     "follow_across": lambda store: list(follow_across(store, "a", idle_s=0)),
     "initialize_successor": lambda store: initialize_successor(store, "sealed"),
     "list_logs": lambda store: list(list_logs(store)),
+    "is_queue": look_at_queue,
+    "read_queue_dead": look_at_queue,
+    "read_queue_head": look_at_queue,
+    "read_queue_stats": look_at_queue,
     "over_limit": lambda store: over_limit(store, ["a", "sealed"], unprocessed_max=1000),
     "migrate": lambda store: [migrate(store, "a", "after", reason="full") for _ in range(2)],
     "open_pinned": lambda store: list(open_pinned(store, "a", "p").records()),

@@ -61,7 +61,7 @@ def contend(url: str, *, writers: int, count: int, reseals: int) -> list[Outcome
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=600)
         assert process.returncode == 0
         outputs.append(json.loads(output))
     return outputs

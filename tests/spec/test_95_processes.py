@@ -172,7 +172,7 @@ def test_appends_during_interpreter_exit_complete_and_the_interpreter_exits(loca
 
     ended = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(program), local_url],
-        timeout=60,
+        timeout=600,
         capture_output=True,
         text=True,
         check=True,

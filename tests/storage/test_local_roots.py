@@ -283,7 +283,7 @@ def test_counter_with_two_names_in_one_store_loses_no_update(tmp_path: Path) -> 
 
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(raise_counter, path) for path in ("a/counter", "b/counter")]:
-            ended.result(timeout=120)
+            ended.result(timeout=600)
 
     raised = json.loads(open_store(tmp_path.as_uri()).read("a/counter") or b"")
     assert len(raised) == len(set(raised)) == 2 * RAISES

@@ -183,6 +183,7 @@ def write_until(connection: Connection, url: str, kill_at: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat
 def test_kill_at_every_call_of_the_system_leaves_the_old_version_or_the_new(tmp_path: Path) -> None:
     point = exit_code = 0
     outcomes = set()

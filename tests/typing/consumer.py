@@ -36,7 +36,7 @@ def produce(store: ObjectStore, bodies: list[bytes]) -> list[LogPosition]:
         except UnknownDurabilityError as error:
             print(error)
         assert_type(writer.stats().appends, int)
-    return [future.result(timeout=60) for future in futures]
+    return [future.result(timeout=600) for future in futures]
 
 
 def consume(store: ObjectStore) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compacted_logs import compact
 from wal3_core.errors import ConditionNotMetError, InvalidRequestError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.read.reader import LogReader
@@ -227,6 +228,18 @@ def test_second_ingest_skips_what_was_collected(memory_store: MemoryStore, repos
 
     assert report.num_present == 4
     assert ingested(memory_store) == history[3:]
+
+
+def test_second_ingest_skips_what_was_compacted_away(memory_store: MemoryStore, repository: Repository) -> None:
+    history = list(replay(repository.path))
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        for message in history[:4]:
+            writer.append_many([message])
+        compact(memory_store, LOG, {1, 4}, [(0, 2), (2, 4)])
+        report = ingest(repository.path, writer, reader=LogReader.open(memory_store, LOG))
+
+    assert report.num_present == 4
+    assert ingested(memory_store) == [*history[1:3], *history[4:]]
 
 
 def test_records_of_another_writer_meanwhile_are_not_interleaved(

@@ -71,6 +71,12 @@ def complete_logs(context: click.Context, parameter: click.Parameter, begun: str
     return _completed(context, begun, _logs)
 
 
+def complete_names_below(context: click.Context, folder: str, begun: str) -> list[str]:
+    """Complete the names of the logs below another name, without that."""
+    found = _completed(context, f"{folder}/{begun}", _logs)
+    return [log.removeprefix(f"{folder}/") for log in found]
+
+
 def _completed(context: click.Context, begun: str, names: Names) -> list[str]:
     # A message, or a traceback, would be printed into the line being typed.
     with suppress(Exception):
@@ -117,7 +123,7 @@ def _is_named(folder: str) -> bool:
 
 
 def _cursors(store: ObjectStore, log: str, _: str) -> Iterable[str]:
-    return sorted(CursorStore(store, log).offsets())
+    return sorted(CursorStore(store, log).list())
 
 
 def _pins(store: ObjectStore, log: str, _: str) -> Iterable[str]:

@@ -14,6 +14,7 @@ import click
 from wal3_core.errors import (
     CorruptError,
     InvalidRequestError,
+    KeyRequiredError,
     LogError,
     NotDurableError,
     SealedError,
@@ -110,6 +111,8 @@ def explain(error: LogError) -> str:
 
 def again(error: LogError) -> str:
     """Say what to do with records that are not in the log."""
+    if isinstance(error, KeyRequiredError):
+        return "give every record a key, or let the log be collected only: `wal3 policy LOG --cleanup collect`"
     if not isinstance(error, SealedError):
         return "they can be appended again"
     if error.successor:

@@ -11,7 +11,8 @@ import base64
 import binascii
 import json
 import select
-from typing import TYPE_CHECKING, Protocol
+import sys
+from typing import TYPE_CHECKING, Protocol, cast
 
 from wal3_core.cli.stopping import PAUSE_S
 from wal3_core.errors import InvalidRequestError
@@ -44,6 +45,14 @@ class ByteStream(Protocol):
     def fileno(self) -> int:
         """Return the file descriptor; OSError when the stream has none."""
         ...
+
+
+def standard_input() -> ByteStream | None:
+    """Return stdin unbuffered: a buffered stream mistakes "no data yet" for the end. None when it is closed."""
+    if sys.stdin is None:
+        return None
+    # At run time `buffer` has `raw`; its declared type does not.
+    return cast("ByteStream", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 def line_batches(stream: ByteStream) -> Iterator[list[bytes]]:

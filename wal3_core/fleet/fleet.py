@@ -6,6 +6,7 @@ All logs share the process's workers, which take turns by log, and one dirty log
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -18,11 +19,11 @@ from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.open_logs import OpenLogs
 from wal3_core.fleet.slots import Use
-from wal3_core.log.write.batch import check_records
+from wal3_core.log.write.columns import check_records, one_record
+from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.log.write.writer import submit_columns
 from wal3_core.model.paths import check_log_name
-from wal3_core.model.record import Message
-from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from wal3_core.log.write.batch import Columns
+    from wal3_core.log.write.columns import Columns
+    from wal3_core.log.write.table_columns import Rows
     from wal3_core.model.position import LogPosition
+    from wal3_core.model.record import Message
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -84,6 +87,8 @@ class Fleet:
         self._options = options
         self._dirty_log = dirty_log
         self._runtime = runtime
+        # Outcomes that callers wait for.
+        self._under_way: set[Outcome[LogPosition]] = set()
 
     @classmethod
     @checked(
@@ -123,7 +128,12 @@ class Fleet:
         """Append records to a log at adjacent offsets, all or none; return the first one's position."""
         return self._runtime.wait(self.submit_many(log, records, expect_next=expect_next))
 
-    @checked(log=_check_written)
+    @checked(log=_check_written, table=a_table)
+    def append_table(self, log: str, table: Rows, *, expect_next: int | None = None) -> LogPosition:
+        """Append the rows of an Arrow table to a log, as ``LogWriter.append_table``."""
+        return self._runtime.wait(self.submit_table(log, table, expect_next=expect_next))
+
+    @checked(log=_check_written, expect_next=optional(integer), timeout_s=optional(seconds))
     def submit(
         self,
         log: str,
@@ -139,7 +149,8 @@ class Fleet:
         ``logs_open_max``; for ``timeout_s`` seconds at most, then raises OverloadedError and the record is certainly
         not in the log. Raises BackPressureError at once when the log's consumers are too far behind.
         """
-        return self.submit_many(log, (Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
+        self._logs.check_reentry()
+        return self._submit(log, one_record(body, key, self._options.writer), expect_next, timeout_s)
 
     @checked(log=_check_written, records=several, expect_next=optional(integer), timeout_s=optional(seconds))
     def submit_many(
@@ -152,28 +163,57 @@ class Fleet:
     ) -> Future[LogPosition]:
         """Queue records for a log that stay together; the future gets what ``append_many`` returns or raises."""
         self._logs.check_reentry()
-        until_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
         # Also bounds what is taken from an iterable without an end.
-        columns = check_records(records, self._options.writer)
+        return self._submit(log, check_records(records, self._options.writer), expect_next, timeout_s)
+
+    @checked(log=_check_written, table=a_table, expect_next=optional(integer), timeout_s=optional(seconds))
+    def submit_table(
+        self, log: str, table: Rows, *, expect_next: int | None = None, timeout_s: float | None = None
+    ) -> Future[LogPosition]:
+        """Queue the rows of a table for a log; the future gets what ``append_table`` returns or raises."""
+        self._logs.check_reentry()
+        return self._submit(log, check_table(table, self._options.writer), expect_next, timeout_s)
+
+    def _submit(
+        self, log: str, columns: Columns, expect_next: int | None, timeout_s: float | None
+    ) -> Future[LogPosition]:
+        until_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
         self._pressure.refuse(log)
         use = Use()
+        outcome: Outcome[LogPosition] = Outcome()
         try:
             writer = self._logs.take(log, use, until_s)
             self._logs.begin(use, columns.bytes_held, until_s)
             future = submit_columns(writer, columns, expect_next, self._logs.left_s(until_s))
-            future.add_done_callback(partial(self._ended, use, columns))
+            self._under_way.add(outcome)
+            future.add_done_callback(partial(self._ended, use, columns, outcome))
         except BaseException as error:
+            # The caller never gets it, but ``flush`` may wait for it.
+            self._pass_on(outcome, LogError(f"log {log}: the caller was interrupted"))
             self._logs.end(use, error)
             raise
         finally:
             self._logs.leave(use)
-        return future
+        return outcome
 
-    def _ended(self, use: Use, columns: Columns, done: Future[LogPosition]) -> None:
+    def _ended(self, use: Use, columns: Columns, outcome: Outcome[LogPosition], done: Future[LogPosition]) -> None:
+        """Pass an outcome on once it is counted: a caller that knows it finds a log that is over opened again."""
         error = done.exception()
-        self._logs.end(use, error)
-        if use.slot is not None and (error is None or isinstance(error, UnmarkedError)):
-            self._pressure.appended(use.slot.log, use.slot.opened.result(), len(columns.bodies))
+        try:
+            self._logs.end(use, error)
+            if use.slot is not None and (error is None or isinstance(error, UnmarkedError)):
+                self._pressure.appended(use.slot.log, use.slot.opened.result(), columns.num_records)
+        finally:
+            self._pass_on(outcome, error or done.result())
+
+    def _pass_on(self, outcome: Outcome[LogPosition], found: LogPosition | BaseException) -> None:
+        # That of an interrupted caller is set already.
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(found, BaseException):
+                outcome.set_exception(found)
+            else:
+                outcome.set_result(found)
+        self._under_way.discard(outcome)
 
     @checked(log=_check_written)
     def writer(self, log: str) -> HeldWriter:
@@ -210,8 +250,10 @@ class Fleet:
         self._logs.check_reentry()
         with self._logs.lock:
             slots = [slot for slot in self._logs.slots if slot.appends]
+        under_way = tuple(self._under_way)
         for slot in slots:
             slot.opened.result().flush()
+        self._await(under_way)
 
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome."""
@@ -221,8 +263,14 @@ class Fleet:
             # One that cannot be opened has nothing to wait for.
             with contextlib.suppress(LogError):
                 self._runtime.wait(slot.opened).close()
+        self._await(tuple(self._under_way))
         if self._dirty_log is not None:
             self._dirty_log.close()
+
+    def _await(self, outcomes: tuple[Outcome[LogPosition], ...]) -> None:
+        for outcome in outcomes:
+            with contextlib.suppress(LogError):
+                self._runtime.wait(outcome)
 
     def __enter__(self) -> Self:
         return self
@@ -240,8 +288,10 @@ class HeldWriter:
         self.log = log
         self.append = partial(fleet.append, log)
         self.append_many = partial(fleet.append_many, log)
+        self.append_table = partial(fleet.append_table, log)
         self.submit = partial(fleet.submit, log)
         self.submit_many = partial(fleet.submit_many, log)
+        self.submit_table = partial(fleet.submit_table, log)
         self._leave = leave
 
     def close(self) -> None:

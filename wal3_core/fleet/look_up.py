@@ -85,6 +85,7 @@ def _looked(manifest: Manifest, marker: Marker, processed: int | None) -> Looked
         first=first,
         next=manifest.next.position.offset,
         sealed=manifest.seal is not None,
+        keyed=manifest.keyed,
         processed=processed,
         num_bytes=stored_bytes_from(manifest, max(first, begin)),
     )

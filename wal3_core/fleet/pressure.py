@@ -107,6 +107,6 @@ def _cursors(manifests: ManifestStore, runtime: Runtime, retry: RetryOptions) ->
     for meta in manifests.objects.list_objects(CURSOR_FOLDER):
         name = cursor_name(meta.path)
         seen = cursors.load(cursor_path(name))
-        if seen is not None:
+        if seen is not None and seen.document.pins:
             found[name] = seen.document.position.offset
     return found

@@ -146,7 +146,9 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
         documents = Deleter(store, log, options=options, log_id=manifest.log_id).documents()
         survey = replace(survey, documents=tuple(_standing(meta, manifest, now_us) for meta in documents))
         cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
-        ages = (CursorAge.of(name, witness.cursor, manifest, now_us) for name, witness in cursors)
+        # A subscription that pins nothing holds nothing back.
+        pinning = ((name, witness.cursor) for name, witness in cursors if witness.cursor.pins)
+        ages = (CursorAge.of(name, cursor, manifest, now_us) for name, cursor in pinning)
         survey = replace(survey, cursors=tuple(ages))
         plan = collector.plan()
         survey = replace(survey, plan=plan)

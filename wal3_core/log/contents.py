@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError
 from wal3_core.model.paths import (
     CLOCK,
+    COMPACTION_FOLDER,
     CURSOR_FOLDER,
     FRAGMENT_FOLDER,
     GARBAGE_FOLDER,
+    KEY_ROLLUP_FOLDER,
     MANIFEST,
     MANIFEST_FOLDER,
     PIN_FOLDER,
@@ -29,6 +31,7 @@ from wal3_core.model.paths import (
     life_folder,
     life_of,
     marked_path,
+    pass_token,
     pin_name,
 )
 
@@ -44,10 +47,12 @@ class Kind(StrEnum):
     MANIFEST = "manifest"
     FRAGMENT = "fragment"
     SNAPSHOT = "snapshot"
+    KEY_ROLLUP = "key_rollup"
     CURSOR = "cursor"
     PIN = "pin"
     GARBAGE = "garbage"
     POLICY = "policy"
+    COMPACTION = "compaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,9 @@ _CHECKS: dict[str, tuple[Kind, Callable[[str], object]]] = {
     PIN_FOLDER: (Kind.PIN, pin_name),
     CURSOR_FOLDER: (Kind.CURSOR, cursor_name),
     GARBAGE_FOLDER: (Kind.GARBAGE, _check_garbage),
+    COMPACTION_FOLDER: (Kind.COMPACTION, pass_token),
     SNAPSHOT_FOLDER: (Kind.SNAPSHOT, check_object_path),
+    KEY_ROLLUP_FOLDER: (Kind.KEY_ROLLUP, check_object_path),
     FRAGMENT_FOLDER: (Kind.FRAGMENT, check_object_path),
 }
 

@@ -9,6 +9,7 @@ from wal3_core.errors import UnavailableError
 from wal3_core.model.paths import LogId, check_log_name
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.garbage_store import GarbageStore
+from wal3_core.storage.documents.key_rollup_store import KeyRollupStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.pin_store import PinStore
 from wal3_core.storage.documents.policy_store import PolicyStore
@@ -46,12 +47,18 @@ class LogStores:
         self.manifests = ManifestStore(root, runtime, retry, log_id=log_id)
         self.objects = self.manifests.objects
         self.snapshots = SnapshotStore(self.manifests, runtime, loaded_max=snapshots_loaded_max)
+        self.key_rollups = KeyRollupStore(self.manifests, runtime, retry)
         self.garbage = GarbageStore(self.manifests, runtime, retry)
 
     @property
     def url(self) -> str:
         """The log's address, for messages."""
         return self.manifests.url
+
+    @property
+    def store_url(self) -> str:
+        """The URL of the whole store, which other processes open."""
+        return self._store.url
 
     def store_now_us(self) -> int:
         """Return the store's time: the modification time of an object written just now.

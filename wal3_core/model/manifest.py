@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import InvalidRequestError, SealedError
 from wal3_core.model import strict_json
+from wal3_core.model.compacting import NOT_COMPACTED, Compaction, CompactionAnnouncement
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
 from wal3_core.model.manifest_parts import EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
@@ -43,7 +44,8 @@ class Manifest:
     ``log_id`` identifies this life of the log, ``follows`` the sealed log that it succeeds.
     ``setsum`` covers every record ever appended, ``pruned`` the pruned ones; ``first`` and
     ``next`` bound the records held; ``num_bytes`` and ``num_records`` count them. ``fence`` grows before
-    unreferenced uploads are deleted; ``generation`` grows with every write.
+    unreferenced uploads are deleted; ``generation`` grows with every write. A ``keyed`` log takes no append without
+    a key.
     """
 
     log_id: LogId
@@ -63,6 +65,9 @@ class Manifest:
     announced: Announcement | None = None
     follows: LogId | None = None
     destroying: bool = False
+    compaction: Compaction = NOT_COMPACTED
+    compacting: CompactionAnnouncement | None = None
+    keyed: bool = False
 
     @classmethod
     def initial(cls, *, log_id: LogId, writer: str, timestamp_us: int) -> Manifest:
@@ -223,10 +228,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
-        seal: JsonObject = {} if self.seal is None else {"seal": self.seal.to_json()}
-        announced: JsonObject = {} if self.announced is None else {"collecting": self.announced.to_json()}
         follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
-        destroying: JsonObject = {"destroying": True} if self.destroying else {}
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
@@ -242,9 +244,7 @@ class Manifest:
                 "epochs": [entry.to_json() for entry in self.epochs],
                 "snapshots": [pointer.to_json() for pointer in self.snapshots],
                 "fragments": [pointer.to_json() for pointer in self.fragments],
-                **seal,
-                **destroying,
-                **announced,
+                **_states(self),
                 "num_bytes": self.num_bytes,
                 "num_records": self.num_records,
             }
@@ -279,9 +279,24 @@ class Manifest:
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
             destroying=fields.flag("destroying") if fields.has("destroying") else False,
             announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
+            compaction=Compaction.of(fields),
+            compacting=CompactionAnnouncement.of(fields),
+            keyed=fields.is_set("keyed"),
             num_bytes=fields.integer("num_bytes"),
             num_records=fields.integer("num_records"),
         )
         fields.finish()
         manifest.check()
         return manifest
+
+
+def _states(manifest: Manifest) -> JsonObject:
+    """Return the fields that most manifests leave out, in the order in which they are stored."""
+    return {
+        **({} if manifest.seal is None else {"seal": manifest.seal.to_json()}),
+        **({"destroying": True} if manifest.destroying else {}),
+        **({} if manifest.announced is None else {"collecting": manifest.announced.to_json()}),
+        **({"keyed": True} if manifest.keyed else {}),
+        **({} if manifest.compaction == NOT_COMPACTED else {"compaction": manifest.compaction.to_json()}),
+        **({} if manifest.compacting is None else {"compacting": manifest.compacting.to_json()}),
+    }

@@ -4,8 +4,11 @@ manifest/MANIFEST.json
 Life=<log_id>/
     log/Bucket=<16 hex>/Writer=<token>/FragmentSeqNo=<16 hex>.parquet
     snapshot/SNAPSHOT.<setsum>.<first 16 hex of the SHA-256 of its bytes>
+    keys/SNAPSHOT.<the same as the snapshot whose key roll-up it is>
     cursor/<name>.json      pin/<name>.json      policy.json
     gc/GARBAGE.<setsum of what is dropped>.<the collection's token>      gc/MARKED.<the same>      gc/CLOCK
+    compaction/PASS.<the pass's token>.json      compaction/DROPPED.<the same>.<16 hex>.parquet
+    compaction/DELETED.<the same>
 
 Paths in documents are relative to the folder of the log's life. Lives share no object but the manifest.
 """
@@ -33,8 +36,14 @@ MANIFEST_FOLDER = "manifest/"
 CURSOR_FOLDER = "cursor/"
 FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
+# Only within a life, whose folder is no part of a log's name: a log may have this name.
+KEY_ROLLUP_FOLDER = "keys/"
+# The folders of the objects that are deleted once nothing refers to them.
+DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER)
 GARBAGE_FOLDER = "gc/"
 PIN_FOLDER = "pin/"
+# Only within a life, as KEY_ROLLUP_FOLDER.
+COMPACTION_FOLDER = "compaction/"
 # Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
@@ -60,6 +69,11 @@ _FRAGMENT = re.compile(
 )
 _MARK = "gc/MARKED."
 _GARBAGE = re.compile(r"gc/GARBAGE\.(?P<setsum>[0-9a-f]{64})\.(?P<token>[0-9a-f]{16})", re.ASCII)
+_PASS = re.compile(
+    r"compaction/(PASS\.(?P<passed>[0-9a-f]{16})\.json|DROPPED\.(?P<dropped>[0-9a-f]{16})\.[0-9a-f]{16}\.parquet"
+    r"|DELETED\.(?P<deleted>[0-9a-f]{16}))",
+    re.ASCII,
+)
 _SNAPSHOT = re.compile(r"snapshot/SNAPSHOT\.(?P<setsum>[0-9a-f]{64})\.(?P<hash>[0-9a-f]{16})", re.ASCII)
 
 
@@ -187,9 +201,25 @@ def check_snapshot_path(path: str, setsum: Setsum) -> str:
     return path
 
 
+def key_rollup_path(snapshot: str) -> str:
+    """Path of the key roll-up of the snapshot at a path."""
+    return KEY_ROLLUP_FOLDER + snapshot.removeprefix(SNAPSHOT_FOLDER)
+
+
+def rolled_up_path(path: str) -> str | None:
+    """Path of the snapshot whose key roll-up is at a path; None for any other path."""
+    snapshot = SNAPSHOT_FOLDER + path.removeprefix(KEY_ROLLUP_FOLDER)
+    return snapshot if path.startswith(KEY_ROLLUP_FOLDER) and _SNAPSHOT.fullmatch(snapshot) else None
+
+
+def is_snapshot_path(path: str) -> bool:
+    """Return whether a snapshot may lie at a path."""
+    return _SNAPSHOT.fullmatch(path) is not None
+
+
 def check_object_path(path: str) -> str:
-    """Return the path when it is a fragment's or a snapshot's; CorruptError for anything else."""
-    if not _SNAPSHOT.fullmatch(path):
+    """Return the path when it is a fragment's, a snapshot's or a key roll-up's; CorruptError for anything else."""
+    if not is_snapshot_path(path) and rolled_up_path(path) is None:
         check_fragment_path(path, fragment_seq_no(path))
     return path
 
@@ -252,3 +282,32 @@ def pin_name(path: str) -> str:
 def check_pin_name(name: object, _argument: str = "name") -> str:
     """Return the name when it may name a pin: one part of ``[A-Za-z0-9_-]``."""
     return _check_part(name, "pin name")
+
+
+def pass_path(token: str) -> str:
+    """Path of a pass's record."""
+    return f"{COMPACTION_FOLDER}PASS.{token}.json"
+
+
+def dropped_path(token: str, seq_no: FragmentSeqNo) -> str:
+    """Path of the list of records that a pass left out of the fragment it wrote with this number."""
+    return f"{COMPACTION_FOLDER}DROPPED.{token}.{seq_no:016x}.parquet"
+
+
+def deleted_path(token: str) -> str:
+    """Path of an empty object, written when the objects that a pass replaced were deleted."""
+    return f"{COMPACTION_FOLDER}DELETED.{token}"
+
+
+def pass_token(path: str) -> str:
+    """Token of the pass that an object in its folder belongs to; CorruptError for a foreign file."""
+    match = _PASS.fullmatch(path)
+    if match is None:
+        message = f"{path[:200]!r}: expected {COMPACTION_FOLDER}PASS, DROPPED or DELETED with a pass's token"
+        raise CorruptError(message)
+    return next(token for token in match.groupdict().values() if token is not None)
+
+
+def garbage_token(path: str) -> str:
+    """Token in the path of a garbage document."""
+    return check_garbage_path(path).rpartition(".")[2]

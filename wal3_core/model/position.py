@@ -20,9 +20,10 @@ FIRST_OFFSET = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogPosition:
-    """A record's place: ``offset`` counts records from 1, ``timestamp_us`` is microseconds since the epoch.
+    """A record's place: ``offset`` counts appended records from 1, ``timestamp_us`` is microseconds since the epoch.
 
-    The offset alone identifies the place; the timestamp is that of its fragment.
+    The offset alone identifies the place; the timestamp is that of its record, or of its fragment. The record may have
+    been dropped since: a read there begins with the next one.
     """
 
     offset: int

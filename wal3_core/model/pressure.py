@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Pressure:
     """A log's unprocessed records, from the offset ``processed`` to ``next``, exclusive, and their limit.
 
+    ``processed`` lies at most as many offsets before ``next`` as the log holds records.
     ``consumer`` names the cursor that is farthest behind; None: the log has no cursor. ``limit`` is that of the log's
     policy, or else the one that was asked for; None: none.
     """
@@ -83,4 +84,6 @@ def pressure_of(
     offset, consumer = min(((offset, name) for name, offset in (cursors or {}).items()), default=(first, None))
     # A cursor may have moved on since the manifest was loaded.
     processed = min(max(first, offset), next_offset)
+    # No more than it holds: where records were dropped, there are fewer than offsets.
+    processed = max(processed, next_offset - manifest.num_records)
     return Pressure(log=log, consumer=consumer, processed=processed, next=next_offset, limit=limit)

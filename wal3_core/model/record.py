@@ -7,25 +7,20 @@ t is 00 for a tombstone and 01 otherwise. Source: docs/protocol.md, "Setsum".
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import optional, record_bytes
 from wal3_core.errors import InvalidRequestError
+from wal3_core.hashing.items import item_of, plain_digest
 from wal3_core.model.position import LogPosition
 from wal3_core.model.setsum import Setsum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    Buffer = bytes | memoryview
+    from wal3_core.hashing.items import Buffer
 
-_PLAIN_HEAD = struct.Struct(">QQ").pack
-_KEYED_HEAD = struct.Struct(">8sQQI").pack
-_KEYED_MARK = b"\xff" * 8
-_COPY_BYTES_MAX = 256
 _bytes_or_none = optional(record_bytes)
 
 
@@ -62,10 +57,17 @@ def position_after(record: Record) -> LogPosition:
 def check_message(message: Message, *, record_bytes_max: int) -> int:
     """Return the message's size in bytes, key and body; InvalidRequestError when it cannot be a record."""
     key, body = message.key, message.body
+    return check_sizes(
+        None if key is None else len(key), None if body is None else len(body), record_bytes_max=record_bytes_max
+    )
+
+
+def check_sizes(key: int | None, body: int | None, *, record_bytes_max: int) -> int:
+    """Check a record by the sizes of its key and its body in bytes, None for what it lacks; as ``check_message``."""
     if key is None and body is None:
         text = "record: expected a body, a key, or both, found neither"
         raise InvalidRequestError(text)
-    size = len(key or b"") + len(body or b"")
+    size = (key or 0) + (body or 0)
     if size > record_bytes_max:
         text = f"record: expected at most {record_bytes_max} bytes of key and body, found {size}"
         raise InvalidRequestError(text)
@@ -74,23 +76,7 @@ def check_message(message: Message, *, record_bytes_max: int) -> int:
 
 def plain_setsum(offsets: Iterable[int], timestamps_us: Iterable[int], bodies: Iterable[Buffer]) -> Setsum:
     """Checksum records without keys, given as three columns of one length."""
-    return Setsum.of_digests(b"".join(map(_plain_digest, offsets, timestamps_us, bodies)))
-
-
-def _plain_digest(offset: int, timestamp_us: int, body: Buffer) -> bytes:
-    if len(body) < _COPY_BYTES_MAX:
-        return hashlib.sha3_256(_PLAIN_HEAD(offset, timestamp_us) + body).digest()
-    # Beyond a few hundred bytes a second call costs less than a copy; beyond 2 KiB it frees the GIL.
-    item = hashlib.sha3_256(_PLAIN_HEAD(offset, timestamp_us))
-    item.update(body)
-    return item.digest()
-
-
-def _item(offset: int, timestamp_us: int, key: Buffer | None, body: Buffer | None) -> bytes:
-    if key is None:
-        return _PLAIN_HEAD(offset, timestamp_us) + (body or b"")
-    head = _KEYED_HEAD(_KEYED_MARK, offset, timestamp_us, len(key))
-    return b"".join((head, key, b"\x00" if body is None else b"\x01", body or b""))
+    return Setsum.of_digests(b"".join(map(plain_digest, offsets, timestamps_us, bodies)))
 
 
 def keyed_setsum(
@@ -101,11 +87,11 @@ def keyed_setsum(
 ) -> Setsum:
     """Checksum records that may have keys, given as four columns of one length."""
     return Setsum.of(
-        _item(offset, timestamp_us, key, body)
+        item_of(offset, timestamp_us, key, body)
         for offset, timestamp_us, key, body in zip(offsets, timestamps_us, keys, bodies, strict=True)
     )
 
 
 def record_setsum(record: Record) -> Setsum:
     """Checksum one record."""
-    return Setsum.of((_item(record.offset, record.timestamp_us, record.key, record.body),))
+    return Setsum.of((item_of(record.offset, record.timestamp_us, record.key, record.body),))

@@ -42,13 +42,15 @@ class Looked:
     """A marked log as it was after its marker was read: its manifest's bounds, and what was processed.
 
     ``log_id`` is empty when the name has no log; ``error`` says why it cannot be read. ``processed`` is the offset of
-    the cursor that says what was processed, ``num_bytes`` the stored bytes of what was not.
+    the cursor that says what was processed, ``num_bytes`` the stored bytes of what was not. ``keyed`` says that the
+    log is compacted by key.
     """
 
     log_id: str = ""
     first: int = 0
     next: int = 0
     sealed: bool = False
+    keyed: bool = False
     processed: int | None = None
     num_bytes: int = 0
     error: str | None = None
@@ -57,12 +59,14 @@ class Looked:
         """Return as a JSON object."""
         processed: JsonObject = {} if self.processed is None else {"processed": self.processed}
         error: JsonObject = {} if self.error is None else {"error": self.error}
+        keyed: JsonObject = {"keyed": True} if self.keyed else {}
         return {
             "log_id": self.log_id,
             "first": self.first,
             "next": self.next,
             "sealed": self.sealed,
             "num_bytes": self.num_bytes,
+            **keyed,
             **processed,
             **error,
         }
@@ -75,6 +79,7 @@ class Looked:
             first=fields.integer("first"),
             next=fields.integer("next"),
             sealed=fields.flag("sealed"),
+            keyed=fields.has("keyed") and fields.flag("keyed"),
             num_bytes=fields.integer("num_bytes"),
             processed=fields.integer("processed") if fields.has("processed") else None,
             error=fields.string("error") if fields.has("error") else None,
@@ -89,7 +94,8 @@ class MarkedLog:
 
     ``marker`` is the folded marker. ``rest`` is the part of it that is not decided yet: its fragment may still be
     committed, so it stays marked whatever is done about the log; ``overdue`` says that it has waited long enough.
-    ``num_records`` and ``num_bytes`` are unprocessed; ``age_s`` is the age of the oldest marked record.
+    ``num_records`` and ``num_bytes`` are unprocessed; ``age_s`` is the age of the oldest marked record. ``keyed`` says
+    that the log is compacted by key.
     """
 
     marker: Marker
@@ -101,6 +107,7 @@ class MarkedLog:
     num_bytes: int = 0
     age_s: float = 0.0
     over: bool = False
+    keyed: bool = False
 
     @property
     def log(self) -> str:
@@ -141,6 +148,7 @@ class MarkedLog:
             "over": self.over,
             "overdue": self.overdue,
             "marker": marker_to_json(self.marker),
+            **({"keyed": True} if self.keyed else {}),
             **rest,
         }
 
@@ -156,6 +164,7 @@ class MarkedLog:
             age_s=fields.integer("age_us") / _US_PER_S,
             over=fields.flag("over"),
             overdue=fields.flag("overdue"),
+            keyed=fields.has("keyed") and fields.flag("keyed"),
             marker=marker_from_json(fields.object("marker")),
             rest=marker_from_json(fields.object("rest")) if fields.has("rest") else None,
         )
@@ -217,6 +226,7 @@ def decide(marker: Marker, looked: Looked, now_us: int, options: RollUpOptions) 
         rest=rest,
         overdue=rest is not None and waited_s >= options.undecided_s,
         age_s=max(0.0, (now_us - marker.first_us) / _US_PER_S),
+        keyed=looked.keyed,
     )
     processed = max(looked.first, looked.processed or 0)
     if decided is None or processed >= decided.limit.offset:

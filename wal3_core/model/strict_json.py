@@ -195,6 +195,15 @@ class Fields:
             raise self._wrong(key, "true or false", value)
         return value
 
+    def is_set(self, key: str) -> bool:
+        """Take a boolean that is left out while it is false."""
+        if key not in self._left:
+            return False
+        value = self._take(key)
+        if value is not True:
+            raise self._wrong(key, "true, or no such field", value)
+        return True
+
     def string(self, key: str) -> str:
         """Take a string; half of a surrogate pair is refused."""
         value = self._take(key)
@@ -212,6 +221,13 @@ class Fields:
         if not isinstance(value, list) or len(value) > count_max:
             raise self._wrong(key, f"a list of at most {count_max}", value)
         return [Fields(item, f"{self.what}.{key}[{index}]") for index, item in enumerate(value)]
+
+    def integers(self, *, count_max: int) -> dict[str, int]:
+        """Take all keys, at most ``count_max``, each with an integer within u64, in the order of the document."""
+        if len(self._left) > count_max:
+            message = f"{self.what}: expected at most {count_max} fields, found {len(self._left)}"
+            raise CorruptError(message)
+        return {key: self.integer(key) for key in tuple(self._left)}
 
     def finish(self) -> None:
         """Refuse unknown keys: a newer writer's field must not be dropped silently."""

@@ -14,7 +14,7 @@ from wal3_core.runtime.ahead import later, map_ahead
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
 from wal3_core.runtime.outcome import Outcome, callbacks_held
-from wal3_core.runtime.port import US_PER_S, Lock, Runtime, Timer, a_runtime, reentered
+from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Lock",
     "Observer",
     "Outcome",
+    "OwnThread",
     "RequestEnd",
     "Runtime",
     "ThreadRuntime",

@@ -6,8 +6,11 @@ from __future__ import annotations
 PACKAGES = {
     "az": ("obstore>=0.12",),
     "cli": ("click>=8.4,<9", "rich>=15"),
+    "fast": ("llvmlite>=0.50,<1", "numba>=0.68,<1"),
+    "feed": ("msgpack>=1.1,<2",),
     "gs": ("obstore>=0.12",),
     "metrics": ("opentelemetry-api>=1.45,<2",),
+    "queue": ("fastapi>=0.165,<1", "starlette>=1.10,<2", "uvicorn>=0.54,<1"),
     "s3": ("boto3>=1.44,<2", "obstore>=0.12"),
     "spark": ("pandas>=2.3.3,<3", "pyspark>=4.3,<5"),
 }

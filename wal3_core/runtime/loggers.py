@@ -55,6 +55,8 @@ WRITER = _logger("wal3.writer")
 READER = _logger("wal3.reader")
 COLLECT = _logger("wal3.collect")
 MAINTAIN = _logger("wal3.maintain")
+QUEUE = _logger("wal3.queue")
+HASHING = _logger("wal3.hashing")
 
 
 class Seldom:

@@ -6,15 +6,19 @@ import contextlib
 import logging
 import threading
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures._base import FINISHED, PENDING
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 T = TypeVar("T")
+
+# In place of an outcome's condition, when it was set before one was made.
+_NEVER_MADE = threading.Condition()
 
 # As a Future of the standard library does: it logs there what a callback raises.
 _LOG = logging.getLogger("concurrent.futures")
@@ -33,16 +37,6 @@ def callbacks_held(held: list[Callable[[], None]]) -> Iterator[None]:
         _HELD.reset(before)
 
 
-class _Final(Generic[T]):
-    """What an outcome was set to: a result, or an error instead."""
-
-    __slots__ = ("error", "result")
-
-    def __init__(self, result: T | None, error: BaseException | None) -> None:
-        self.result = result
-        self.error = error
-
-
 class Outcome(Future[T]):
     """A future that stays usable when a thread that waits for it is interrupted: setting it never hangs.
 
@@ -51,13 +45,18 @@ class Outcome(Future[T]):
     they take the standard library's lock, and an interrupt can leave it locked.
     """
 
-    _final: ClassVar[_Final[object] | None] = None
+    # In an outcome's own ``__dict__``, where single calls that are not Python code change them: an interrupt leaves
+    # nothing half done. They are made when they are needed: most outcomes are never waited for.
+    # A result, or an error instead: a pair made for this outcome, so that it shows whose it is.
+    _final: tuple[object, BaseException | None] | None = None
+    _sleepers: Sequence[threading.Lock] = ()
+    _calls: Sequence[Callable[[], object]] = ()
+    _made: threading.Condition | None = None
+    _announced = False
 
     def __init__(self) -> None:
-        super().__init__()
-        # Changed by single calls that are not Python code, as all that an interrupt can leave half done.
-        self._sleepers: list[threading.Lock] = []
-        self._calls: list[Callable[[], object]] = []
+        # Not that of the class above: it makes a lock and a condition, which takes longer than the rest of an append.
+        pass
 
     def cancel(self) -> bool:
         """Refuse: the work may already be on its way."""
@@ -71,69 +70,104 @@ class Outcome(Future[T]):
         """Whether its outcome is not known yet."""
         return not self.done()
 
+    def set_running_or_notify_cancel(self) -> bool:
+        """Return True: it was not cancelled."""
+        return True
+
     def done(self) -> bool:
         """Whether it has its outcome, which is set in one step."""
         return self._final is not None
 
     def result(self, timeout: float | None = None) -> T:
         """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
-        final = self._await(timeout)
-        if final.error is None:
-            return cast("T", final.result)
+        result, error = self._await(timeout)
+        if error is None:
+            return cast("T", result)
         try:
-            raise final.error
+            raise error
         finally:
             # The error's traceback refers to this frame.
-            del self, final
+            del self, error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Block until it has its outcome; TimeoutError after ``timeout`` seconds."""
-        return self._await(timeout).error
+        return self._await(timeout)[1]
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call a function with this future once it has its outcome; at once if it has."""
         call = partial(fn, self)
-        self._calls.append(call)
+        calls = self._own("_calls")
+        calls.append(call)
         if self.done():
             # Unless the thread that set it has found the call: then it makes it.
             with contextlib.suppress(ValueError):
-                self._calls.remove(call)
+                calls.remove(call)
                 self._call(call)
 
     def set_result(self, result: T) -> None:
         """Set it to a result; InvalidStateError if it has an outcome."""
-        self._settle(_Final(result, None))
-        super().set_result(result)
-        self._call_back()
+        self._settle((result, None))
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Set it to an error; InvalidStateError if it has an outcome."""
-        self._settle(_Final(None, exception))
-        super().set_exception(exception)
-        self._call_back()
+        self._settle((None, exception))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {id(self):#x} {'done' if self.done() else 'running'}>"
 
-    def _settle(self, final: _Final[T]) -> None:
+    def _settle(self, final: tuple[object, BaseException | None]) -> None:
         # One call decides which of two threads sets it.
         if self.__dict__.setdefault("_final", final) is not final:
             raise InvalidStateError(f"{self!r}: expected an outcome that is set once")
-        while self._sleepers:
+        sleepers = self._sleepers
+        while sleepers:
             with contextlib.suppress(IndexError):
-                self._sleepers.pop().release()
+                cast("list[threading.Lock]", sleepers).pop().release()
+        if self.__dict__.setdefault("_made", _NEVER_MADE) is not _NEVER_MADE:
+            self._notify(final[1])
+        if self._calls:
+            held = _HELD.get()
+            if held is None:
+                self._call_each()
+            else:
+                held.append(self._call_each)
 
-    def _call_back(self) -> None:
-        held = _HELD.get()
-        if held is None:
-            self._call_each()
-        elif self._calls:
-            held.append(self._call_each)
+    # What the standard library's functions over several futures use of each.
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # made when it is asked for
+        if self._made is None:
+            self.__dict__.setdefault("_made", threading.Condition())
+        if self._made is not _NEVER_MADE:
+            return cast("threading.Condition", self._made)
+        # It was set before, and notifies no thread any more; but callers lock and unlock one.
+        return cast("threading.Condition", self.__dict__.setdefault("_late", threading.Condition()))
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]  # follows from the others
+        # Where there is a condition, it changes under that, together with the waiters.
+        return FINISHED if self._made is _NEVER_MADE or self._announced else PENDING
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]  # made when it is asked for
+        return self._own("_waiting")
+
+    def _notify(self, error: BaseException | None) -> None:
+        with self._condition:
+            self._announced = True
+            for waiter in self._waiters:
+                (waiter.add_result if error is None else waiter.add_exception)(self)
+            self._condition.notify_all()
+
+    def _own(self, name: str) -> list[Any]:
+        """Return a list of this outcome's, made at the first call."""
+        return cast("list[Any]", self.__dict__.get(name) or self.__dict__.setdefault(name, []))
 
     def _call_each(self) -> None:
-        while self._calls:
+        calls = self._own("_calls")
+        while calls:
             with contextlib.suppress(IndexError):
-                self._call(self._calls.pop(0))
+                self._call(calls.pop(0))
 
     def _call(self, call: Callable[[], object]) -> None:
         try:
@@ -141,22 +175,23 @@ class Outcome(Future[T]):
         except Exception:  # noqa: BLE001 - a caller's; the other callers' are still to be called
             _LOG.exception("exception calling callback for %r", self)
 
-    def _await(self, timeout: float | None) -> _Final[T]:
+    def _await(self, timeout: float | None) -> tuple[object, BaseException | None]:
         if not self.done():
             self._sleep(timeout)
         final = self._final
         if final is None:
             raise TimeoutError
-        return cast("_Final[T]", final)
+        return final
 
     def _sleep(self, timeout: float | None) -> None:
         sleeper = threading.Lock()
         sleeper.acquire()
-        self._sleepers.append(sleeper)
+        sleepers = self._own("_sleepers")
+        sleepers.append(sleeper)
         try:
             # Checked after the append: it was set before, or setting it finds the sleeper.
             if not self.done():
                 sleeper.acquire(timeout=-1 if timeout is None else max(timeout, 0))
         finally:
             with contextlib.suppress(ValueError):
-                self._sleepers.remove(sleeper)
+                sleepers.remove(sleeper)

@@ -10,7 +10,7 @@ from wal3_core.workers import COMMON, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
     from types import TracebackType
 
     from wal3_core.runtime.observer import Observer
@@ -40,8 +40,20 @@ class Timer(Protocol):
         ...
 
 
+class OwnThread(Protocol):
+    """A thread beside the shared workers."""
+
+    def is_current(self) -> bool:
+        """Whether this is the calling thread."""
+        ...
+
+    def join(self) -> None:
+        """Block until it has ended."""
+        ...
+
+
 class Runtime(Protocol):
-    """Clocks, randomness, locks, workers and timers."""
+    """Clocks, randomness, locks, workers, threads and timers."""
 
     @property
     def observer(self) -> Observer:
@@ -85,6 +97,14 @@ class Runtime(Protocol):
 
     def spawn(self, task: Callable[[], None], *, share: Share = COMMON) -> None:
         """Run a task on the shared workers, as one of its share; it must not wait for another such task."""
+        ...
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> OwnThread:
+        """Run a loop in a thread of its own, which may wait for the shared workers; the process ends without it."""
+        ...
+
+    def executor(self, name: str, threads_max: int) -> Executor:
+        """Make threads for tasks that may wait for the shared workers, begun as they are needed."""
         ...
 
     def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:

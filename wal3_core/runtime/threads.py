@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import itertools
 import os
@@ -18,13 +19,13 @@ from weakref import WeakValueDictionary
 from wal3_core.errors import ClosedError
 from wal3_core.runtime.observer import SILENT, Observer
 from wal3_core.runtime.outcome import Outcome
-from wal3_core.runtime.port import Lock, Timer, reentered
+from wal3_core.runtime.port import Lock, OwnThread, Timer, reentered
 from wal3_core.runtime.timers import TimerThread
 from wal3_core.workers import COMMON, OwnedLock, Share, Workers, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
     from types import TracebackType
 
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 # Enough for a few dozen requests in flight; a log owns none of them.
 WORKERS_MAX = 32
+# How many forks lie between this process and the one that imported this first.
+_forks = 0
 # Topics of followers that are reading at the moment; a follower whose topic was dropped polls its store once more.
 _TOPICS_KEPT_MAX = 1000
 
@@ -46,12 +49,26 @@ class _Topic:
         self.news: Outcome[None] = Outcome()
 
 
+class _OwnThread:
+    """A thread that runs one loop."""
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+        self._thread.start()
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def join(self) -> None:
+        self._thread.join()
+
+
 class ThreadRuntime:
     """The Runtime of a real process."""
 
     def __init__(self, *, workers_max: int = WORKERS_MAX) -> None:
         self.observer: Observer = SILENT
-        self._process = os.getpid()
+        self._process, self._forks = os.getpid(), _forks
         self._inline = threading.local()
         self._workers = Workers(workers_max, self._run_here)
         atexit.register(self.close)
@@ -89,7 +106,8 @@ class ThreadRuntime:
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked child, InvalidRequestError in the middle of the runtime's own work."""
-        if os.getpid() != self._process:
+        # Asked at every append, when a system call would be a tenth of its time.
+        if _forks != self._forks:
             message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
             raise ClosedError(message)
         if self._workers.lock.owned():
@@ -121,6 +139,15 @@ class ThreadRuntime:
         del self._inline.waiting
         if first is not None:
             raise first
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> OwnThread:
+        """Run a loop in a daemon thread of that name."""
+        return _OwnThread(name, run)
+
+    def executor(self, name: str, threads_max: int) -> Executor:
+        """Make a pool of threads with names that begin so."""
+        # Imported here: most programs have no use for it.
+        return concurrent.futures.ThreadPoolExecutor(threads_max, thread_name_prefix=name)
 
     def call_later(self, delay_s: float, task: Callable[[], None], *, share: Share = COMMON) -> Timer:
         """Spawn a task after a delay."""
@@ -196,7 +223,8 @@ def shared_runtime() -> ThreadRuntime:
 
 def _reset_after_fork() -> None:
     """In a forked child: the parent's threads do not exist, and one of them may have held the lock."""
-    global _shared_lock  # noqa: PLW0603 - nothing else runs in a child that was just forked
+    global _shared_lock, _forks  # noqa: PLW0603 - nothing else runs in a child that was just forked
+    _forks += 1
     _shared_lock = threading.Lock()
     _shared.clear()
 

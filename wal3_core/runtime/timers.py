@@ -36,29 +36,36 @@ class TimerThread:
 
     def __init__(self, spawn: Callable[[Callable[[], None], Share], None]) -> None:
         self._spawn = spawn
-        self._condition = threading.Condition()
+        # Entered as it is: an interrupt in the condition's own __enter__, which is Python code, leaves the lock held.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._heap: list[tuple[float, int, _Alarm]] = []
         self._sequence = itertools.count()
         self._running = False
 
     def add(self, delay_s: float, task: Callable[[], None], share: Share) -> _Alarm:
         """Spawn a task after a delay."""
-        alarm = _Alarm(task, share)
-        with self._condition:
-            heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._sequence), alarm))
-            self._condition.notify_all()
-            begin, self._running = not self._running, True
-        if begin:
-            try:
-                threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
-            except RuntimeError:
-                # No thread can be started: a worker waits instead.
-                self._spawn(self._run, COMMON)
-            except BaseException:
-                with self._condition:
+        alarm, begin = _Alarm(task, share), False
+        try:
+            with self._lock:
+                heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._sequence), alarm))
+                self._condition.notify_all()
+                begin, self._running = not self._running, True
+            if begin:
+                self._start()
+        except BaseException:
+            if begin:
+                with self._lock:
                     self._running = False
-                raise
+            raise
         return alarm
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="wal3-timer", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started: a worker waits instead.
+            self._spawn(self._run, COMMON)
 
     def _run(self) -> None:
         while (alarm := self._next()) is not None:
@@ -67,7 +74,7 @@ class TimerThread:
                 self._spawn(task, alarm.share)
 
     def _next(self) -> _Alarm | None:
-        with self._condition:
+        with self._lock:
             while self._heap:
                 pause_s = self._heap[0][0] - time.monotonic()
                 if pause_s <= 0:

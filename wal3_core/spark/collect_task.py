@@ -172,6 +172,7 @@ def _deleted_to_json(deleted: DeletionReport) -> JsonObject:
         "document": deleted.path,
         "num_deleted": deleted.num_deleted,
         "num_held": deleted.num_held,
+        "num_orphans_held": deleted.num_orphans_held,
         "problems": [{"message": problem} for problem in deleted.problems],
     }
 
@@ -183,5 +184,6 @@ def deleted_from_text(text: str) -> DeletionReport:
         path=fields.string("document"),
         num_deleted=fields.integer("num_deleted"),
         num_held=fields.integer("num_held"),
+        num_orphans_held=fields.integer("num_orphans_held"),
         problems=tuple(each.string("message") for each in fields.objects("problems", count_max=_PROBLEMS_MAX)),
     )

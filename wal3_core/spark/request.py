@@ -56,26 +56,32 @@ class ReadRequest:
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ReadRequest:
         """Read the options; InvalidRequestError says which one is wrong."""
-        found = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(set(found) - _OPTIONS)
-        if unknown:
-            raise InvalidRequestError(f"options: expected some of {sorted(_OPTIONS)}, found {unknown}")
-        from_offset = _number(found, "from_offset", low=1)
+        found = known_options(options, _OPTIONS)
+        from_offset = number_option(found, "from_offset", low=1)
         columns = None if "columns" not in found else tuple(_names(found["columns"]))
         if columns is not None:
             spark_schema(columns)
         return cls(
-            store=_store(found),
+            store=store_option(found),
             logs=_logs(found),
             prefix=found.get("prefix", ""),
             bounds=_bounds(found),
             from_offset=from_offset,
             columns=columns,
-            verify=_flag(found, "verify", default=True),
-            partitions=_number(found, "partitions", low=1),
-            partition_bytes=_number(found, "partition_bytes", low=1) or PARTITION_BYTES,
-            push_filters=_flag(found, "push_filters", default=False),
+            verify=flag_option(found, "verify", default=True),
+            partitions=number_option(found, "partitions", low=1),
+            partition_bytes=number_option(found, "partition_bytes", low=1) or PARTITION_BYTES,
+            push_filters=flag_option(found, "push_filters", default=False),
         )
+
+
+def known_options(options: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
+    """Return options by their names in lower case, as Spark compares them; InvalidRequestError for an unknown one."""
+    found = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(set(found) - {name.lower() for name in known})
+    if unknown:
+        raise InvalidRequestError(f"options: expected some of {sorted(known)}, found {unknown}")
+    return found
 
 
 def check_shared(store: str) -> str:
@@ -86,7 +92,8 @@ def check_shared(store: str) -> str:
     return store
 
 
-def _store(found: Mapping[str, str]) -> str:
+def store_option(found: Mapping[str, str]) -> str:
+    """Return the store's URL, which is required."""
     if "store" not in found:
         raise InvalidRequestError("option store: expected the store's URL, found none")
     return check_shared(found["store"])
@@ -116,13 +123,14 @@ def _bounds(found: Mapping[str, str]) -> Bounds:
 
 
 def _span(found: Mapping[str, str], start_name: str, limit_name: str) -> Span:
-    start, limit = _number(found, start_name), _number(found, limit_name)
+    start, limit = number_option(found, start_name), number_option(found, limit_name)
     whole = Span()
     return Span(whole.start if start is None else start, whole.limit if limit is None else limit)
 
 
-def _number(found: Mapping[str, str], name: str, *, low: int = 0) -> int | None:
-    text = found.get(name)
+def number_option(found: Mapping[str, str], name: str, *, low: int = 0) -> int | None:
+    """Return an option's integer, None if it is not given."""
+    text = found.get(name.lower())
     if text is None:
         return None
     # Only ASCII digits, and few of them: int() takes more, and long ones slowly.
@@ -131,8 +139,9 @@ def _number(found: Mapping[str, str], name: str, *, low: int = 0) -> int | None:
     return int(text)
 
 
-def _flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = found.get(name, str(default)).lower()
+def flag_option(found: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return an option that is true or false."""
+    text = found.get(name.lower(), str(default)).lower()
     if text not in {"true", "false"}:
         raise InvalidRequestError(f"option {name}: expected true or false, found {text[:40]!r}")
     return text == "true"

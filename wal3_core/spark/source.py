@@ -19,53 +19,45 @@ store by its URL.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.errors import InvalidRequestError, LogNotFoundError
 from wal3_core.fleet.discovery import list_logs
-from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scan import check_start, trim
-from wal3_core.model.position import AtTime
-from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.log.read.scan import check_start
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.bounds import EVERYTHING, apply_filter
-from wal3_core.spark.columns import COLUMNS, LONG_MAX, arrow_schema, check_schema, spark_schema, to_batches
-from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
-from wal3_core.spark.fetching import Run, fragments
+from wal3_core.spark.bounds import apply_filter
+from wal3_core.spark.columns import COLUMNS, check_schema, spark_schema
+from wal3_core.spark.planning import (
+    LOGS_PLANNED_AT_ONCE,
+    Runs,
+    manifest_unless_vacant,
+    plan_log,
+    read_runs,
+    tasks_of,
+)
 from wal3_core.spark.request import ReadRequest
-from wal3_core.spark.tasks import count_tasks
-from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.object_store import log_store
+from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
+from wal3_core.spark.stream import LogStreamReader
+from wal3_core.spark.stream_request import StreamRequest, split_options
+from wal3_core.spark.write_request import WriteRequest
 from wal3_core.storage.open_store import open_store
-from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from wal3_core.spark.bounds import Bounds
+    from wal3_core.spark.cutting import Piece
     from wal3_core.storage.object_store import ObjectStore
-
-_LOGS_PLANNED_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Runs(InputPartition):
-    """What one task reads, in order."""
-
-    runs: tuple[Run, ...]
 
 
 class LogDataSource(DataSource):
-    """Reads logs. Register it with ``wal3_core.spark.register``."""
+    """Reads and writes logs, in batches and in streams. Register it with ``wal3_core.spark.register``."""
 
     @classmethod
     def name(cls) -> str:
@@ -74,16 +66,36 @@ class LogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the options ask for, all by default."""
-        return spark_schema(ReadRequest.from_options(self.options).columns or COLUMNS)
+        # Spark does not say whether a stream asks.
+        of_read, _ = split_options(self.options)
+        return spark_schema(ReadRequest.from_options(of_read).columns or COLUMNS)
 
     def reader(self, schema: StructType) -> LogSourceReader:
         """Return the reader of the schema's columns."""
         request = ReadRequest.from_options(self.options)
-        check_schema(schema)
-        if request.columns is not None and tuple(schema.fieldNames()) != request.columns:
-            message = f"schema: expected the columns of the option, {request.columns}, found {schema.fieldNames()}"
-            raise InvalidRequestError(message)
+        _check_columns(request, schema)
         return (FilteringReader if request.push_filters else LogSourceReader)(request, schema)
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of a stream of the schema's columns."""
+        request = StreamRequest.from_options(self.options)
+        _check_columns(request.reading, schema)
+        return LogStreamReader(request, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LogSinkWriter:  # noqa: FBT001 - Spark's signature
+        """Return the writer of a DataFrame's rows."""
+        return LogSinkWriter(WriteRequest.from_options(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamSinkWriter:  # noqa: FBT001, N802 - as writer
+        """Return the writer of a stream's rows."""
+        return LogStreamSinkWriter(WriteRequest.from_options(self.options, schema, overwrite=overwrite, streaming=True))
+
+
+def _check_columns(request: ReadRequest, schema: StructType) -> None:
+    check_schema(schema)
+    if request.columns is not None and tuple(schema.fieldNames()) != request.columns:
+        message = f"schema: expected the columns of the option, {request.columns}, found {schema.fieldNames()}"
+        raise InvalidRequestError(message)
 
 
 class LogSourceReader(DataSourceReader):
@@ -104,25 +116,25 @@ class LogSourceReader(DataSourceReader):
         if self._bounds.empty:
             return [Runs(())]
         store = open_store(request.store)
-        pieces = self._pieces(store)
-        total = sum(piece.cost for piece in pieces)
-        count = request.partitions or count_tasks(
-            [total], cores=os.cpu_count() or 1, task_bytes=request.partition_bytes
-        )
-        tasks: dict[int, list[Run]] = {}
-        for number, piece in cut(store, pieces, count=count):
-            if not piece.opened:
-                _extend(tasks.setdefault(number, []), _run(piece, self._bounds))
-        return [Runs(tuple(runs)) for runs in tasks.values()] or [Runs(())]
+        bounds = self._bounds
+        return tasks_of(store, request, self._pieces(store), lambda _: bounds)
 
     def _pieces(self, store: ObjectStore) -> list[Piece]:
         """Plan each log; a listed name without a log is left out, unless no other is left."""
-        plan = partial(_plan_unless_vacant, store, self._request, self._bounds)
-        planned = list(map_ahead(shared_runtime(), plan, self._logs(store), count=_LOGS_PLANNED_AT_ONCE))
+        plan = partial(self._plan, store)
+        planned = list(map_ahead(shared_runtime(), plan, self._logs(store), count=LOGS_PLANNED_AT_ONCE))
         vacant = [each for each in planned if isinstance(each, LogNotFoundError)]
         if vacant and len(vacant) == len(planned):
             raise vacant[0]
         return [piece for log in planned if not isinstance(log, LogNotFoundError) for piece in log]
+
+    def _plan(self, store: ObjectStore, log: str) -> list[Piece] | LogNotFoundError:
+        manifest = manifest_unless_vacant(store, log, listed=self._request.logs is None)
+        if isinstance(manifest, LogNotFoundError):
+            return manifest
+        if self._request.from_offset is not None:
+            check_start(manifest, self._request.from_offset)
+        return plan_log(store, log, manifest, self._bounds)
 
     def _logs(self, store: ObjectStore) -> list[str]:
         request = self._request
@@ -137,26 +149,7 @@ class LogSourceReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's records, verified unless asked not to; an error names the fragment."""
         assert isinstance(partition, Runs), partition
-        store, schema = open_store(self._request.store), arrow_schema(self._schema)
-        for run in partition.runs:
-            try:
-                yield from self._read_run(store, run, schema)
-            except LogError as error:
-                error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
-                raise
-
-    def _read_run(self, store: ObjectStore, run: Run, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        runtime = shared_runtime()
-        options = ReaderOptions(verify=self._request.verify)
-        # The planned life: LogReplacedError when the name has another by now.
-        reader = LogReader(store, run.log, options=options, runtime=runtime, log_id=run.log_id)
-        times = self._bounds.timestamps_us
-        until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
-        for fragment, begin in fragments(reader, run):
-            table = trim(fragment.table, begin, until)
-            if times.start:
-                table = trim(table, AtTime(times.start), UNLIMITED)
-            yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
+        return read_runs(self._request, self._schema, partition, self._bounds.timestamps_us)
 
 
 class FilteringReader(LogSourceReader):
@@ -170,57 +163,3 @@ class FilteringReader(LogSourceReader):
                 yield condition
             else:
                 self._bounds = narrowed
-
-
-def _plan_log(store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str) -> list[Piece]:
-    """Return the pieces that overlap the bounds: fragments, and snapshots, opened only at the bounds' edges."""
-    manifest = LogReader(store, log, options=ReaderOptions(), runtime=shared_runtime()).manifest()
-    if request.from_offset is not None:
-        check_start(manifest, request.from_offset)
-    return list(_touched(store, pieces_of(log, manifest), bounds))
-
-
-def _plan_unless_vacant(
-    store: ObjectStore, request: ReadRequest, bounds: Bounds, log: str
-) -> list[Piece] | LogNotFoundError:
-    """Plan a log; return the error when a listed name has no log: an unfinished copy, or destroyed meanwhile.
-
-    A lost manifest is raised: the log's records may still exist.
-    """
-    try:
-        return _plan_log(store, request, bounds, log)
-    except LogNotFoundError as error:
-        runtime = shared_runtime()
-        if request.logs is not None or ManifestStore(patient(log_store(store, log), runtime), runtime).look() is None:
-            raise
-        return error
-
-
-def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:
-    for piece in pieces:
-        # An opened snapshot is covered by the pieces it holds.
-        if piece.opened or not piece.pointer.num_records or not bounds.touch(piece.pointer):
-            continue
-        below = None if bounds.hold(piece.pointer) else open_piece(store, piece)
-        if below is None:
-            yield piece
-        else:
-            yield from _touched(store, below, bounds)
-
-
-def _run(piece: Piece, bounds: Bounds) -> Run:
-    pointer = piece.pointer
-    start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
-    if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
-        message = f"log {piece.log}: {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
-        raise InvalidRequestError(message)
-    return Run(piece.log, piece.log_id, start, limit, pointer.num_bytes)
-
-
-def _extend(runs: list[Run], run: Run) -> None:
-    """Join runs that follow each other, so that a task is small however many fragments it reads."""
-    last = runs[-1] if runs else None
-    if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):
-        runs[-1] = replace(last, limit=run.limit, num_bytes=last.num_bytes + run.num_bytes)
-    else:
-        runs.append(run)

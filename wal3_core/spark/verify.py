@@ -21,7 +21,7 @@ from pyspark.sql.utils import is_remote
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.asking import ask
 from wal3_core.log.read.reader import LogReader
-from wal3_core.log.read.scrub import Problem, ScrubReport, still_named
+from wal3_core.log.read.scrub import Problem, ScrubReport, pruned_where_gaps, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
@@ -157,6 +157,7 @@ def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | No
         end_offset=end,
         found=totals.setsum.hexdigest(),
         covered=None if manifest is None or gone else (totals.setsum + manifest.pruned).hexdigest(),
+        pruned=None if manifest is None else pruned_where_gaps(manifest),
     )
 
 

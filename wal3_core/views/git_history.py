@@ -101,6 +101,18 @@ class _History:
     submodules: set[bytes] = field(default_factory=set)
 
 
+def fold(changes: Iterable[Message | Record]) -> dict[bytes, bytes]:
+    """Return the files that a history leads to; of a compacted one, too, where a deletion may be all that is left."""
+    files: dict[bytes, bytes] = {}
+    for change in changes:
+        assert change.key is not None
+        if change.body is None:
+            files.pop(change.key, None)
+        else:
+            files[change.key] = change.body
+    return files
+
+
 def replay(repo: Path, *, folder: str = "") -> Iterator[Message]:
     """Stream the history of the checked-out branch as messages, or that of one folder; keys are whole paths.
 

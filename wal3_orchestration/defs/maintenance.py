@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wal3_orchestration.defs import snapshot_compaction
-from wal3_orchestration.defs.garbage_collection.assets import COLLECTION
-from wal3_orchestration.jobs import request_runs
+from wal3_orchestration.defs.garbage_collection.assets import PLANNED, PRUNED
+from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
+from wal3_orchestration.defs.snapshot_compaction import COMPACTED
+from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster import RunRequest
+    from dagster import Definitions, RunRequest
 
     from wal3_orchestration.scope import Scope
 
-# What is done to a log, in this order; the deletion sensor starts the deletion an interval later.
-MAINTENANCE = (snapshot_compaction.JOB, COLLECTION)
+# One run, because Dagster keeps some 0.2 MB for each, whatever it does. Neither half waits for the other.
+MAINTENANCE = LogJob(
+    name="maintenance",
+    assets=(COMPACTED, PLANNED, PRUNED),
+    description="Compacts the snapshots of logs that have grown, and plans, verifies and prunes; both, if one fails.",
+)
 
 
-def request_maintenance(scope: Scope, logs: Iterable[str], reason: str) -> list[RunRequest]:
-    """Ask for the compaction and collection of these logs in few runs.
+def request_maintenance(
+    scope: Scope, logs: Iterable[str], reason: str, *, keyed: Iterable[str] = ()
+) -> list[RunRequest]:
+    """Ask for the snapshot compaction and collection of these logs in few runs, and for the key compaction of some.
 
     ``reason`` says why, and is part of each run's key: the same logs with the same reason ask for the same runs,
     which Dagster starts once. So it names its cause, such as a position in a dirty log. A sensor that returns
-    these requests has the jobs of MAINTENANCE.
+    these requests has the job MAINTENANCE, and that of key compactions. The deletion sensor starts the deletion an
+    interval later.
     """
     keys = {log: f"{reason}/{log}" for log in sorted(set(logs))}
-    return [request for job in MAINTENANCE for request in request_runs(scope, job, keys, reason)] if keys else []
+    compacted = {log: f"{reason}/{log}" for log in sorted(set(keyed))}
+    return [*request_runs(scope, MAINTENANCE, keys, reason), *request_runs(scope, COMPACTION, compacted, reason)]
+
+
+def workflow(scope: Scope) -> Definitions:
+    """Return the job."""
+    return build_jobs(scope, [MAINTENANCE])

@@ -46,7 +46,13 @@ def _outcome(log: str, state: LogState | UnreadableLog | None) -> Outcome:
     if isinstance(state, UnreadableLog):
         # Its state counts as recorded, so that discovery asks for one run, not for one at each tick.
         return Outcome(log=log, refusal=Refusal(kind="", message=state.message), state=state.fingerprint)
-    return Outcome(log=log, metadata=state.metadata(), state=state.fingerprint, data_version=state.data_version)
+    return Outcome(
+        log=log,
+        metadata=state.metadata(),
+        state=state.fingerprint,
+        implied=("setsum", "generation"),
+        data_version=state.data_version,
+    )
 
 
 MANIFEST = LogAsset(

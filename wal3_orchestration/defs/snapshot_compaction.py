@@ -16,7 +16,7 @@ from wal3_orchestration.building import LogAsset
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
 from wal3_orchestration.log_state import LogState, read_states
-from wal3_orchestration.outcomes import Outcome, fail_for
+from wal3_orchestration.outcomes import IDLE, Outcome, fail_for
 from wal3_orchestration.pace import Pace
 from wal3_orchestration.recording import record
 from wal3_orchestration.runbook import Section
@@ -54,6 +54,7 @@ def _compact(store: ObjectStore, log: str) -> Outcome:
     return Outcome(
         log=log,
         notable=done.num_steps > 0,
+        state=None if done.num_overtaken or done.after.needs_compaction else IDLE,
         metadata={
             **_numbers(done.after),
             "manifest_bytes_before": done.before.manifest_bytes,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN_MAX = 100
 _SPOKEN_MAX = 3
+# Of a sound log. The setsum says of which content.
+_IMPLIED = ("bytes", "fragments", "snapshots")
 
 SOUND = LogCheck(
     name="sound",
@@ -59,7 +61,9 @@ def verify(work: Work) -> Iterator[Event]:
         opened = work.open()
         way, reports = _read_back(work, opened)
         verdicts = [verdict(opened, report) for report in reports]
-    sound = [Outcome(log=report.log, metadata=_metadata(report, way)) for report in reports if report.sound]
+    sound = [
+        Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED) for report in reports if report.sound
+    ]
     yield from record(work, sound, verdicts)
     fail_for_blocked(work.scope, verdicts, len(work.logs))
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.options import SnapshotOptions
 from wal3_core.runtime import shared_runtime
+from wal3_orchestration.demo.folders import compact_folders
 from wal3_orchestration.demo.input import read_input
 from wal3_orchestration.demo.runs import Collected, Packed, Workflows
 from wal3_orchestration.deployment.files import settings
@@ -93,7 +94,7 @@ class Places:
 )
 @click.option("--port", default=PORT, show_default=True, help="The UI's port on 127.0.0.1.")
 def main(*, dev: bool, sample: bool, folder: Path, port: int) -> None:
-    """Show the whole system on this machine: append, discover, inspect, collect, pack snapshots, verify."""
+    """Show the whole system on this machine: append, discover, inspect, collect, pack snapshots, verify, compact."""
     java = java_problem()
     if java is not None:
         raise click.ClickException(java)
@@ -174,6 +175,8 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         console.print("Verification: every log is read back, in one run on Spark")
         show(console, workflows.verify(), collected, packed)
         console.print(f"Orphans deleted: {orphans:,} objects")
+        console.print("Key compaction: the largest folders' logs keep the newest version of every file")
+        compact_folders(store, workflows, found.messages, console)
         run_fleet(store, workflows, console)
         for problem in workflows.place(ROOT):
             console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")

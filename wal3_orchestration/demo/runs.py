@@ -134,6 +134,11 @@ class Workflows:
             for log, found in packed.items()
         }
 
+    def compact_keys(self, logs: Sequence[str]) -> None:
+        """Keep the newest record of every key of some logs: one run for each plans, merges, installs and verifies."""
+        for log in logs:
+            self._run("compaction_job", run_request(log, log))
+
     def verify(self) -> list[Finding]:
         """Verify every log in one run."""
         logs = self._instance.get_dynamic_partitions(LOGS_NAME)

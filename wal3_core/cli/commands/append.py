@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure, InvalidFailure, again, leave
-from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw
+from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw, standard_input
 from wal3_core.cli.output import counted, print_json, progress
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import PAUSE_S, StopSignals
@@ -84,12 +83,11 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
 
 
 def _standard_input() -> ByteStream:
-    """Return stdin unbuffered: a buffered stream mistakes "no data yet" for the end."""
-    if sys.stdin is None:
+    stream = standard_input()
+    if stream is None:
         message = "0 records appended; standard input: expected records, found it closed; no line is in the log"
         raise InvalidFailure(message)
-    # At run time `buffer` has `raw`; its declared type does not.
-    return cast("ByteStream", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+    return stream
 
 
 def _refused(line: int, cause: LogError) -> str:

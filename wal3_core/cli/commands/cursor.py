@@ -9,7 +9,7 @@ import click
 from wal3_core.cli.asking import confirm
 from wal3_core.cli.completing import cursor_argument, log_argument
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import count, print_json, second
+from wal3_core.cli.output import count, counted, plain, print_json, second
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
@@ -20,10 +20,11 @@ from wal3_core.options import Limits
 from wal3_core.storage.documents.cursor_store import CursorStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.object_store import ObjectStore
 
 CURSOR_COLUMNS = ("cursor", "offset", "time", "lag", "moved", "by")
@@ -50,7 +51,7 @@ def cursor() -> None:
 @json_option
 @pass_session
 def list_cursors(session: Session, log: str, as_json: bool) -> None:
-    """List the cursors of LOG; lag is how many records are at and after each.
+    """List the cursors of LOG; lag is how many offsets are at and after each.
 
     The exit code is 1 when a cursor cannot be read; the others are still listed.
 
@@ -62,7 +63,7 @@ def list_cursors(session: Session, log: str, as_json: bool) -> None:
     store = session.store()
     manifest = LogReader.open(store, log).manifest()
     cursors, damage = survey_cursors(store, log)
-    _show(cursors.items(), manifest, as_json=as_json)
+    _show(cursors, manifest, as_json=as_json)
     if damage:
         raise unreadable(damage)
 
@@ -85,7 +86,7 @@ def get_cursor(session: Session, log: str, name: str, as_json: bool) -> None:
     witness = CursorStore(store, log).load(name)
     if witness is None:
         raise _no_cursor(log, name)
-    _show([(name, witness.cursor)], manifest, as_json=as_json)
+    _show({name: witness.cursor}, manifest, as_json=as_json)
 
 
 @cursor.command("set")
@@ -207,17 +208,28 @@ def unreadable(damage: Mapping[str, str]) -> Failure:
     return Failure(f"{len(damage)} unreadable: {'; '.join(f'{path}: {what}' for path, what in damage.items())}")
 
 
-def cursor_cells(name: str, found: Cursor, manifest: Manifest) -> tuple[str, ...]:
-    """Show a cursor as a row of CURSOR_COLUMNS."""
-    position = found.position
-    return (
-        name,
-        count(position.offset),
-        second(position.timestamp_us),
-        count(lag(found, manifest)),
-        second(found.epoch_us),
-        found.writer,
-    )
+def show_cursors(cursors: Mapping[str, Cursor], manifest: Manifest) -> None:
+    """Show cursors as a table, and below it what those of subscriptions and of consumers by key have beside."""
+    rows = [
+        (
+            name,
+            count(found.position.offset),
+            second(found.position.timestamp_us),
+            count(lag(found, manifest)),
+            second(found.epoch_us),
+            found.writer,
+        )
+        for name, found in cursors.items()
+    ]
+    show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"))
+    for name, found in cursors.items():
+        if found.subscribed is not None:
+            topics = ", ".join(map(plain, found.subscribed.topics))
+            done = counted(_done_ahead(found.subscribed), "offset")
+            keeps = "" if found.pins else "; it keeps no records"
+            click.echo(f"{name}: a subscription to {topics}, with {done} done ahead{keeps}")
+        elif found.keys:
+            click.echo(f"{name}: a consumer by key, with {counted(len(found.keys), 'key')} ahead")
 
 
 def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, object]:
@@ -230,7 +242,19 @@ def cursor_json(name: str, found: Cursor, manifest: Manifest) -> dict[str, objec
         "epoch_us": found.epoch_us,
         "writer": found.writer,
         "generation": found.generation,
+        "pins": found.pins,
+        **_beside(found),
     }
+
+
+def _beside(found: Cursor) -> dict[str, object]:
+    if found.subscribed is not None:
+        return {"topics": list(found.subscribed.topics), "done_ahead": _done_ahead(found.subscribed)}
+    return {"keys_ahead": len(found.keys)} if found.keys else {}
+
+
+def _done_ahead(subscribed: Subscribed) -> int:
+    return sum(limit - start for start, limit in subscribed.done.ranges)
 
 
 def lag(found: Cursor, manifest: Manifest) -> int:
@@ -239,10 +263,9 @@ def lag(found: Cursor, manifest: Manifest) -> int:
     return max(0, manifest.next.position.offset - found.position.offset)
 
 
-def _show(cursors: Iterable[tuple[str, Cursor]], manifest: Manifest, *, as_json: bool) -> None:
-    if as_json:
-        for name, found in cursors:
-            print_json(cursor_json(name, found, manifest))
+def _show(cursors: Mapping[str, Cursor], manifest: Manifest, *, as_json: bool) -> None:
+    if not as_json:
+        show_cursors(cursors, manifest)
         return
-    rows = [cursor_cells(name, found, manifest) for name, found in cursors]
-    show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"))
+    for name, found in cursors.items():
+        print_json(cursor_json(name, found, manifest))

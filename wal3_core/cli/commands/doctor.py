@@ -11,6 +11,7 @@ from wal3_core.cli.failures import EXIT_UNSOUND
 from wal3_core.cli.output import console, print_json, progress
 from wal3_core.cli.session import Session, json_option, open_named
 from wal3_core.cli.tables import show_table
+from wal3_core.hashing.lanes import LANES
 from wal3_core.runtime import US_PER_S
 from wal3_core.storage.doctor import examine
 
@@ -43,10 +44,14 @@ def doctor(context: click.Context, url: str | None, as_json: bool) -> None:
     steps = itertools.count(1)
     with progress("doctor", None) as advance:
         report = examine(store, progress=lambda _: advance(next(steps), None))
+    # It finds the compiled code, or has it compiled for the processes to come.
+    LANES.look()
+    hashing = LANES.hashing()
     if as_json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "hashing": {"by": hashing.by, "because": hashing.because}})
     else:
         _show_examination(report)
+        console().print(f"this process hashes records by {hashing.by}: {hashing.because}", markup=False)
     if not report.suitable:
         context.exit(EXIT_UNSOUND)
 

@@ -256,6 +256,11 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("throttled", f"{count(counts['throttled'])} requests; rate halved {count(counts['slow_downs'])} times"),
         ("price", f"about ${price_usd(summary.figures.requests):.4f} (estimate: list prices of S3 Standard)"),
     ]
+    each = summary.per_million()
+    if each is not None:
+        rows.append(
+            ("a million appends", f"{each['requests']:,.0f} requests, about ${each['price_usd_estimate']:,.2f}")
+        )
     if counts["collections"]:
         collected = f"{count(counts['collections'])}, {count(counts['records_collected'])} records"
         rows.append(("collections", f"{collected}; {count(counts['snapshot_steps'])} steps of snapshot compaction"))

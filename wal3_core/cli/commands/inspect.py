@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 from rich.tree import Tree
 
-from wal3_core.cli.commands.cursor import CURSOR_COLUMNS, cursor_cells, cursor_json, survey_cursors, unreadable
+from wal3_core.cli.commands.cursor import cursor_json, show_cursors, survey_cursors, unreadable
 from wal3_core.cli.completing import log_argument
 from wal3_core.cli.output import console, count, counted, plain, print_json, second, size, table, time
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.tables import show_table
+from wal3_core.errors import CorruptError
+from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import key_rollup_path
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import RetryOptions
+from wal3_core.runtime import shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +28,8 @@ if TYPE_CHECKING:
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Pointer
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.object_store import ObjectStore
 
 # A long run of pointers is shown by its first and last ones.
 _ENDS_SHOWN = 3
@@ -28,14 +37,14 @@ _ENDS_SHOWN = 3
 
 @click.command()
 @log_argument()
-@click.option("--full", is_flag=True, help="Show every snapshot and fragment; reads every snapshot.")
+@click.option("--full", is_flag=True, help="Show every snapshot and fragment; reads every snapshot and key roll-up.")
 @json_option
 @pass_session
 def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     """Show what LOG consists of: its manifest, snapshots, fragments, writers' epochs and cursors.
 
-    Reads the manifest, the cursors, and with --full the snapshots; never a record. The exit code is 1
-    when a cursor cannot be read; the rest is still shown.
+    Reads the manifest, the cursors, and with --full the snapshots and their key roll-ups; never a record.
+    The exit code is 1 when a cursor cannot be read; the rest is still shown.
 
     \b
     Examples:
@@ -47,25 +56,82 @@ def inspect(session: Session, log: str, full: bool, as_json: bool) -> None:
     reader = LogReader.open(store, log)
     manifest = reader.manifest()
     cursors, damage = survey_cursors(store, log)
+    found = _Found(reader, manifest, _key_rollups(store, log, manifest), full)
     if as_json:
-        print_json(_document(reader, log, manifest, cursors, full=full))
+        print_json(_document(found, log, cursors))
     else:
-        _show(reader, log, manifest, cursors, full=full)
+        _show(found, log, cursors)
     if damage:
         raise unreadable(damage)
 
 
-def _show(reader: LogReader, log: str, manifest: Manifest, cursors: Mapping[str, Cursor], *, full: bool) -> None:
-    output = console()
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is shown; ``stores`` is None for a log without passes of key compaction, which has no key roll-ups."""
+
+    reader: LogReader
+    manifest: Manifest
+    stores: LogStores | None
+    full: bool
+
+    def below(self, pointer: Pointer) -> Sequence[Pointer]:
+        """Return what a snapshot holds, if all is to be shown."""
+        return self.reader.load_snapshot(pointer).pointers if self.full and isinstance(pointer, SnapshotPointer) else ()
+
+    def may_have_key_rollup(self, pointer: Pointer) -> bool:
+        """Tell whether a pass could have left a key roll-up of it."""
+        return self.stores is not None and isinstance(pointer, SnapshotPointer) and pointer.depth == 1
+
+    def key_rollup(self, pointer: Pointer) -> _KeyRollup | None:
+        """Look for the key roll-up of a snapshot; None when there is none."""
+        if self.stores is None or not isinstance(pointer, SnapshotPointer):
+            return None
+        stored = self.stores.objects.head(key_rollup_path(pointer.path))
+        if stored is None or not self.full:
+            return None if stored is None else _KeyRollup(stored.size)
+        try:
+            rollup = self.stores.key_rollups.read(pointer)
+        except CorruptError as error:
+            return _KeyRollup(stored.size, damage=str(error))
+        return None if rollup is None else _KeyRollup(stored.size, num_keys=rollup.num_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyRollup:
+    """A key roll-up; a key counts in each fragment that holds it. Without --full only the bytes are known."""
+
+    num_bytes: int
+    num_keys: int | None = None
+    damage: str | None = None
+
+    def __str__(self) -> str:
+        if self.damage is not None:
+            return f"damaged key roll-up of {size(self.num_bytes)}"
+        keys = "" if self.num_keys is None else f" with {counted(self.num_keys, 'key')}"
+        return f"key roll-up of {size(self.num_bytes)}{keys}"
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {"bytes": self.num_bytes, "keys": self.num_keys, "damage": self.damage}
+
+
+def _key_rollups(store: ObjectStore, log: str, manifest: Manifest) -> LogStores | None:
+    if not manifest.compaction.passes:
+        return None
+    runtime, retry = shared_runtime(), RetryOptions()
+    return LogStores(store, log, runtime=runtime, retry=retry, snapshots_loaded_max=0, log_id=manifest.log_id)
+
+
+def _show(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> None:
+    output, manifest = console(), found.manifest
     facts = table(("", ""), _facts(log, manifest))
     facts.show_header = False
     output.print(facts)
-    output.print(_tree(reader, log, manifest, full=full))
+    output.print(_tree(found, log))
     epochs = [(str(epoch.epoch), epoch.token, count(epoch.first_seq_no)) for epoch in manifest.epochs]
     columns = ("epoch", "writer", "first fragment")
     show_table(columns, epochs, numbers=("epoch", "first fragment"), output=output)
-    rows = [cursor_cells(name, cursor, manifest) for name, cursor in cursors.items()]
-    show_table(CURSOR_COLUMNS, rows, numbers=("offset", "lag"), output=output)
+    show_cursors(cursors, manifest)
 
 
 def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -83,6 +149,9 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "pruned", manifest.pruned.hexdigest()
     if manifest.announced is not None:
         yield "collecting", f"up to offset {count(manifest.first_kept.position.offset)}: {manifest.announced.garbage}"
+    if manifest.keyed:
+        yield "keyed", "takes only records with keys, since its policy compacts it"
+    yield from _compaction_facts(manifest)
     if manifest.destroying:
         yield "destroying", "announced: can no longer be pinned or copied"
     if manifest.seal is not None:
@@ -91,23 +160,39 @@ def _facts(log: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "sealed", f"{time(seal.timestamp_us)} by {seal.sealed_by}: {seal.reason}{successor}"
 
 
-def _tree(reader: LogReader, log: str, manifest: Manifest, *, full: bool) -> Tree:
+def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    compaction, announced = manifest.compaction, manifest.compacting
+    if compaction.passes:
+        below = "nothing is clean yet"
+        if compaction.clean:
+            mark = compaction.clean[-1]
+            below = f"one record of each key below offset {count(mark.limit)} since {second(mark.timestamp_us)}"
+        yield "compacted", f"last by pass {compaction.token}, number {count(compaction.passes)}; {below}"
+    if compaction.arranged:
+        yield "arranged", f"by key below offset {count(compaction.arranged)}"
+    if announced is not None:
+        limit = count(announced.limit)
+        yield "compacting", f"pass {announced.token} is about to replace fragments below offset {limit}"
+
+
+def _tree(found: _Found, log: str) -> Tree:
+    manifest = found.manifest
     kinds = f"{counted(len(manifest.snapshots), 'snapshot')}, {counted(len(manifest.fragments), 'fragment')}"
     root = Tree(f"{log}: {kinds} in the manifest")
-    _grow(reader, root, manifest.pointers, full=full)
+    _grow(found, root, manifest.pointers)
     return root
 
 
-def _grow(reader: LogReader, branch: Tree, pointers: Sequence[Pointer], *, full: bool) -> None:
-    hidden = 0 if full else max(0, len(pointers) - 2 * _ENDS_SHOWN)
+def _grow(found: _Found, branch: Tree, pointers: Sequence[Pointer]) -> None:
+    hidden = 0 if found.full else max(0, len(pointers) - 2 * _ENDS_SHOWN)
     for index, pointer in enumerate(pointers):
         if hidden and _ENDS_SHOWN <= index < len(pointers) - _ENDS_SHOWN:
             if index == _ENDS_SHOWN:
                 branch.add(f"… {count(hidden)} more: --full shows them")
             continue
-        leaf = branch.add(plain(_described(pointer)))
-        if full and not isinstance(pointer, FragmentPointer):
-            _grow(reader, leaf, reader.load_snapshot(pointer).pointers, full=full)
+        keys = f", {found.key_rollup(pointer) or 'no key roll-up'}" if found.may_have_key_rollup(pointer) else ""
+        leaf = branch.add(plain(_described(pointer) + keys))
+        _grow(found, leaf, found.below(pointer))
 
 
 def _described(pointer: Pointer) -> str:
@@ -123,9 +208,8 @@ def _described(pointer: Pointer) -> str:
     return f"{what}: {offsets}, {held}, {second(pointer.start.timestamp_us)}"
 
 
-def _document(
-    reader: LogReader, log: str, manifest: Manifest, cursors: Mapping[str, Cursor], *, full: bool
-) -> dict[str, object]:
+def _document(found: _Found, log: str, cursors: Mapping[str, Cursor]) -> dict[str, object]:
+    manifest = found.manifest
     return {
         "log": log,
         "log_id": manifest.log_id,
@@ -140,17 +224,22 @@ def _document(
         "setsum": manifest.setsum.hexdigest(),
         "pruned": manifest.pruned.hexdigest(),
         "epochs": [epoch.to_json() for epoch in manifest.epochs],
-        "pointers": [_pointer_json(reader, pointer, full=full) for pointer in manifest.pointers],
+        "pointers": [_pointer_json(found, pointer) for pointer in manifest.pointers],
         "seal": None if manifest.seal is None else manifest.seal.to_json(),
         "destroying": manifest.destroying,
+        "keyed": manifest.keyed,
         "collecting": None if manifest.announced is None else manifest.announced.to_json(),
+        "compaction": manifest.compaction.to_json() if manifest.compaction.passes else None,
+        "compacting": None if manifest.compacting is None else manifest.compacting.to_json(),
         "cursors": [cursor_json(name, cursor, manifest) for name, cursor in cursors.items()],
     }
 
 
-def _pointer_json(reader: LogReader, pointer: Pointer, *, full: bool) -> dict[str, object]:
+def _pointer_json(found: _Found, pointer: Pointer) -> dict[str, object]:
     fields: dict[str, object] = dict(pointer.to_json())
-    if full and not isinstance(pointer, FragmentPointer):
-        below = reader.load_snapshot(pointer).pointers
-        fields["pointers"] = [_pointer_json(reader, each, full=full) for each in below]
+    if found.may_have_key_rollup(pointer):
+        rollup = found.key_rollup(pointer)
+        fields["key_rollup"] = None if rollup is None else rollup.to_json()
+    if found.full and isinstance(pointer, SnapshotPointer):
+        fields["pointers"] = [_pointer_json(found, each) for each in found.below(pointer)]
     return fields

@@ -2,65 +2,137 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wal3_core.cli.completing import log_argument
+from wal3_core.cli.failures import InvalidFailure
 from wal3_core.cli.output import count, plain, print_json
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.times import WholeSeconds, duration_of
+from wal3_core.errors import InvalidRequestError
 from wal3_core.log.read.reader import LogReader
-from wal3_core.model.policy import RETENTION_S_MAX, UNPROCESSED_MAX, UNPROCESSED_MIN, Policy
+from wal3_core.model.policy import (
+    COMPACTED_FRAGMENT_BYTES_MIN,
+    RETENTION_S_MAX,
+    UNPROCESSED_MAX,
+    UNPROCESSED_MIN,
+    Cleanup,
+    Policy,
+)
+from wal3_core.options import FRAGMENT_BYTES_MAX
 from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.views.queue import is_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+    Values = dict[str, int | str | None]
+
+_NO = "no_"
+_COLLECTING = frozenset({Cleanup.COLLECT, Cleanup.BOTH})
+# What a policy advises against a value that its cleanup does not use.
+_CONTRADICTION = re.compile(r"remove (?P<name>\w+), or set cleanup to (?P<cleanup>compact|both)")
+
+
+def _value(name: str, kind: click.ParamType[Any], set_help: str, unset_help: str) -> Decorator:
+    """Make the option that sets a value of the policy, and the one that removes it."""
+    given, metavar = _flag_of(name), None
+    flags = [given]
+    if isinstance(kind, WholeSeconds):
+        flags, metavar = [f"{given}-s", given], "DURATION"
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        unset = click.option(f"--no-{given[2:]}", f"{_NO}{name}", is_flag=True, help=unset_help)
+        return click.option(*flags, name, metavar=metavar, type=kind, help=set_help)(unset(command))
+
+    return decorate
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
 
 
 @click.command("policy")
 @log_argument()
-@click.option(
-    "--retention-s",
-    "--retention",
+@_value(
     "retention_s",
-    metavar="DURATION",
-    type=WholeSeconds(1, RETENTION_S_MAX),
-    help="Keep every record for at least this many seconds, or 7d.",
+    WholeSeconds(1, RETENTION_S_MAX),
+    "Keep every record for at least this many seconds, or 7d.",
+    "Let cursors alone decide.",
 )
-@click.option("--no-retention", is_flag=True, help="Let cursors alone decide.")
 @click.option(
     "--without-cursors/--with-cursors",
     default=None,
     help="Whether records can be collected by age alone, without a cursor past them; needs a retention.",
 )
-@click.option(
-    "--percent-max",
-    type=click.IntRange(0, 100),
-    help="Allow one collection to prune this percentage of the log's bytes, if the collector's own limit is lower.",
+@_value(
+    "percent_max",
+    click.IntRange(0, 100),
+    "Allow one collection to prune this percentage of the log's bytes, if the collector's own limit is lower.",
+    "Leave that to the collector.",
+)
+@_value(
+    "unprocessed_max",
+    click.IntRange(UNPROCESSED_MIN, UNPROCESSED_MAX),
+    "Let fleets refuse appends while more records than this are unprocessed; goes before their own limit.",
+    "Leave that to the fleets.",
 )
 @click.option(
-    "--unprocessed-max",
-    type=click.IntRange(UNPROCESSED_MIN, UNPROCESSED_MAX),
-    help="Let fleets refuse appends while more records than this are unprocessed; goes before their own limit.",
+    "--cleanup",
+    type=click.Choice([each.value for each in Cleanup]),
+    help="What removes records: collections (the default), key compaction, or both. With compact and both,"
+    " appends without a key are refused. The options below need one of these two, or --arrange-by-key.",
 )
-@click.option("--no-unprocessed-max", is_flag=True, help="Leave that to the fleets.")
+@_value(
+    "min_compaction_lag_s",
+    WholeSeconds(0, RETENTION_S_MAX),
+    "Leave records this young as they are, superseded or not.",
+    "Compact records of any age: the default.",
+)
+@_value(
+    "max_compaction_lag_s",
+    WholeSeconds(1, RETENTION_S_MAX),
+    "Drop superseded records within this time, however little has changed.",
+    "Wait until enough has changed: the default.",
+)
+@_value(
+    "delete_retention_s",
+    WholeSeconds(0, RETENTION_S_MAX),
+    "Keep a tombstone for this long after the records below it were compacted.",
+    "Keep it for a day: the default.",
+)
+@_value(
+    "min_dirty_percent",
+    click.IntRange(0, 100),
+    "Compact when this percentage of the log's bytes was not compacted yet.",
+    "Compact at 50 %: the default.",
+)
+@_value(
+    "compacted_fragment_bytes",
+    click.IntRange(COMPACTED_FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_MAX),
+    "Write compacted fragments of about this size.",
+    "Write 8 MiB: the default.",
+)
+@click.option(
+    "--arrange-by-key/--no-arrange-by-key",
+    default=None,
+    help="Whether key compaction lets the records of each key lie together, so that a key is read without the others."
+    " With cleanup collect, that is all it does, and it drops nothing. Appends without a key are refused.",
+)
 @json_option
 @pass_session
-def policy(
-    session: Session,
-    /,
-    log: str,
-    *,
-    as_json: bool,
-    no_retention: bool,
-    no_unprocessed_max: bool,
-    **wanted: int | None,
-) -> None:
-    """Show or change the policy by which LOG is collected, and its limit of unprocessed records.
+def policy(session: Session, /, log: str, *, as_json: bool, **asked: int | str | bool | None) -> None:
+    """Show or change the policy by which LOG is collected or compacted, and its limit of unprocessed records.
 
     A log is collected below its cursors. A log without cursors is not collected, unless its policy
-    says that it has none and how long records are kept.
+    says that it has none and how long records are kept. A log that is compacted keeps the newest record of
+    every key; it is not collected, unless its cleanup is both. A log that is arranged by key is cheap to read
+    by key, also if it keeps all records of a key.
 
     \b
     Examples:
@@ -68,63 +140,109 @@ def policy(
       wal3 policy audit --retention 7d --without-cursors
       wal3 policy orders --percent-max 100
       wal3 policy orders --unprocessed-max 1000000
+      wal3 policy users --cleanup compact --delete-retention 7d
+      wal3 policy users --cleanup collect --no-delete-retention
+      wal3 policy carts --arrange-by-key --min-dirty-percent 10
     """
-    removed = {"retention_s": no_retention, "unprocessed_max": no_unprocessed_max}
-    changes = _changes(wanted, removed)
+    changes = _changes(asked)
     store = session.store()
     LogReader.open(store, log)
     policies = PolicyStore(store, log)
-    found = policies.change(lambda before: _changed(before, changes)) if changes else policies.load()
-    if as_json:
-        print_json(
-            {
-                "log": log,
-                "retention_s": found.retention_s,
-                "without_cursors": found.without_cursors,
-                "percent_max": found.percent_max,
-                "unprocessed_max": found.unprocessed_max,
-                "writer": found.writer,
-                "generation": found.generation,
-            }
+    if changes.get("cleanup") in _COLLECTING and is_queue(store, log):
+        message = (
+            f"log {log}: expected cleanup compact, as it is a delay queue, found {changes['cleanup']}: collections"
+            f" would remove items that are pending"
         )
+        raise InvalidFailure(message)
+    try:
+        found = policies.change(lambda before: replace(before, **changes)) if changes else policies.load()
+    except InvalidRequestError as error:
+        advised = _options_for(str(error))
+        if advised is None:
+            raise
+        message = f"{error} ({advised})"
+        raise InvalidFailure(message) from error
+    if as_json:
+        print_json(_to_json(log, found))
     else:
         click.echo(plain(_described(log, found)))
 
 
+def _to_json(log: str, found: Policy) -> dict[str, object]:
+    return {
+        "log": log,
+        "retention_s": found.retention_s,
+        "without_cursors": found.without_cursors,
+        "percent_max": found.percent_max,
+        "unprocessed_max": found.unprocessed_max,
+        "cleanup": found.cleanup,
+        "min_compaction_lag_s": found.min_compaction_lag_s,
+        "max_compaction_lag_s": found.max_compaction_lag_s,
+        "delete_retention_s": found.delete_retention_s,
+        "min_dirty_percent": found.min_dirty_percent,
+        "compacted_fragment_bytes": found.compacted_fragment_bytes,
+        "arrange_by_key": found.arrange_by_key,
+        "writer": found.writer,
+        "generation": found.generation,
+    }
+
+
 def _described(log: str, found: Policy) -> str:
+    parts = [*(_collected(found) if found.collects else ["not collected"])]
+    if found.unprocessed_max is not None:
+        parts.append(f"appends are refused beyond {count(found.unprocessed_max)} unprocessed records")
+    if found.has_passes:
+        parts += _compacted(found)
+    return f"{log}: {'; '.join(parts)}"
+
+
+def _collected(found: Policy) -> list[str]:
     retention_s = found.retention_s
-    retention = "no retention" if retention_s is None else f"records are kept for at least {duration_of(retention_s)}"
-    cursors = "by age alone" if found.without_cursors else "only below its cursors"
-    most = (
-        ""
-        if found.percent_max is None
-        else f"; at most {found.percent_max} % at a time, or the collector's limit if higher"
-    )
-    unprocessed = (
-        ""
-        if found.unprocessed_max is None
-        else f"; appends are refused beyond {count(found.unprocessed_max)} unprocessed records"
-    )
-    return f"{log}: collected {cursors}; {retention}{most}{unprocessed}"
+    parts = [
+        "collected by age alone" if found.without_cursors else "collected only below its cursors",
+        "no retention" if retention_s is None else f"records are kept for at least {duration_of(retention_s)}",
+    ]
+    if found.percent_max is not None:
+        parts.append(f"at most {found.percent_max} % at a time, or the collector's limit if higher")
+    return parts
 
 
-def _changes(wanted: Mapping[str, int | None], removed: Mapping[str, bool]) -> dict[str, int | None]:
+def _compacted(found: Policy) -> list[str]:
+    limits = found.compaction_limits
+    lag_s_max = limits.max_compaction_lag_s
+    which, what = ("a superseded record", "compacted") if found.compacts else ("a record", "arranged")
+    within = "" if lag_s_max is None else f", or {which} is older than {duration_of(lag_s_max)}"
+    parts = [
+        f"{what} by key when {limits.min_dirty_percent} % of its bytes are new{within}",
+        f"records are left as they are for {duration_of(limits.min_compaction_lag_s)}",
+    ]
+    if found.compacts:
+        parts.append(f"tombstones are kept for {duration_of(limits.delete_retention_s)}")
+    parts.append(f"{what} fragments have about {count(limits.compacted_fragment_bytes)} bytes")
+    if found.compacts and found.arrange_by_key:
+        parts.append("they are arranged by key")
+    return [*parts, "appends need keys"]
+
+
+def _changes(asked: Mapping[str, int | str | bool | None]) -> dict[str, Any]:
     """Return the values to be set, None for those to be removed."""
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    for name in (name for name, asked in removed.items() if asked):
+    changes: dict[str, Any] = {
+        name: value for name, value in asked.items() if not name.startswith(_NO) and value is not None
+    }
+    for name in (name.removeprefix(_NO) for name, flag in asked.items() if name.startswith(_NO) and flag):
         if name in changes:
             option = name.replace("_", "-")
             message = f"give --{option} or --no-{option.removesuffix('-s')}, not both"
             raise click.UsageError(message)
-    return {**changes, **{name: None for name, asked in removed.items() if asked}}
+        changes[name] = None
+    return changes
 
 
-def _changed(before: Policy, changes: dict[str, int | None]) -> Policy:
-    return Policy(
-        generation=before.generation,
-        writer=before.writer,
-        retention_s=changes.get("retention_s", before.retention_s),
-        without_cursors=bool(changes.get("without_cursors", before.without_cursors)),
-        percent_max=changes.get("percent_max", before.percent_max),
-        unprocessed_max=changes.get("unprocessed_max", before.unprocessed_max),
-    )
+def _options_for(advice: str) -> str | None:
+    """Name the options that do what a policy's error advises; None when it advises something else."""
+    found = _CONTRADICTION.search(advice)
+    if found is None:
+        return None
+    name = found["name"]
+    removed = "--with-cursors" if name == "without_cursors" else f"--no-{_flag_of(name)[2:]}"
+    return f"`{removed}`, or `--cleanup {found['cleanup']}`"

@@ -113,6 +113,17 @@ class Summary:
         """Whether every promise was kept; late records break none."""
         return not any(count for kind, count in self.checked.found.items() if kind not in HARMLESS)
 
+    def per_million(self) -> dict[str, float] | None:
+        """Return the requests, and their price in US dollars, for a million durable appends; None if there was none."""
+        durable = self.checked.outcomes[Outcome.DURABLE]
+        if not durable:
+            return None
+        requests = self.figures.requests
+        return {
+            "requests": round(requests.total() / durable * 1e6),
+            "price_usd_estimate": round(price_usd(requests) / durable * 1e6, 2),
+        }
+
     def to_json(self) -> dict[str, object]:
         """Return as a JSON object; docs/exercise.md describes it."""
         checked, counts = self.checked, self.figures.counts
@@ -144,6 +155,7 @@ class Summary:
             "throttled_s": round(counts["throttled_ms"] / 1000, 1),
             "slow_downs": counts["slow_downs"],
             "price_usd_estimate": round(price_usd(self.figures.requests), 4),
+            "per_million_appends": self.per_million(),
             "closed": counts["closed"],
             "killed": counts["killed"],
             "collections": counts["collections"],

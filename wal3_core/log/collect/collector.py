@@ -88,10 +88,13 @@ class Collector:
         """Advance ``first`` to the announced cutoff unless a cursor is below it now, and mark what was pruned."""
         return self._pruner.prune(path)
 
-    @checked(orphans=several, reason=text)
-    def mark_orphans(self, orphans: Sequence[str], reason: str) -> Marked | Overtaken:
-        """Mark orphans for deletion, after making sure that nothing refers to them and nothing will."""
-        token = self._runtime.token()
+    @checked(orphans=several, reason=text, token=optional(text))
+    def mark_orphans(self, orphans: Sequence[str], reason: str, *, token: str | None = None) -> Marked | Overtaken:
+        """Mark orphans for deletion, after making sure that nothing refers to them and nothing will.
+
+        ``token`` is that of the key compaction that replaced them, if one did.
+        """
+        token = token or self._runtime.token()
         garbage = Garbage(generation=1, token=token, reason=reason, first=None, orphans=tuple(orphans))
         self._documents.save(garbage.path, garbage, None)
         return self._pruner.prune(garbage.path)

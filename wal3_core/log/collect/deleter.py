@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ from wal3_core.log.collect.references import References, every_path, hold_any, r
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
-    FRAGMENT_FOLDER,
-    SNAPSHOT_FOLDER,
+    DATA_FOLDERS,
+    KEY_ROLLUP_FOLDER,
     LogId,
     given_garbage_path,
+    is_snapshot_path,
+    key_rollup_path,
 )
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
@@ -42,14 +45,26 @@ class DeletionReport:
     """What became of one garbage document: how many objects were deleted or are held by a pin, how long to wait.
 
     ``problems`` name snapshots that cannot be read, so that what to delete below them is unknown, and a document that
-    was taken for pruned and is not.
+    was taken for pruned and is not. ``num_orphans_held`` are no orphans any more: the document does not wait for them.
     """
 
     path: str
     num_deleted: int = 0
     num_held: int = 0
+    num_orphans_held: int = 0
     wait_s: float = 0.0
     problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of_all(cls, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
+        """Add up the reports of all parts of a document."""
+        return cls(
+            path=path,
+            num_deleted=sum(part.num_deleted for part in parts),
+            num_held=sum(part.num_held for part in parts),
+            num_orphans_held=sum(part.num_orphans_held for part in parts),
+            problems=tuple(problem for part in parts for problem in part.problems),
+        )
 
     @property
     def finished(self) -> bool:
@@ -88,12 +103,43 @@ class _Pass:
         self.progress = progress
         self.num_deleted = 0
         self.num_held = 0
+        # Whether the log has any, once that was looked up.
+        self._key_rollups: bool | None = None
         self.problems: list[str] = []
 
     @property
     def num_left(self) -> int:
         """How many objects stay, or may hold objects that stay."""
         return self.num_held + len(self.problems)
+
+    def report(self, path: str, *, num_held: int) -> DeletionReport:
+        """Report it; of all that is held, ``num_held`` are no orphans."""
+        return DeletionReport(
+            path=path,
+            num_deleted=self.num_deleted,
+            num_held=num_held,
+            num_orphans_held=self.num_held - num_held,
+            problems=tuple(self.problems),
+        )
+
+    def deletion_of(self, paths: Sequence[str], objects: ObjectStore) -> Callable[[str], int]:
+        """Return how to delete each of some objects, which returns the number of requests."""
+        if not any(map(is_snapshot_path, paths)):
+            return partial(_delete, objects)
+        if self._key_rollups is None:
+            # Most logs have none at all.
+            self._key_rollups = next(iter(objects.list_objects(KEY_ROLLUP_FOLDER)), None) is not None
+        return partial(_delete_with_keys if self._key_rollups else _delete, objects)
+
+
+def _delete(objects: ObjectStore, path: str) -> int:
+    objects.delete(path)
+    return 1
+
+
+def _delete_with_keys(objects: ObjectStore, path: str) -> int:
+    """Delete an object, a snapshot after its key roll-up: while it is there, a call that was cut short is repeated."""
+    return (_delete(objects, key_rollup_path(path)) if is_snapshot_path(path) else 0) + _delete(objects, path)
 
 
 def _log(url: str, path: str, deleted: DeletionReport) -> None:
@@ -256,19 +302,14 @@ class Deleter:
         held = going.num_held
         # An orphan that is held by now is no orphan any more: the document does not wait for it.
         self._delete_paths(part.orphans, going)
-        return DeletionReport(path=path, num_deleted=going.num_deleted, num_held=held, problems=tuple(going.problems))
+        return going.report(path, num_held=held)
 
     @checked(path=given_garbage_path, parts=several)
     def finish(self, path: str, parts: Sequence[DeletionReport]) -> DeletionReport:
         """Add up the reports of all parts of a garbage document; delete it when nothing is left of it."""
-        deleted = DeletionReport(
-            path=path,
-            num_deleted=sum(part.num_deleted for part in parts),
-            num_held=sum(part.num_held for part in parts),
-            problems=tuple(problem for part in parts for problem in part.problems),
-        )
+        deleted = DeletionReport.of_all(path, parts)
         if deleted.finished:
-            self._documents.forget(path)
+            self._documents.forget(path, all_deleted=not deleted.num_orphans_held)
         _log(self._stores.url, path, deleted)
         return deleted
 
@@ -313,7 +354,7 @@ class Deleter:
             self._delete_paths((pointer.path,), going)
 
     def _delete_paths(self, paths: Iterable[str], going: _Pass) -> None:
-        began_s, began = self._runtime.monotonic_s(), going.num_deleted
+        began_s, num_requests = self._runtime.monotonic_s(), 0
         free = []
         for path in paths:
             if hold_any(going.references, path):
@@ -321,13 +362,14 @@ class Deleter:
             else:
                 free.append(path)
         ahead_max, share = self._options.deletes_ahead, share_of(self._stores.objects)
-        for _ in map_ahead(self._runtime, self._stores.objects.delete, free, count=ahead_max, share=share):
-            going.num_deleted += 1
+        delete = going.deletion_of(free, self._stores.objects)
+        for requests in map_ahead(self._runtime, delete, free, count=ahead_max, share=share):
+            num_requests, going.num_deleted = num_requests + requests, going.num_deleted + 1
             going.progress(going.num_deleted)
             # Slowly: the store serves others, too.
-            due_s = began_s + (going.num_deleted - began) / self._options.deletes_per_s
-            if due_s > self._runtime.monotonic_s():
-                self._runtime.sleep(due_s - self._runtime.monotonic_s())
+            left_s = began_s + num_requests / self._options.deletes_per_s - self._runtime.monotonic_s()
+            if left_s > 0:
+                self._runtime.sleep(left_s)
 
     # ------------------------------------------------------------------ orphans
 
@@ -339,7 +381,7 @@ class Deleter:
         """
         if self._options.orphans_max == 0:
             return []
-        return [meta.path for meta in self.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending, now_us=now_us)]
+        return [meta.path for meta in self.orphans_below(DATA_FOLDERS, pending, now_us=now_us)]
 
     @checked(folders=several, pending=several, now_us=optional(integer))
     def orphans_below(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed
 
 
+ONLY_COMPACTED = "its policy compacts it, and does not let collections prune it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a collection would delete, and why; nothing was changed for it.
@@ -108,13 +111,16 @@ class Planner:
     def plan(self, limit_offset: int | None = None) -> Plan:
         """Plan to delete all that is below every cursor and ``limit_offset``, and that the policy does not keep.
 
-        Changes nothing. CollectionRefusedError when neither cursor nor policy says what can be deleted, or one
-        cannot be read.
+        Changes nothing. The plan is empty when the policy only compacts the log. CollectionRefusedError when neither
+        cursor nor policy says what can be deleted, or one cannot be read.
         """
         # Cursors before the manifest: they follow the log's end, which never moves back. A cursor that is moved below
         # the cutoff later is found by verify and prune; one that moves on makes the plan delete less than it could.
         policy, cursors = self._policy(), self._offsets()
         manifest = self._stores.manifests.load().manifest
+        if not policy.collects:
+            nothing = cut_below(manifest, manifest.first.position.offset, self._stores.snapshots.load)
+            return self._plan(manifest, nothing, ONLY_COMPACTED)
         candidates = self._candidates(manifest, policy, cursors)
         if limit_offset is not None:
             candidates["the limit given"] = limit_offset
@@ -213,7 +219,10 @@ class Planner:
             )
             raise CollectionRefusedError(message)
         if dropped != plan.setsum:
-            message = f"log {self._stores.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile"
+            message = (
+                f"log {self._stores.url}: planned to drop {plan.setsum}, found {dropped}: collected meanwhile, or"
+                f" compacted"
+            )
             raise OutdatedPlanError(message)
         self._refuse_held(plan.first)
 
@@ -248,6 +257,8 @@ class Planner:
     def kept_below(self, manifest: Manifest, first: Boundary) -> str | None:
         """Return what keeps records below an announced cutoff, None if nothing does. The plan may be long outdated."""
         policy, cursors = self._policy(), self._offsets()
+        if not policy.collects:
+            return ONLY_COMPACTED
         if not self._allowed(policy, cursors):
             return "there is no cursor any more"
         if any(offset > manifest.next.position.offset for offset in cursors.values()):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no
+from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, rolled_up_path
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.storage.retry import attempts, within
 
@@ -61,7 +61,8 @@ class References:
         self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
 
     def hold(self, path: str) -> bool:
-        """Tell whether an object is referred to; CorruptError for a path of neither a fragment nor a snapshot."""
+        """Tell whether an object is referred to, a key roll-up as its snapshot is; CorruptError for any other path."""
+        path = rolled_up_path(path) or path
         if path.startswith(SNAPSHOT_FOLDER):
             return path in self._snapshots
         seq_no = fragment_seq_no(path)
@@ -106,14 +107,15 @@ class Leaving:
 
     def hold(self, path: str) -> bool:
         """Tell whether a document names the object, or leads to it."""
-        if path in self._named or hold_any(self._references, path):
+        paths = {path, rolled_up_path(path)}
+        if paths & self._named or hold_any(self._references, path):
             return True
         for garbage in self._pending:
             self._named.update(garbage.orphans)
             # Replaced snapshots may contain each other, so they are not one run.
             runs = [garbage.dropped, *((pointer,) for pointer in garbage.replaced)]
             self._references.append(References(runs, self._load, partly_deleted=True))
-            if path in self._named or self._references[-1].hold(path):
+            if paths & self._named or self._references[-1].hold(path):
                 return True
         return False
 

@@ -10,12 +10,11 @@ from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
-    from wal3_core.options import ReaderOptions
     from wal3_core.storage.object_store import ObjectStore
 
 
 def read_checked(
-    store: ObjectStore, pointer: FragmentPointer, reading: ReaderOptions
+    store: ObjectStore, pointer: FragmentPointer, *, expanded_bytes_max: int
 ) -> tuple[bytes, parquet.Fragment]:
     """Read a fragment's bytes, and check that its records are what the pointer says; CorruptError when they are not.
 
@@ -29,4 +28,4 @@ def read_checked(
         raise MissingError(message, path=pointer.path)
     if len(data) != pointer.num_bytes:
         raise parquet.changed(what, f"expected {pointer.num_bytes} bytes, found {len(data)}, or more")
-    return data, parquet.decode(data, pointer, expanded_bytes_max=reading.fragment_expanded_bytes_max, what=what)
+    return data, parquet.decode(data, pointer, expanded_bytes_max=expanded_bytes_max, what=what)

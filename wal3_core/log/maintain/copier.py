@@ -228,7 +228,10 @@ class _Copying:
             self._from.load()
             pins.check(plan.pin_name)
             raise
-        claim.write_documents(plan.cursors, self._policy())
+        policy = self._policy()
+        claim.write_documents(plan.cursors, policy)
+        # As the policy says that was just written: it may have been changed since the manifest was pinned.
+        copied = replace(copied, keyed=policy is not None and policy.has_passes)
         # Manifest last: until then there is no log that could be read too early.
         claim.finish(copied)
         return CopyReport(
@@ -261,7 +264,7 @@ class _Copying:
     def _rewritten(self, source: Manifest, claim: Claim) -> Manifest:
         """Make the copy's manifest: what was copied, under its own log_id, open, and not being collected."""
         pointers = claim.write_snapshots(source.pointers, self._load)
-        copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False)
+        copied = replace(source, log_id=claim.log_id, seal=None, announced=None, destroying=False, compacting=None)
         if not pointers:
             # No record has its timestamp: if a wrong clock moved it far ahead, it is not inherited.
             place = bounded(copied.next, claim.begun_us(), CLOCK_AHEAD_S_MAX)
@@ -316,19 +319,19 @@ class _Copying:
         claim.write_fragment(pointer, reread_if_damaged(lambda: self._checked(self._from.objects, pointer), self._from))
 
     def _checked(self, store: ObjectStore, pointer: FragmentPointer) -> bytes:
-        return read_checked(store, pointer, self._source.reading)[0]
+        return read_checked(store, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max)[0]
 
     # ------------------------------------------------------------------ documents
 
     def _cursors_within(self, manifest: Manifest) -> dict[str, Cursor]:
-        """Load the source's cursors that lie in the copy."""
+        """Load the source's cursors that lie in the copy, or keep nothing and may lie before it."""
         source, first, limit = self._source, manifest.first.position, manifest.next.position
         cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
         return {
             # A cursor that has moved beyond what was pinned has read all of it.
-            name: cursor if cursor.position.offset <= limit.offset else replace(cursor, position=limit)
+            name: cursor.within(limit)
             for name, cursor in ((name, witness.cursor) for name, witness in cursors.items())
-            if cursor.position.offset >= first.offset
+            if cursor.position.offset >= first.offset or not cursor.pins
         }
 
     def _policy(self) -> Policy | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
+
 from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import (
     GarbageCollectedError,
@@ -20,6 +22,7 @@ from wal3_core.errors import (
 )
 from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copier import LogAt
+from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.stats import Meter
@@ -28,14 +31,15 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.paths import fragment_path
-from wal3_core.model.position import FragmentSeqNo
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, WriterOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.immutable import write_immutable
 from wal3_core.storage.documents.manifest_store import ManifestStore
-from wal3_core.storage.documents.snapshot_store import SnapshotMissingError, SnapshotStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import log_store, place_of, share_of
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
@@ -43,6 +47,7 @@ from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.model.setsum import Setsum
@@ -104,11 +109,13 @@ def update_copy(
 ) -> CopyUpdateReport:
     """Append to a copy what its source holds by now beyond the copy's end; positions stay as they are.
 
-    ``with_cursors`` moves the copy's cursors to where the source's are, and creates those that it lacks; cursors that
-    the source lacks stay. ``progress`` gets the number of records appended and of those to append. Call it again after
-    an error: it goes on from the copy's end, which lies behind a whole fragment of the source whatever fails.
+    ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged, and
+    creates those that it lacks; cursors that the source lacks stay. ``progress`` gets the number of records appended
+    and of those to append. Call it again after an error: it goes on from the copy's end, which lies behind a whole
+    fragment of the source whatever fails.
     InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
-    GarbageCollectedError when the source no longer holds the records at the copy's end: copy to another name then.
+    GarbageCollectedError when the source no longer holds all records from the copy's end on, because they were
+    collected or compacted away: copy to another name then.
     LogNotFoundError when either is no log. CorruptError when the source is damaged. UnavailableError when a store does
     not answer, also when it is undetermined whether the last records were appended.
     """
@@ -146,7 +153,7 @@ class _Updating:
             try:
                 self._check_copy(base.manifest, source.manifest)
                 result = self._append_all(base, source.manifest)
-            except SnapshotMissingError:
+            except MissingError:
                 # No damage if maintenance has replaced it since.
                 seen = base.etag, source.etag
                 base, source = self._into.load(), self._from.load()
@@ -188,18 +195,54 @@ class _Updating:
         found = f"records that it does not have, up to offset {offset - 1}"
         if offset <= source.next.position.offset:
             cut = cut_below(source, offset, self._held.load)
-            below = source.pruned + sum_setsums(cut.dropped)
-            if (cut.first.position.offset, below) == (offset, copied.setsum):
+            around = self._joined(source, offset)
+            begins = cut.first.position.offset == offset or around is not None
+            below = source.pruned + sum_setsums(cut.dropped) + self._sum_below(around, offset)
+            if begins and below == copied.setsum:
                 return
+            if self._is_compacted(source, cut, offset):
+                message = (
+                    f"log {self._into.url}: expected log {self._from.url} to hold all records from its end on, offset"
+                    f" {offset}, found that a compaction dropped some or joined them with others: copy to another name"
+                )
+                raise GarbageCollectedError(message)
             found = f"other records below offset {offset}"
         message = f"log {self._into.url}: expected a copy of log {self._from.url}, found {found}"
         raise InvalidRequestError(message)
+
+    def _joined(self, source: Manifest, offset: int) -> FragmentPointer | None:
+        """Return the fragment that holds the records on both sides of an offset, and lacks none.
+
+        A pass has joined others to it; a copy ends where a fragment of the source did.
+        """
+        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
+        if around is None or around.start.offset >= offset:
+            return None
+        return around if around.num_records == around.limit.offset - around.start.offset else None
+
+    def _sum_below(self, around: FragmentPointer | None, offset: int) -> Setsum:
+        """Add up the records of a fragment that lie below an offset."""
+        if around is None:
+            return EMPTY
+        table = self._read(around).table
+        return parquet.table_setsum(table.filter(pc.less(table["offset"], offset)))
+
+    def _is_compacted(self, source: Manifest, cut: Cut, offset: int) -> bool:
+        """Tell whether the source lacks records from an offset on, or has a fragment that stands for both sides of it.
+
+        What was dropped is known only as a sum over the whole log, so nothing shows any more what lay below the offset.
+        """
+        width = source.next.position.offset - cut.first.position.offset
+        around = next(select(source.pointers, offset, UNLIMITED, self._held.load), None)
+        joined = around is not None and around.compacted and around.start.offset < offset
+        return joined or sum(pointer.num_records for pointer in cut.pointers) < width
 
     # ------------------------------------------------------------------ records
 
     def _append_all(self, base: Installed, source: Manifest) -> Manifest | Displaced:
         """Append the source's fragments behind the copy's end, some in each commit."""
-        offset, following = base.manifest.next.position.offset, base.manifest.next.seq_no
+        end, following = base.manifest.next.position, base.manifest.next.seq_no
+        offset = end.offset
         total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
@@ -209,7 +252,7 @@ class _Updating:
         )
         uploaded = map_ahead(
             self._runtime,
-            lambda each: self._upload(*each, entry.token),
+            lambda each: self._upload(*each, entry.token, end),
             wanted,
             count=_FRAGMENTS_AHEAD,
             share=share_of(self._into.objects),
@@ -244,9 +287,16 @@ class _Updating:
             else:
                 yield from self._walk(self._held.load(pointer).pointers, offset)
 
-    def _upload(self, pointer: FragmentPointer, seq_no: FragmentSeqNo, token: str) -> FragmentPointer:
-        """Write a fragment of the source as the copy's own; its records must have the source's setsum."""
-        records = list(self._read(pointer).records())
+    def _upload(self, pointer: FragmentPointer, seq_no: FragmentSeqNo, token: str, end: LogPosition) -> FragmentPointer:
+        """Write a fragment of the source as the copy's own, from the copy's end on.
+
+        Its records must have the source's setsum; of those of a part of it, the source's were checked.
+        """
+        records = [record for record in self._read(pointer).records() if record.offset >= end.offset]
+        if len(records) != pointer.num_records:
+            setsum = parquet.table_setsum(parquet.table_of(records))
+            start = LogPosition(end.offset, records[0].timestamp_us)
+            pointer = replace(pointer, start=start, setsum=setsum, num_records=len(records))
         keys = [record.key for record in records]
         encoded = parquet.encode(
             parquet.FragmentSource(
@@ -272,7 +322,10 @@ class _Updating:
     def _read(self, pointer: FragmentPointer) -> parquet.Fragment:
         try:
             return reread_if_damaged(
-                lambda: read_checked(self._from.objects, pointer, self._source.reading)[1], self._from
+                lambda: read_checked(
+                    self._from.objects, pointer, expanded_bytes_max=self._source.reading.fragment_expanded_bytes_max
+                )[1],
+                self._from,
             )
         except MissingError:
             first = self._from.load().manifest.first.position.offset
@@ -296,14 +349,18 @@ class _Updating:
         ours = self._cursors(self._target, self._into.log_id())
         for name, witness in theirs.list().items():
             # A cursor that has moved beyond the copy's end has read all of the copy.
-            position = min(witness.cursor.position, limit, key=lambda each: each.offset)
-            held = ours.load(name)
-            if position.offset < first.offset or (held is not None and held.cursor.position == position):
+            wanted = witness.cursor.within(limit)
+            if wanted.pins and wanted.position.offset < first.offset:
                 continue
+            held = ours.load(name)
             if held is None:
-                ours.init(name, position)
+                ours.init(name, wanted.position, subscribed=wanted.subscribed)
+            elif (held.cursor.position, held.cursor.subscribed) == (wanted.position, wanted.subscribed):
+                continue
             else:
-                ours.save(name, position, held)
+                # The name may be another cursor's by now: nothing of the old one stays.
+                plain = replace(held, cursor=replace(held.cursor, subscribed=None))
+                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
             moved += 1
         return moved
 

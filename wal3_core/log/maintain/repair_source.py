@@ -57,29 +57,41 @@ class RepairSource:
     def _same_file(self, pointer: FragmentPointer) -> bytes | None:
         """Return the copy's file at the fragment's path, if it is that fragment's: a full copy has the same files."""
         try:
-            return read_checked(self._manifests.objects, pointer, self._reading)[0]
+            return read_checked(
+                self._manifests.objects, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max
+            )[0]
         except CorruptError:
             return None
 
     def _encoded(self, pointer: FragmentPointer) -> bytes:
         """Encode the fragment's records as its writer did, under its own number and token."""
         records = self._within(pointer, lambda start, limits: list(self._reader.records(start, limits)))
-        if len(records) != pointer.num_records:
+        if len(records) > pointer.num_records:
+            why = f"the log's compaction kept {pointer.num_records} of their {len(records)} records, and which is lost"
+            raise self._lacking(pointer, why)
+        if len(records) < pointer.num_records:
             raise self._lacking(pointer, f"it has {len(records)} of their {pointer.num_records} records")
         keys = [record.key for record in records]
-        made = parquet.encode(
-            parquet.FragmentSource(
-                start=pointer.start,
-                seq_no=pointer.seq_no,
-                token=check_fragment_path(pointer.path, pointer.seq_no),
-                keys=None if all(key is None for key in keys) else keys,
-                bodies=[record.body for record in records],
-                timestamps_us=[record.timestamp_us for record in records],
-            )
+        source = parquet.FragmentSource(
+            start=pointer.start,
+            seq_no=pointer.seq_no,
+            token=check_fragment_path(pointer.path, pointer.seq_no),
+            keys=None if all(key is None for key in keys) else keys,
+            bodies=[record.body for record in records],
+            timestamps_us=[record.timestamp_us for record in records],
+            offsets=[record.offset for record in records],
         )
+        made = parquet.encode(source)
+        if len(made.data) != pointer.num_bytes:
+            # An earlier version may have written it.
+            made = parquet.encode(replace(source, tombstone_rows=False))
+        if len(made.data) != pointer.num_bytes:
+            # A pass may have arranged it by key.
+            made = parquet.encode_arranged(parquet.table_of(records), seq_no=source.seq_no, token=source.token)
         if made.setsum != pointer.setsum:
+            otherwise = ", or was compacted otherwise" if pointer.compacted else ""
             message = (
-                f"log {self.url} is no copy of this log: expected records of setsum {pointer.setsum}, found"
+                f"log {self.url} is no copy of this log{otherwise}: expected records of setsum {pointer.setsum}, found"
                 f" {made.setsum}"
             )
             raise UnrepairableError(message)

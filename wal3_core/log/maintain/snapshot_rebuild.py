@@ -16,7 +16,7 @@ from wal3_core.model.position import FragmentSeqNo
 from wal3_core.model.snapshot import BYTES_MAX, Snapshot, sum_setsums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.paths import LogId
@@ -69,14 +69,25 @@ def own_fragments(
             # A foreign file is no fragment.
             with suppress(CorruptError):
                 stored.get(fragment_seq_no(meta.path), []).append(meta)
-    for number, part in zip(numbers, copied, strict=False):
-        if part.seq_no == number:
+    for part in _numbered(numbers, list(copied)):
+        if part.path:
             # Its own file may be damaged: a full copy has its path and size.
             yield part
-        for meta in stored[number]:
-            own = replace(part, path=meta.path, first_seq_no=number, seq_no=number, num_bytes=meta.size)
-            if own != part:
-                yield own
+        for meta in stored.get(part.seq_no, []):
+            if meta.path != part.path or meta.size != part.num_bytes:
+                yield replace(part, path=meta.path, num_bytes=meta.size)
+
+
+def _numbered(numbers: Sequence[FragmentSeqNo], copied: Sequence[FragmentPointer]) -> Iterator[FragmentPointer]:
+    """Give a copy's fragments the log's numbers; those of an updated copy have their own, and no path is known.
+
+    A compaction gives a fragment the numbers of the run that it stands for, which only a full copy has.
+    """
+    if len(numbers) != len(copied):
+        yield from copied
+        return
+    for number, part in zip(numbers, copied, strict=True):
+        yield part if part.seq_no == number else replace(part, path="", first_seq_no=number, seq_no=number)
 
 
 def own_snapshots(objects: ObjectStore) -> Iterator[SnapshotPointer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing
@@ -19,6 +19,7 @@ from wal3_core.storage.object_store import log_store
 if TYPE_CHECKING:
     from wal3_core.log.read.following import Following, Waiting
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
     from wal3_core.options import ConsumerOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.cursor_store import Witness
@@ -39,7 +40,8 @@ class ConsumedRecord(Record):
 class Lag:
     """How far a consumer is behind the end of a log.
 
-    ``records`` counts the offsets that are not processed yet. ``seconds`` is the age of the last processed record
+    ``records`` counts the offsets that are not processed yet; where records were dropped, these are more than the
+    records. ``seconds`` is the age of the last processed record
     when the log's newest one was appended, by the log's own clock; 0 when all are processed.
     """
 
@@ -49,20 +51,23 @@ class Lag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """With what a consumer opens a log."""
+    """With what a consumer opens a log; with a ``log_id``, only that life of it, else LogReplacedError."""
 
     store: ObjectStore
     name: str
     start: ConsumerStart
     options: ConsumerOptions
     runtime: Runtime
+    log_id: LogId | None = None
 
     def place(self, log: str, before: Place | None = None) -> Place:
         """Open a log, and the consumer's cursor in it, which is created when there is none.
 
-        In a successor, a new cursor begins where the log before it ends.
+        In a successor, a new cursor begins where the log before it ends. InvalidRequestError for the cursor of a
+        subscription to a feed.
         """
-        reader = LogReader.open(self.store, log, options=self.options.reader, runtime=self.runtime)
+        life = self.log_id if before is None else None
+        reader = LogReader(self.store, log, options=self.options.reader, runtime=self.runtime, log_id=life)
         manifest = reader.manifest()
         start = self.start
         if before is not None:
@@ -74,6 +79,13 @@ class Opening:
         witness = cursors.load(self.name) or self._created(
             cursors, log, start, _first_position(reader, manifest, start)
         )
+        if witness.cursor.subscribed is not None:
+            # Its messages would count as acknowledged.
+            message = (
+                f"log {log}, consumer {self.name}: expected the cursor of a consumer, found that of a subscription to a"
+                f" feed: take another name"
+            )
+            raise InvalidRequestError(message)
         return Place(self, log, reader, cursors, witness)
 
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:

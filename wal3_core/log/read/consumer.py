@@ -40,7 +40,8 @@ def _log_names(value: object, name: str) -> tuple[str, ...]:
     return names
 
 
-def _consumer_start(value: object, name: str) -> object:
+def consumer_start(value: object, name: str) -> object:
+    """Take where a consumer starts that has no cursor yet."""
     if isinstance(value, str) and value in {"beginning", "end"}:
         return str(value)
     if value is None or isinstance(value, str):
@@ -65,7 +66,7 @@ class Consumer:
         store=a_store,
         logs=_log_names,
         name=check_cursor_name,
-        start=_consumer_start,
+        start=consumer_start,
         options=optional(instance_of(ConsumerOptions)),
         runtime=optional(a_runtime),
     )
@@ -99,7 +100,10 @@ class Consumer:
         self._unsaved = 0
 
     def __enter__(self) -> Self:
-        """Open the logs and the cursors; LogNotFoundError for a log that does not exist."""
+        """Open the logs and the cursors; LogNotFoundError for a log that does not exist.
+
+        InvalidRequestError for the name of a subscription to a feed.
+        """
         places = {log: self._opening.place(log) for log in self._logs}
         self._waiting = Waiting(self._runtime, self._options.reader, idle_s=self._options.idle_s)
         self._streams = deque(Stream(self._opening, place, self._waiting) for place in places.values())

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class StoredFile:
     """One fragment: a Parquet file with the columns offset, timestamp_us, body and, where records have keys, key.
 
-    ``url`` is its address without the store's options. ``start`` is the position of its first record, ``limit`` the
-    one after its last. ``num_bytes`` is the file's size.
+    ``url`` is its address without the store's options. ``start`` and ``limit`` bound the
+    range that it stands for. Records may be missing in it, also the first and the last: ``num_records`` are left.
+    ``num_bytes`` is the file's size.
     """
 
     url: str

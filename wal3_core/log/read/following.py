@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.log.read.scan import begun, floor_of
+from wal3_core.model.position import AtTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
@@ -47,16 +50,12 @@ class Waiting:
         return None if pause_s is None else self._runtime.await_topic(topic, version, pause_s)
 
 
-class Source(Protocol):
-    """What is followed: a LogReader."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is followed: ``manifest`` loads the newest one, ``records`` reads a manifest's records from a start."""
 
-    def manifest(self) -> Manifest:
-        """Load the newest manifest."""
-        ...
-
-    def records(self, start: ReadStart, *, manifest: Manifest) -> Iterator[Record]:
-        """Read a manifest's records from ``start``."""
-        ...
+    manifest: Callable[[], Manifest]
+    records: Callable[[ReadStart, Manifest], Iterator[Record]]
 
 
 class Following:
@@ -104,24 +103,30 @@ class Following:
         self.start = begun(manifest, self.start)
         lag = manifest.next.position.offset - (floor_of(self.start) or 0)
         self._runtime.observer.followed(self._log, max(0, lag))
-        for record in self._source.records(self.start, manifest=manifest):
+        for record in self._source.records(self.start, manifest):
             self.start = record.offset + 1
             yield record
             self._waiting.begin_again()
+        if not isinstance(self.start, AtTime):
+            # What lies behind the last record was dropped, and may be collected.
+            self.start = manifest.next.position.offset
         if manifest.seal is not None:
             self.sealed = manifest
 
-    def take(self, count: int) -> list[Record]:
+    def take(self, count: int, bytes_max: int | None = None) -> list[Record]:
         """Return the next records that the log holds now, at most ``count``; none at its end.
 
-        Records that were read before an error are returned first; the next call looks again, and raises it.
+        No further one once their keys and bodies have ``bytes_max`` bytes. Records that were read before an error are
+        returned first; the next call looks again, and raises it.
         """
         taken: list[Record] = []
+        room = math.inf if bytes_max is None else bytes_max
         looking, self._looking = self._looking or self.look(), None
         try:
             for record in looking:
                 taken.append(record)
-                if len(taken) == count:
+                room -= len(record.key or b"") + len(record.body or b"")
+                if len(taken) == count or room <= 0:
                     self._looking = looking
                     break
         except LogError:

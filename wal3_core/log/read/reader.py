@@ -6,14 +6,15 @@ docs/protocol.md. Source: docs/protocol.md, "Read".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, function, instance_of, optional, seconds
-from wal3_core.errors import InvalidRequestError, MissingError, UnavailableError
+from wal3_core.errors import MissingError
 from wal3_core.log.read.files import stored_file
-from wal3_core.log.read.following import Following, Waiting
+from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.following_async import in_thread
-from wal3_core.log.read.scan import begun, check_start, first_rows, trim, within
+from wal3_core.log.read.reloading import Reloading
+from wal3_core.log.read.scan import first_rows, holds, trim, within
 from wal3_core.log.read.tables import Tables
 from wal3_core.log.read.walk import Loader, Walk
 from wal3_core.model import parquet
@@ -24,7 +25,6 @@ from wal3_core.model.position import read_start
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.runtime.loggers import READER
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url, share_of
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from wal3_core.model.record import Record
     from wal3_core.model.snapshot import Snapshot
     from wal3_core.storage.object_store import ObjectStore
-
-
-T = TypeVar("T")
 
 
 class FragmentMissingError(MissingError):
@@ -134,7 +131,7 @@ class LogReader(Tables):
         fixed by the manifest: what is collected after that one was loaded is never silently skipped.
         """
         manifest = manifest or self.manifest()
-        yield from (pointer for pointer, _ in self._reloading(manifest, start, limits, iter, _itself))
+        yield from (pointer for pointer, _ in self._reloading().steps(manifest, start, limits, iter, _itself))
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def files(
@@ -147,12 +144,6 @@ class LogReader(Tables):
         """
         for pointer in self.pointers(start, limits, manifest=manifest):
             yield stored_file(self._store.url, pointer)
-
-    def _gave_up(self) -> UnavailableError:
-        return UnavailableError(
-            f"log {self._manifests.url}: maintenance replaced what was to be read"
-            f" {self._options.reloads_max} times over"
-        )
 
     @checked(pointer=instance_of(FragmentPointer))
     def fetch(self, pointer: FragmentPointer) -> Fragment:
@@ -185,10 +176,25 @@ class LogReader(Tables):
 
         The range ends where the manifest does, the newest one unless one is given. A missing object is
         looked up in a fresh manifest. If it was collected: GarbageCollectedError, also before the first
-        fragment. If it was replaced, the replacement is read, from where the caller had come to. If it
-        is still named, it is lost: CorruptError.
+        fragment, or if records of the range may have been compacted away since. If it was replaced, the replacement is
+        read, from where the caller had come to. If it is still named, it is lost: CorruptError.
         """
-        yield from self._reloading(manifest or self.manifest(), start, limits, self._fetched, lambda each: each.pointer)
+        yield from self._fragments(start, limits, manifest or self.manifest(), exact=True)
+
+    def _fragments(
+        self, start: ReadStart, limits: Limits, manifest: Manifest, *, exact: bool
+    ) -> Iterator[tuple[Fragment, ReadStart]]:
+        reading, found = self._reloading(exact=exact), False
+        while True:
+            reached = None
+            for fragment, begin in reading.steps(manifest, start, limits, self._fetched, lambda each: each.pointer):
+                found = found or holds(fragment.table, begin)
+                reached = fragment.pointer.limit.offset
+                yield fragment, begin
+            # Records may be missing at a fragment's end: one that gives none does not count for the limits.
+            if found or reached is None:
+                return
+            start = reached
 
     @checked(start=read_start, limits=instance_of(Limits), manifest=optional(instance_of(Manifest)))
     def batches(
@@ -196,11 +202,16 @@ class LogReader(Tables):
     ) -> Iterator[pa.RecordBatch]:
         """Go through the log as Arrow batches (offset, timestamp_us, key, body), to its end as of now.
 
-        With a ``manifest``, as it was when that was loaded: what was collected since is an error.
+        With a ``manifest``, as it was when that was loaded: what was collected since is an error, and so is what was
+        compacted, once the objects that it replaced are gone.
         """
-        manifest = manifest or self.manifest()
+        yield from self._batches(start, limits, manifest or self.manifest(), exact=True)
+
+    def _batches(
+        self, start: ReadStart, limits: Limits, manifest: Manifest, *, exact: bool
+    ) -> Iterator[pa.RecordBatch]:
         limits, left = within(limits, manifest), limits.records
-        for fragment, begin in self.fragments(start, limits, manifest=manifest):
+        for fragment, begin in self._fragments(start, limits, manifest, exact=exact):
             for batch in trim(fragment.table, begin, limits).to_batches():
                 taken = first_rows(batch, left)
                 if len(taken):
@@ -242,7 +253,13 @@ class LogReader(Tables):
         """Return what ``follow`` goes through, for callers that want to know why it ended."""
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
         log = share_of(self._store).log.rstrip("/")
-        return Following(self, self._runtime, waiting, topic=self._manifests.url, log=log, start=start)
+        source = Source(self.manifest, self._followed)
+        return Following(source, self._runtime, waiting, topic=self._manifests.url, log=log, start=start)
+
+    def _followed(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:
+        """Go through a manifest's records for a follower, which comes to all that replaces a record."""
+        for batch in self._batches(start, UNLIMITED, manifest, exact=False):
+            yield from parquet.records_of(batch)
 
     @checked(manifest=instance_of(Manifest), start=read_start, limits=instance_of(Limits), on_damage=optional(function))
     def walk(
@@ -263,41 +280,14 @@ class LogReader(Tables):
         share = share_of(self._store)
         return map_ahead(self._runtime, self.fetch, walk, count=count, share=share, ready=lambda: walk.ready)
 
-    def _reloading(
-        self,
-        manifest: Manifest,
-        start: ReadStart,
-        limits: Limits,
-        steps: Callable[[Walk], Iterator[T]],
-        pointer_of: Callable[[T], FragmentPointer],
-    ) -> Iterator[tuple[T, ReadStart]]:
-        """Take steps along the tree, each with its start; missing objects are looked up in a fresh manifest."""
-        if manifest.log_id != self._manifests.log_id():
-            message = (
-                f"log {self._manifests.url}: expected a manifest of log {self._manifests.log_id()}, found one of"
-                f" {manifest.log_id}"
-            )
-            raise InvalidRequestError(message)
-        start, limits = begun(manifest, start), within(limits, manifest)
-        missing, reloads = "", 0
-        while reloads <= self._options.reloads_max:
-            check_start(manifest, start)
-            try:
-                for step in steps(self.walk(manifest, start, limits)):
-                    yield step, start
-                    pointer = pointer_of(step)
-                    start, reloads = pointer.limit.offset, 0
-                    limits = limits.without(pointer.num_bytes)
-            except MissingError as error:
-                # Lost, if a manifest newer than the one that led here names it, too.
-                if error.path == missing:
-                    READER.error("log %s: lost: %s", self._manifests.url, error)
-                    raise
-                missing, manifest = error.path, self.manifest()
-                reloads += 1
-            else:
-                return
-        raise self._gave_up()
+    def _reloading(self, *, exact: bool = True) -> Reloading:
+        return Reloading(
+            source=self,
+            url=self._manifests.url,
+            log_id=self._manifests.log_id(),
+            reloads_max=self._options.reloads_max,
+            exact=exact,
+        )
 
 
 def _itself(pointer: FragmentPointer) -> FragmentPointer:

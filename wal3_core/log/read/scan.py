@@ -13,6 +13,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.position import AtTime, LogPosition, ReadStart
 from wal3_core.model.snapshot import count_fragments
 from wal3_core.model.strict_json import U64_MAX
+from wal3_core.options import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -160,6 +161,11 @@ def _reached(amount: int, limit: int | None) -> bool:
 def first_rows(rows: Rows, count: int | None) -> Rows:
     """Return the first ``count`` rows; ``count`` may exceed what Arrow can represent."""
     return rows if count is None or count >= len(rows) else rows.slice(0, count)
+
+
+def holds(table: pa.Table, start: ReadStart) -> bool:
+    """Tell whether a fragment has records at or after a read's start."""
+    return len(trim(table, start, UNLIMITED)) > 0
 
 
 def trim(table: pa.Table, start: ReadStart, limits: Limits) -> pa.Table:

@@ -1,7 +1,8 @@
 """Scrub: read a log back, whole or a range of it, and check every object.
 
-Checks the manifest's invariants, every snapshot, every fragment, the whole log's balance, and that
-every cursor is readable and lies in the log. After damage the rest is still checked.
+Checks the manifest's invariants, every snapshot, every fragment, the whole log's balance, that every
+cursor is readable and lies in the log, and that key roll-ups are those of their fragments. After
+damage the rest is still checked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from wal3_core.arguments import checked, function, instance_of, optional
 from wal3_core.errors import CorruptError, InvalidRequestError, LogNotFoundError, MissingError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import offset_of
+from wal3_core.log.read.scrub_key_rollups import KeyRollupScrub
 from wal3_core.log.read.scrub_report import Problem, ScrubReport
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import MANIFEST, check_log_name
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from wal3_core.model.snapshot import Pointer
     from wal3_core.storage.object_store import ObjectStore
 
-__all__ = ["Problem", "ScrubReport", "cursor_problems", "scrub", "still_named"]
+__all__ = ["Problem", "ScrubReport", "cursor_problems", "pruned_where_gaps", "scrub", "still_named"]
 
 _FETCHES_AHEAD = 4
 
@@ -127,18 +129,17 @@ def scrub(
     begin = _begin(manifest, start)
     tally = _Tally(begin=offset_of(begin) or 0)
     walk = reader.walk(manifest, begin, limits, on_damage=tally.blame)
-
     share = share_of(log_store(store, log))
     for pointer, damage in map_ahead(runtime, partial(_examine, reader), walk, count=_FETCHES_AHEAD, share=share):
         tally.add(pointer) if damage is None else tally.blame(pointer, damage)
         progress(tally.num_records, manifest.num_records)
     lost = list(_lost(reader, tally))
-    tally.problems += lost
     first, following = tally.range or (_nowhere(manifest, begin),) * 2
+    tally.problems += [*lost, *KeyRollupScrub(store, log, reader, manifest, runtime).problems(first, following)]
     if following >= manifest.next.position.offset:
         tally.problems += cursor_problems(store, log, runtime, manifest)
-    whole = begin is None and len(lost) == len(tally.missing)
-    report = ScrubReport(
+    whole, asked = begin is None and len(lost) == len(tally.missing), offset_of(begin) or first
+    return ScrubReport(
         log=log,
         log_id=manifest.log_id,
         setsum=manifest.setsum.hexdigest(),
@@ -148,9 +149,10 @@ def scrub(
         next_offset=following,
         end_offset=manifest.next.position.offset,
         covered=(manifest.pruned + tally.setsum).hexdigest() if whole else None,
+        asked_offset=asked if first < asked else None,
+        pruned=pruned_where_gaps(manifest),
         **tally.counts,
-    )
-    return report.weighed()
+    ).weighed()
 
 
 def _begin(manifest: Manifest, start: ReadStart) -> ReadStart:
@@ -162,6 +164,12 @@ def _begin(manifest: Manifest, start: ReadStart) -> ReadStart:
         message = f"scrub: expected an offset from 1 to {end}, found {offset}"
         raise InvalidRequestError(message)
     return None if offset <= manifest.first.position.offset else offset
+
+
+def pruned_where_gaps(manifest: Manifest) -> str | None:
+    """Return the setsum of what was pruned if that includes records among those that the log holds, else None."""
+    num_offsets = manifest.next.position.offset - manifest.first.position.offset
+    return manifest.pruned.hexdigest() if manifest.num_records < num_offsets else None
 
 
 def _examine(reader: LogReader, pointer: FragmentPointer) -> tuple[FragmentPointer, CorruptError | None]:
@@ -247,5 +255,5 @@ def cursor_problems(store: ObjectStore, log: str, runtime: Runtime, manifest: Ma
             root = patient(log_store(store, log), runtime)
             now = ManifestStore(root, runtime, log_id=log_id).load().manifest
             limit = now.next.position.offset
-        if not first <= found <= limit:
+        if not (first if witness.cursor.pins else 1) <= found <= limit:
             yield Problem(path, f"cursor: expected an offset from {first} to {limit}, found {found}")

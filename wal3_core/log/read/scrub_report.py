@@ -37,8 +37,10 @@ class ScrubReport:
 
     It covers the whole fragments from ``first_offset`` to ``next_offset``, where the next range
     begins; the log ended at ``end_offset`` then. ``setsum`` is the log's own, ``found`` that of what was
-    read, and ``covered`` that of all below ``next_offset``, pruned or read: None when the range began
-    further on, or when something was collected or replaced before it was read.
+    read, and ``covered`` that of all that was pruned or read: None when the range began further on, or when something
+    was collected or replaced before it was read. Records that were dropped above ``next_offset`` are pruned, too; where
+    there are any, ``pruned`` is the log's. ``asked_offset`` is where the range was to begin, if that is inside its
+    first fragment.
     """
 
     log: str
@@ -54,6 +56,8 @@ class ScrubReport:
     end_offset: int = 0
     found: str = EMPTY.hexdigest()
     covered: str | None = None
+    pruned: str | None = None
+    asked_offset: int | None = None
 
     @property
     def sound(self) -> bool:
@@ -75,16 +79,21 @@ class ScrubReport:
 
         InvalidRequestError when the other is of another log, or begins elsewhere. It may begin
         further on if the log does by then: what lay between was collected. A snapshot that both
-        ranges touch counts twice.
+        ranges touch counts twice, and so does a fragment that stands for both ends of the ranges by then. After a
+        compaction between the two, setsums are not compared.
         """
         collected = behind.covered is not None and behind.first_offset > self.next_offset
         same = (behind.log, behind.log_id) == (self.log, self.log_id)
-        if not same or (behind.first_offset != self.next_offset and not collected):
+        adjoins = behind.first_offset == self.next_offset
+        if not same or not (adjoins or behind.asked_offset == self.next_offset or collected):
             message = (
                 f"scrub of log {self.log}: expected a report that goes on at {self.next_offset}, found one of"
                 f" log {behind.log} {behind.log_id} from {behind.first_offset}"
             )
             raise InvalidRequestError(message)
+        covered = None
+        if adjoins and self.covered is not None and self.pruned == behind.pruned:
+            covered = _sum(self.covered, behind.found)
         joined = replace(
             behind,
             num_records=self.num_records + behind.num_records,
@@ -94,7 +103,8 @@ class ScrubReport:
             problems=tuple(dict.fromkeys((*self.problems, *behind.problems))),
             first_offset=self.first_offset,
             found=_sum(self.found, behind.found),
-            covered=behind.covered or (None if self.covered is None else _sum(self.covered, behind.found)),
+            covered=behind.covered or covered,
+            asked_offset=self.asked_offset,
         )
         return joined.weighed()
 
@@ -122,6 +132,8 @@ class ScrubReport:
             "end_offset": self.end_offset,
             "found": self.found,
             **covered,
+            **({} if self.pruned is None else {"pruned": self.pruned}),
+            **({} if self.asked_offset is None else {"asked_offset": self.asked_offset}),
             "problems": [problem.to_json() for problem in self.problems],
         }
 
@@ -143,6 +155,8 @@ class ScrubReport:
             end_offset=fields.integer("end_offset"),
             found=Setsum.from_hexdigest(fields.string("found")).hexdigest(),
             covered=Setsum.from_hexdigest(fields.string("covered")).hexdigest() if fields.has("covered") else None,
+            pruned=Setsum.from_hexdigest(fields.string("pruned")).hexdigest() if fields.has("pruned") else None,
+            asked_offset=fields.integer("asked_offset") if fields.has("asked_offset") else None,
             problems=tuple(
                 Problem(problem.string("path"), problem.string("message"))
                 for problem in fields.objects("problems", count_max=POINTERS_MAX)

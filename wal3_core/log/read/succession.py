@@ -209,8 +209,10 @@ class _Reading:
         bounded = within(self._limits, manifest)
         for fragment, begin in reader.fragments(self.start, bounded, manifest=manifest):
             taken = first_rows(trim(fragment.table, begin, bounded), self._limits.records)
-            self._count(len(taken), fragment.pointer.num_bytes)
-            self._begun = self._begun or len(taken) > 0
+            if len(taken):
+                # A fragment with gaps may hold nothing of the range.
+                self._count(len(taken), fragment.pointer.num_bytes)
+                self._begun = True
             yield from parquet.records_of(taken)
             if self._finished:
                 return

@@ -13,7 +13,6 @@ from wal3_core.errors import OverloadedError
 from wal3_core.runtime import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from wal3_core.log.write.batch import BatchQueue, Entry
@@ -31,12 +30,10 @@ class Admission:
         self._inbox: deque[Entry] = deque()
         # In bytes since the writer was opened: moved from the inbox into the queue.
         self._bytes_admitted = 0
+        self._any_withdrawn = False
 
     def __len__(self) -> int:
         return len(self._inbox)
-
-    def __contains__(self, entry: Entry) -> bool:
-        return entry in self._inbox
 
     @property
     def oldest(self) -> Entry:
@@ -62,37 +59,46 @@ class Admission:
 
         When the caller has to wait, ``entry.admitted`` is set.
         """
-        if not self._fits(entry, self.bytes_held):
+        accepted = self.bytes_accepted
+        if not self._fits(entry, accepted - self._outcomes.bytes_released):
             if not may_wait:
                 raise self.overloaded()
             entry.admitted = Outcome()
-        entry.bytes_accepted = self.bytes_accepted + entry.bytes_held
+        entry.bytes_accepted = accepted + entry.columns.bytes_held
         # The caller may be interrupted anywhere: this one call is what accepts the append.
         self._inbox.append(entry)
 
+    def withdraw(self, entry: Entry) -> None:
+        """Mark an append as ``withdrawn`` if it is still in the inbox: its caller has given up."""
+        # First: a caller may be interrupted anywhere.
+        self._any_withdrawn = True
+        entry.withdrawn = entry in self._inbox
+
     def move_into(self, queue: BatchQueue, *, all_of_it: bool) -> None:
         """Move the appends that there is room for into the queue, or the whole inbox."""
-        while self._inbox:
-            entry = self._inbox[0]
-            if not all_of_it and not self._fits(entry, self._bytes_admitted - self._outcomes.bytes_released):
+        inbox, released = self._inbox, self._outcomes.bytes_released
+        while inbox:
+            entry = inbox[0]
+            if not all_of_it and not self._fits(entry, self._bytes_admitted - released):
                 return
             self._bytes_admitted = entry.bytes_accepted
-            queue.add(self._inbox.popleft())
-            self._outcomes.admit(entry)
+            queue.add(inbox.popleft())
+            if entry.admitted is not None:
+                self._outcomes.admit(entry.admitted)
 
     def drop_withdrawn(self) -> None:
         """Fail the appends whose callers gave up waiting for room."""
+        if not self._any_withdrawn:
+            return
         dropped = 0
-        for entry in self._withdrawn():
+        # Those behind it are renumbered.
+        for entry in list(self._inbox):
             entry.bytes_accepted -= dropped
             if entry.withdrawn:
                 self._inbox.remove(entry)
-                dropped += entry.bytes_held
+                dropped += entry.columns.bytes_held
                 self._outcomes.withdraw(entry, self.overloaded())
-
-    def _withdrawn(self) -> Sequence[Entry]:
-        """Return the whole inbox if an append in it was withdrawn: those behind it are renumbered."""
-        return list(self._inbox) if any(entry.withdrawn for entry in self._inbox) else ()
+        self._any_withdrawn = False
 
     def overloaded(self) -> OverloadedError:
         """Build the error for an append that found no room."""
@@ -103,4 +109,4 @@ class Admission:
 
     def _fits(self, entry: Entry, bytes_held: int) -> bool:
         # A writer that holds nothing accepts an append of any size.
-        return not bytes_held or bytes_held + entry.bytes_held <= self._bytes_held_max
+        return not bytes_held or bytes_held + entry.columns.bytes_held <= self._bytes_held_max

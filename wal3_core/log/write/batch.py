@@ -5,65 +5,19 @@ from __future__ import annotations
 import operator
 from collections import deque
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from wal3_core.arguments import several
 from wal3_core.errors import InvalidRequestError
-from wal3_core.model.record import Message, check_message
 from wal3_core.model.strict_json import U64_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
+    from wal3_core.log.write.columns import Columns
     from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Outcome
-
-
-# What an append and a record take besides their bytes, measured on CPython 3.11.
-_ENTRY_BYTES = 2048
-_RECORD_BYTES = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Records as two columns of one length, checked, and their size in bytes.
-
-    ``keys`` is None when no record has one; then every record has a body.
-    """
-
-    keys: Sequence[bytes | None] | None
-    bodies: Sequence[bytes | None]
-    num_bytes: int
-
-    @property
-    def bytes_held(self) -> int:
-        """Roughly the memory that an append of them takes until it has its outcome."""
-        return self.num_bytes + _ENTRY_BYTES + _RECORD_BYTES * len(self.bodies)
-
-
-def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
-    """Check the records of an append; InvalidRequestError names the record and what is wrong with it."""
-    several(records, "records")
-    # One more than fits shows that there are too many, however many there are.
-    listed = list(islice(records, options.batch_records_max + 1))
-    if not listed:
-        message = "append: expected at least one record, found none"
-        raise InvalidRequestError(message)
-    if set(map(type, listed)) == {bytes}:
-        columns = _plain_columns(cast("list[bytes]", listed), options)
-    else:
-        columns = _checked_columns(listed, options)
-    if columns.num_bytes > options.fragment_bytes_max or len(listed) > options.batch_records_max:
-        more = "at least " if len(listed) > options.batch_records_max else ""
-        message = (
-            f"append: expected at most {options.fragment_bytes_max} bytes and {options.batch_records_max} records"
-            f" to append together, found {more}{columns.num_bytes} bytes and {len(listed)} records"
-        )
-        raise InvalidRequestError(message)
-    return columns
 
 
 def check_expected(offset: int | None) -> int | None:
@@ -79,41 +33,6 @@ def check_expected(offset: int | None) -> int | None:
         message = f"append: expected an offset from 1 to 2**64 - 1 for expect_next, found {offset!r}"
         raise InvalidRequestError(message)
     return found
-
-
-def _plain_columns(bodies: list[bytes], options: WriterOptions) -> Columns:
-    """Build the columns of records that are just bodies, without looking at each in Python."""
-    largest = max(map(len, bodies))
-    if largest > options.record_bytes_max:
-        message = f"record: expected at most {options.record_bytes_max} bytes of key and body, found {largest}"
-        raise InvalidRequestError(message)
-    return Columns(None, bodies, sum(map(len, bodies)))
-
-
-def _checked_columns(records: list[bytes | Message], options: WriterOptions) -> Columns:
-    messages: list[Message] = []
-    num_bytes = 0
-    for index, record in enumerate(records):
-        try:
-            messages.append(record if isinstance(record, Message) else Message(record))
-            num_bytes += check_message(messages[-1], record_bytes_max=options.record_bytes_max)
-        except InvalidRequestError as error:
-            text = f"append: record {index} of {len(records)}: {error}"
-            raise InvalidRequestError(text) from error
-    keys = [message.key for message in messages]
-    keyed = any(key is not None for key in keys)
-    return Columns(keys if keyed else None, [message.body for message in messages], num_bytes)
-
-
-def join(columns: Sequence[Columns]) -> Columns:
-    """Concatenate the records of several appends."""
-    if len(columns) == 1:
-        return columns[0]
-    keys: list[bytes | None] | None = None
-    if any(column.keys is not None for column in columns):
-        keys = list(chain.from_iterable(column.keys or [None] * len(column.bodies) for column in columns))
-    bodies = list(chain.from_iterable(column.bodies for column in columns))
-    return Columns(keys, bodies, sum(column.num_bytes for column in columns))
 
 
 @dataclass(slots=True, eq=False)
@@ -138,9 +57,9 @@ class Entry:
     rebases: int = 0
 
     @property
-    def bytes_held(self) -> int:
-        """Roughly the memory it takes until it has its outcome."""
-        return self.columns.bytes_held
+    def keyless(self) -> bool:
+        """Whether a keyed log does not take it."""
+        return self.columns.keyless
 
     def may_land_at(self, offset: int) -> bool:
         """Whether the caller wants the records there."""
@@ -183,19 +102,25 @@ class BatchQueue:
             self._entries.appendleft(entry)
             self._count(entry, 1)
 
-    def take(self, offset: int) -> list[Entry]:
-        """Take the appends of a batch that begins there: at least one, then as many as limits and conditions allow."""
+    def take(self, offset: int, *, keyed: bool) -> list[Entry]:
+        """Take the appends of a batch that begins there: at least one, then as many as limits and conditions allow.
+
+        Where the log is ``keyed``, it ends before one with a record without a key.
+        """
         taken: list[Entry] = []
+        waiting, bytes_max, records_max = self._entries, self._options.batch_bytes_max, self._options.batch_records_max
         num_bytes = num_records = 0
-        while self._entries:
-            columns = self._entries[0].columns
-            num_bytes += columns.num_bytes
-            num_records += len(columns.bodies)
-            over = num_bytes > self._options.batch_bytes_max or num_records > self._options.batch_records_max
-            if taken and (over or not self._entries[0].may_land_at(offset)):
+        while waiting:
+            entry = waiting[0]
+            columns = entry.columns
+            over = num_bytes + columns.num_bytes > bytes_max or num_records + columns.num_records > records_max
+            if taken and (over or not entry.may_land_at(offset + num_records) or (keyed and columns.keyless)):
                 break
-            taken.append(self.pop())
-            offset += len(columns.bodies)
+            taken.append(waiting.popleft())
+            num_bytes += columns.num_bytes
+            num_records += columns.num_records
+        self._num_bytes -= num_bytes
+        self._num_records -= num_records
         return taken
 
     def pop(self) -> Entry:
@@ -221,4 +146,4 @@ class BatchQueue:
 
     def _count(self, entry: Entry, sign: int) -> None:
         self._num_bytes += sign * entry.columns.num_bytes
-        self._num_records += sign * len(entry.columns.bodies)
+        self._num_records += sign * entry.columns.num_records

@@ -46,9 +46,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """None of the fragments is durable, nor will be: another writer's are in their place, or the fence moved.
+    """None of the fragments is durable, nor will be: another writer's are in their place, or maintenance did this.
 
-    ``contended`` is true in the first case; the second is maintenance.
+    ``contended`` is true in the first case. In the second the fence moved, or the log became keyed.
     """
 
     base: Installed
@@ -124,12 +124,21 @@ class Committer:
         self._meter = meter
 
     def commit(
-        self, base: Installed, term: WriterTerm, fragments: Sequence[FragmentPointer], until_s: float
+        self,
+        base: Installed,
+        term: WriterTerm,
+        fragments: Sequence[FragmentPointer],
+        until_s: float,
+        *,
+        keyless: bool = False,
     ) -> CommitResult:
-        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``."""
+        """Commit the fragments onto ``base`` or what maintenance made of it; unanswered, retry until ``until_s``.
+
+        ``keyless``: one of their records has no key, so a keyed log does not take them.
+        """
         ambiguous = False
         for rebases in range(self._options.rebases_max):
-            verdict = judge(base.manifest, term, fragments)
+            verdict = judge(base.manifest, term, fragments, keyless=keyless)
             if verdict is not None:
                 return _final(verdict, base, ambiguous=ambiguous)
             if rebases:
@@ -139,7 +148,7 @@ class Committer:
                 return result
             # Without a pause, in which the manifest just loaded would become outdated.
             base, ambiguous = result.base, ambiguous or result.ambiguous
-        last = judge(base.manifest, term, fragments)
+        last = judge(base.manifest, term, fragments, keyless=keyless)
         if last is not None:
             return _final(last, base, ambiguous=ambiguous)
         return Failed(f"maintenance changed the manifest {self._options.rebases_max} times over", None)
@@ -211,7 +220,7 @@ def hopeless(found: BaseException | None) -> bool:
 
 
 def judge(
-    manifest: Manifest, term: WriterTerm, fragments: Sequence[FragmentPointer]
+    manifest: Manifest, term: WriterTerm, fragments: Sequence[FragmentPointer], *, keyless: bool = False
 ) -> Durability | Displacement | None:
     """Say what a manifest means for fragments that wait for their commit.
 
@@ -230,6 +239,8 @@ def judge(
     if manifest.fence != term.fence:
         cause = f"the fence moved from {term.fence} to {manifest.fence} during the upload"
         return Displacement(cause, contended=False)
+    if manifest.keyed and keyless:
+        return Displacement("a record in the same commit has no key, and the log is keyed", contended=False)
     return None
 
 

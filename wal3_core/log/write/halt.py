@@ -135,9 +135,19 @@ class OutcomeLookup:
         if flight.seq_no >= manifest.first.seq_no:
             offset = flight.start.offset
             found = _fragment_at(manifest.pointers, offset, self._snapshots.load)
-            return Durability.DURABLE if found == flight.pointer else Durability.NOT_DURABLE
-        message = f"{self._manifests.what}: fragment {flight.seq_no} was collected: unknown whether it was ours"
+            if found is None or not (found.compacted or _may_be_arranged(found, flight.pointer)):
+                return Durability.DURABLE if found == flight.pointer else Durability.NOT_DURABLE
+            # Its records may be ours, under another path.
+            gone = "compacted"
+        else:
+            gone = "collected"
+        message = f"{self._manifests.what}: fragment {flight.seq_no} was {gone}: unknown whether it was ours"
         raise UnknownDurabilityError(message)
+
+
+def _may_be_arranged(found: FragmentPointer, ours: FragmentPointer | None) -> bool:
+    """Whether a pass of key compaction may have written a fragment alone, with all of its records, in another order."""
+    return ours is not None and found.path != ours.path and found.setsum == ours.setsum
 
 
 def _fragment_at(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.log.write.batch import join
+from wal3_core.log.write.columns import join
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.parquet import FragmentSource, encode
 from wal3_core.model.paths import fragment_path
@@ -13,15 +13,21 @@ from wal3_core.model.position import LogPosition
 from wal3_core.storage.documents.immutable import write_immutable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.commit import WriterTerm
+    from wal3_core.log.write.stats import Meter
     from wal3_core.model.position import FragmentSeqNo
     from wal3_core.options import RetryOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+
+
+def keyless(flights: Iterable[InFlightFragment]) -> bool:
+    """Whether a record of some fragments has no key."""
+    return any(entry.keyless for flight in flights for entry in flight.entries)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,17 +45,19 @@ class InFlightFragment:
     @property
     def num_records(self) -> int:
         """How many records it holds."""
-        return sum(len(entry.columns.bodies) for entry in self.entries)
+        return sum(entry.columns.num_records for entry in self.entries)
 
     @property
     def oldest_s(self) -> float:
         """When its first append was accepted."""
         return self.entries[0].accepted_s
 
-    def upload(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime, retried: Callable[[], None]) -> None:
+    def upload(self, store: ObjectStore, retry: RetryOptions, runtime: Runtime, meter: Meter) -> None:
         """Encode the fragment and make it durable; a failure is kept as its ``error``."""
+        began_s = runtime.monotonic_s()
         try:
-            self.pointer = self._write(store, retry, runtime, retried)
+            self.pointer = self._write(store, retry, runtime, meter.retried)
+            meter.upload_took(runtime.monotonic_s() - began_s)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             self.error = error
 
@@ -68,14 +76,13 @@ class InFlightFragment:
         path = fragment_path(self.seq_no, source.token)
         # Fragment first: an orphan is garbage, a dangling pointer is loss.
         write_immutable(store, path, encoded.data, retry, runtime, retried)
-        count = len(source.bodies)
         return FragmentPointer(
             path=path,
             first_seq_no=self.seq_no,
             seq_no=self.seq_no,
             start=self.start,
-            limit=LogPosition(self.start.offset + count, self.start.timestamp_us),
+            limit=LogPosition(self.start.offset + columns.num_records, self.start.timestamp_us),
             setsum=encoded.setsum,
             num_bytes=len(encoded.data),
-            num_records=count,
+            num_records=columns.num_records,
         )

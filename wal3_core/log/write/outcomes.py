@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from wal3_core.model.position import LogPosition
 
@@ -20,24 +19,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.in_flight import InFlightFragment
     from wal3_core.log.write.marking import Marking
     from wal3_core.log.write.report import Report
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery(Generic[Result]):
-    """A future and what to set it to: a result, or an error instead."""
-
-    future: Future[Result]
-    result: Result | None
-    error: LogError | None = None
-
-    def deliver(self) -> None:
-        """Set the future."""
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(cast("Result", self.result))
+    from wal3_core.runtime import Outcome
 
 
 class Outcomes:
@@ -60,10 +42,9 @@ class Outcomes:
         self._told: dict[int, Sequence[Entry]] = {}
         self._batches = itertools.count()
 
-    def admit(self, entry: Entry) -> None:
+    def admit(self, admitted: Outcome[None]) -> None:
         """Let a caller continue that waits for room."""
-        if entry.admitted is not None:
-            self._pending.append(Delivery(entry.admitted, None).deliver)
+        self._pending.append(partial(admitted.set_result, None))
 
     def acknowledge(self, flight: InFlightFragment) -> None:
         """Give the appends of a committed fragment their positions, once it is marked."""
@@ -85,13 +66,9 @@ class Outcomes:
             return
         self.appends += len(flight.entries)
         self.note(partial(self.report.durable, flight.entries))
-        offset = flight.start.offset
-        for entry in flight.entries:
-            position = LogPosition(offset, flight.start.timestamp_us)
-            offset += len(entry.columns.bodies)
-            self.num_records += len(entry.columns.bodies)
-            self.num_bytes += entry.columns.num_bytes
-            self._pending.append(Delivery(entry.future, position).deliver)
+        self.num_records += flight.num_records
+        self.num_bytes += sum(entry.columns.num_bytes for entry in flight.entries)
+        self._pending.append(partial(_acknowledge_each, flight))
         self._release(flight.entries)
 
     def _fail_unmarked(self, flight: InFlightFragment, error: UnmarkedError) -> None:
@@ -99,7 +76,7 @@ class Outcomes:
         for entry in flight.entries:
             own = copy.copy(error)
             own.offset = offset
-            offset += len(entry.columns.bodies)
+            offset += entry.columns.num_records
             self.give_up([entry], own, error.__cause__)
 
     def give_up(self, entries: Sequence[Entry], error: LogError, cause: BaseException | None) -> None:
@@ -111,12 +88,12 @@ class Outcomes:
             # Each caller gets its own exception: raising one adds to its traceback.
             own = copy.copy(error)
             own.__cause__ = cause
-            self._pending.append(Delivery(entry.future, None, own).deliver)
+            self._pending.append(partial(entry.future.set_exception, own))
         self._release(entries)
 
     def withdraw(self, entry: Entry, error: LogError) -> None:
         """Fail an append whose caller has given up waiting for room: a flush may be waiting for it."""
-        self._pending.append(Delivery(entry.future, None, error).deliver)
+        self._pending.append(partial(entry.future.set_exception, error))
 
     def note(self, report: Callable[[], None]) -> None:
         """Have something reported once the lock is released, before the outcomes that follow."""
@@ -136,12 +113,26 @@ class Outcomes:
         del self._told[batch]
 
     def _release(self, entries: Sequence[Entry]) -> None:
-        self.bytes_released += sum(entry.bytes_held for entry in entries)
+        self.bytes_released += sum(entry.columns.bytes_held for entry in entries)
         if entries:
             # They get their outcomes after the lock is released; a flush waits for that, too.
             batch = next(self._batches)
             self._told[batch] = entries
             self._pending.append(partial(self._delivered, batch))
+
+
+def _acknowledge_each(flight: InFlightFragment) -> None:
+    """Give the appends of a fragment their positions, as ``call_each`` would: there are thousands."""
+    first: BaseException | None = None
+    offset, timestamp_us = flight.start.offset, flight.start.timestamp_us
+    for entry in flight.entries:
+        try:
+            entry.future.set_result(LogPosition(offset, timestamp_us))
+        except BaseException as error:  # noqa: BLE001 - one caller's callback; the others wait for theirs
+            first = first or error
+        offset += entry.columns.num_records
+    if first is not None:
+        raise first
 
 
 def call_each(calls: Iterable[Callable[[], None]]) -> None:

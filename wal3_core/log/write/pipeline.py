@@ -47,7 +47,10 @@ class Pipeline:
         """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""
         self._check_reentry()
         try:
-            self._accept(entry, at_once=timeout_s is not None and timeout_s <= 0)
+            with self._loop.lock:
+                self._check_open(entry)
+                at_once = timeout_s is not None and timeout_s <= 0
+                self._loop.admission.accept(entry, may_wait=not at_once and not self._loop.driven_here)
             self._loop.waker.wake()
         except LogError:
             # Not accepted: there is nothing to drive.
@@ -59,18 +62,13 @@ class Pipeline:
         if entry.admitted is not None:
             self._await_room(entry, entry.admitted, timeout_s)
 
-    def _accept(self, entry: Entry, *, at_once: bool) -> None:
-        with self._loop.lock:
-            self._check_open()
-            self._loop.admission.accept(entry, may_wait=not at_once and not self._loop.driven_here)
-
     def _await_room(self, entry: Entry, admitted: Outcome[None], timeout_s: float | None) -> None:
         try:
             self._runtime.wait(admitted, timeout_s)
         except Exception as error:
             with self._loop.lock:
                 # A worker admits entries under the lock: one still in the inbox was not admitted.
-                entry.withdrawn = entry in self._loop.admission
+                self._loop.admission.withdraw(entry)
                 overloaded = self._loop.admission.overloaded()
             if entry.withdrawn:
                 self._loop.waker.wake()
@@ -174,10 +172,10 @@ class Pipeline:
         if self._loop.lock.owned():
             raise reentered(f"log {self._url}")
 
-    def _check_open(self) -> None:
+    def _check_open(self, entry: Entry) -> None:
         if self._closed:
             message = f"log {self._url}: expected an open writer, found it closed"
             raise ClosedError(message)
-        refusal = self._loop.resolver.refusal()
+        refusal = self._loop.resolver.refusal() or self._loop.resolver.refusal_of(entry)
         if refusal is not None:
             raise refusal

@@ -95,7 +95,7 @@ class Report:
         observer.appended(
             self._log,
             end,
-            num_records=sum(len(entry.columns.bodies) for entry in entries),
+            num_records=sum(entry.columns.num_records for entry in entries),
             num_bytes=sum(entry.columns.num_bytes for entry in entries),
             waits_s=(now_s - entry.accepted_s for entry in entries),
         )

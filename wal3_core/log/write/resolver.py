@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
@@ -16,6 +17,7 @@ from wal3_core.errors import (
     AppendReplacedError,
     ConditionNotMetError,
     ContentionError,
+    KeyRequiredError,
     LogReplacedError,
     NotDurableError,
     SealedError,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
 
+# Of thousands of appends at a time.
+_ACCEPTED_S = attrgetter("accepted_s")
 _BACKOFF_DOUBLINGS_MAX = 6
 _BACKOFF_S_MIN = 0.005
 
@@ -82,7 +86,8 @@ class AppendResolver:
 
     def until_s(self, entries: Iterable[Entry]) -> float:
         """When the oldest of some appends must have its outcome, by the monotonic clock."""
-        return min(entry.accepted_s for entry in entries) + self._delivery_timeout_s
+        oldest_s: float = min(map(_ACCEPTED_S, entries))
+        return oldest_s + self._delivery_timeout_s
 
     def refusal(self) -> NotDurableError | None:
         """Return why the writer accepts nothing; None when it does."""
@@ -99,17 +104,25 @@ class AppendResolver:
         base = self._tail.base
         return 0 if base is None else base.manifest.next.position.offset - base.manifest.first.position.offset
 
+    def refusal_of(self, entry: Entry) -> KeyRequiredError | None:
+        """Return why the log does not take an append, as far as the writer knows; None when it does."""
+        return self._key_required(entry) if self._tail.keyed and entry.keyless else None
+
     def refuse_queued(self, refusal: NotDurableError) -> None:
         """Fail everything in the queue."""
         self.outcomes.give_up(self._queue.take_all(), refusal, self.halt.failure)
 
     def refuse_unmet(self) -> bool:
-        """Fail appends at the head of the queue that certainly cannot land at their offset; whether there were any.
+        """Fail appends at the head of the queue that the log does not take; whether there were any.
 
-        Decided only while nothing is in flight, and by a manifest that was the newest after the append was
-        accepted.
+        Those that certainly cannot land at their offset, by a manifest that was the newest after the append was
+        accepted; and those without a key that were accepted before the log was known to be keyed. Decided only while
+        nothing is in flight: an ordered writer that halts there has the outcomes of all appends before.
         """
         before = len(self._queue)
+        while self._head_is_keyless() and not self._flights:
+            entry = self._queue.pop()
+            self._fail([entry], self._key_required(entry), None)
         while self._head_is_unmet() and not self._flights and self._tail.seen_s >= self._queue.oldest.accepted_s:
             entry = self._queue.pop()
             message = f"log {self._url}: expected {entry.expect_next} as the next offset, found {self._tail.offset}"
@@ -118,7 +131,12 @@ class AppendResolver:
 
     def head_waits(self) -> bool:
         """Whether the head of the queue must wait: for what is in flight, or for the manifest to be loaded."""
-        return self._tail.base is None or self._head_is_unmet()
+        return self._tail.base is None or self._head_is_keyless() or self._head_is_unmet()
+
+    def _head_is_keyless(self) -> bool:
+        if not self._queue or self._tail.base is None or self.halt.failure is not None:
+            return False
+        return self._tail.keyed and self._queue.oldest.keyless
 
     def _head_is_unmet(self) -> bool:
         if not self._queue or self._tail.base is None or self.halt.failure is not None:
@@ -262,6 +280,14 @@ class AppendResolver:
         successor = f"; it goes on in {seal.successor}" if seal.successor else ""
         message = f"log {self._url}: sealed by {seal.sealed_by}: {seal.reason}{successor}"
         return SealedError(message, successor=seal.successor or "")
+
+    def _key_required(self, entry: Entry) -> KeyRequiredError:
+        columns = entry.columns
+        message = (
+            f"log {self._url}: record {columns.first_without_key} of {columns.num_records}: expected a key, found none:"
+            f" the log is keyed, since its policy compacts it"
+        )
+        return KeyRequiredError(message)
 
     def _what(self, flight: InFlightFragment) -> str:
         return f"log {self._url}: fragment {flight.seq_no}"

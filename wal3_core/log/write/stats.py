@@ -11,8 +11,8 @@ from wal3_core.runtime import Conflict
 if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
 
-# Weight of the newest measurement in the moving average of a commit's duration.
-_COMMIT_WEIGHT = 0.3
+# Weight of the newest measurement in a moving average of durations.
+_WEIGHT = 0.3
 # The rate of commits is that of these last seconds, or of this many commits if there were more in them.
 _RATE_S = 10.0
 _RATE_COMMITS_MAX = 256
@@ -59,7 +59,7 @@ class WriterStats:
 
 
 class Meter:
-    """Counts. Guarded by its owner's lock, except ``retried``, which has its own, and ``rebased``."""
+    """Counts. Guarded by its owner's lock, except ``retried``, ``upload_took`` (they lock) and ``rebased``."""
 
     def __init__(self, runtime: Runtime, log: str) -> None:
         self._runtime = runtime
@@ -69,7 +69,7 @@ class Meter:
         self._committed_s: deque[float] = deque(maxlen=_RATE_COMMITS_MAX)
         self._took_s: deque[float] = deque(maxlen=_RATE_COMMITS_MAX)
         self.commits = 0
-        self.commit_s = 0.0
+        self.commit_s = self.upload_s = 0.0
         self.fragments = 0
         self.places_lost = 0
         self.rebases = 0
@@ -96,8 +96,13 @@ class Meter:
 
     def commit_took(self, seconds: float) -> None:
         """Record how long a commit took, whatever its result."""
-        self.commit_s += _COMMIT_WEIGHT * (seconds - self.commit_s) if self.commit_s else seconds
+        self.commit_s = _averaged(self.commit_s, seconds)
         self._took_s.append(seconds)
+
+    def upload_took(self, seconds: float) -> None:
+        """Record how long the upload of a fragment took; from any thread."""
+        with self._lock:
+            self.upload_s = _averaged(self.upload_s, seconds)
 
     def commit_s_p50_and_max(self) -> tuple[float, float]:
         """Return the median and the maximum of the last commits' durations; 0 when there was none."""
@@ -122,3 +127,7 @@ class Meter:
             since_s = max(since_s, self._committed_s[0])
         count = sum(at_s >= since_s for at_s in self._committed_s)
         return count / (now_s - since_s) if now_s > since_s else 0.0
+
+
+def _averaged(average: float, newest: float) -> float:
+    return average + _WEIGHT * (newest - average) if average else newest

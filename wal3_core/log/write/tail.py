@@ -28,6 +28,8 @@ class Tail:
         self.base: Installed | None = None
         # Where the log ended in the newest manifest seen so far; None before there was one.
         self.next_offset: int | None = None
+        # Whether that manifest took only records with keys.
+        self.keyed = False
         # ``base`` was the newest manifest at some time at or after this.
         self.seen_s = -math.inf
         self._incarnation: WriterTerm | None = None
@@ -50,6 +52,7 @@ class Tail:
     def go_on(self, base: Installed, seen_s: float) -> None:
         """Adopt the manifest of this writer's own commit; places that were given out stay."""
         self.base, self.seen_s, self.next_offset = base, seen_s, base.manifest.next.position.offset
+        self.keyed = base.manifest.keyed
 
     def confirm(self, base: Installed, seen_s: float) -> None:
         """Adopt a manifest while nothing is in flight: the next place is where it ends."""
@@ -63,14 +66,14 @@ class Tail:
         manifest = base.manifest
         entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
-        self.next_offset = manifest.next.position.offset
+        self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
         self._incarnation = WriterTerm(entry, manifest.fence)
 
     def place(self, entries: list[Entry]) -> InFlightFragment:
         """Give appends their places: the next fragment."""
         assert self._place is not None
         assert self._incarnation is not None
-        count = sum(len(entry.columns.bodies) for entry in entries)
+        count = sum(entry.columns.num_records for entry in entries)
         before = self._place.position
         start = LogPosition(before.offset, max(self._clock.now_us(), before.timestamp_us))
         flight = InFlightFragment(entries, start, self._place.seq_no, self._incarnation)

@@ -8,13 +8,14 @@ Where an append is, and what moves it on:
 | accepted | inbox | overloaded | its caller gave up waiting for room |
 | queued | queue (``BatchQueue``) | in flight | ``_may_cut``: its batch is due, and may be uploaded |
 | queued | queue | condition not met | it is first, nothing is in flight, and the log ends elsewhere |
+| queued | queue | key required | it is first, nothing is in flight, the log is keyed, and a record has no key |
 | in flight, uploading | flights | in flight, uploaded | the PUT of its fragment was answered |
 | in flight, uploading | flights | queued, or not durable | the PUT failed; an append with time left is queued again |
 | in flight, uploaded | flights | committing | it is at the head of the flights and no commit is under way |
 | committing | flights | durable | ``Committed``, and it is marked or need not be |
 | committing | flights | unmarked | ``Committed``, and its mark has no outcome yet |
 | unmarked | ``Marking`` | durable, or failed as unmarked | its mark has an outcome |
-| committing | flights | queued, or contended | ``Displaced``: another writer took its place |
+| committing | flights | queued, or contended | ``Displaced``: another writer took its place, or the log became keyed |
 | committing | flights | sealed | ``SealedOut`` |
 | committing | flights | queued, or not durable | ``Failed``: no CAS was applied |
 | committing | flights | unknown | ``Undetermined``: a CAS has no answer |
@@ -36,6 +37,8 @@ from wal3_core.log.write.admission import Admission
 from wal3_core.log.write.batch import BatchQueue
 from wal3_core.log.write.breath import Breath
 from wal3_core.log.write.commit import CommitResult, Committed, Committer, Undetermined
+from wal3_core.log.write.cutting import Cutting
+from wal3_core.log.write.in_flight import keyless
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.marking import Marking
 from wal3_core.log.write.outcomes import call_each
@@ -93,13 +96,12 @@ class WriteLoop:
         self._snapshotter = Snapshotter(self.snapshots, runtime, options, self._share, self.drive_on)
         log = self._share.log.rstrip("/")
         self.meter, self._report = Meter(runtime, log), Report(self._url, log, runtime)
-        self._breath = Breath(runtime)
+        self._breath, self._cutting = Breath(runtime), Cutting(options, self.meter, runtime)
         self._committer = Committer(self._manifests, runtime, options, amend=self._snapshotter.amend, meter=self.meter)
         self.lock = runtime.lock()
         self.queue = BatchQueue(options)
         self.in_flight: deque[InFlightFragment] = deque()
-        self._uploading = 0
-        self._committing = self._recovering = False
+        self._uploading, self._committing, self._recovering = 0, False, False
         self.waker = Waker(self.spawn)
         # In bytes since the writer was opened: appends accepted up to here are cut without waiting.
         self.bytes_hurried = 0
@@ -182,9 +184,7 @@ class WriteLoop:
             or self.queue.oldest.bytes_accepted <= self.bytes_hurried
         ):
             return pause_s
-        # A batch waits at least as long as commits take: a slow store gets fewer, larger ones.
-        age_s = max(self._options.batch_age_s_max, min(self.meter.commit_s, self._options.commit_pause_s_max))
-        return self.queue.oldest.accepted_s + age_s - now_s
+        return self._cutting.due_s(self.queue.oldest.accepted_s) - now_s
 
     def _set_timer(self) -> None:
         """Set a timer for when the first batch is due, unless a step under way will end before."""
@@ -238,9 +238,10 @@ class WriteLoop:
         self._go_on(tasks, outcomes, here=True)
 
     def _seal(self) -> InFlightFragment:
-        flight = self._tail.place(self.queue.take(self._tail.offset))
+        flight = self._tail.place(self.queue.take(self._tail.offset, keyed=self._tail.keyed))
         self.in_flight.append(flight)
         self._uploading += 1
+        self._cutting.cut()
         return flight
 
     # ------------------------------------------------------------------ tasks, without the lock
@@ -252,7 +253,7 @@ class WriteLoop:
         left_s = self.resolver.until_s(flight.entries) - self._runtime.monotonic_s()
         self.marking.begin(flight)
         if flight.error is None:
-            flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter.retried)
+            flight.upload(self._store, within(self._options.retry, left_s), self._runtime, self.meter)
         with self.lock:
             self._uploading -= 1
             tasks, outcomes = self._steps()
@@ -266,6 +267,7 @@ class WriteLoop:
             interrupt = error
         with self.lock:
             ready = list(takewhile(lambda flight: flight.pointer is not None, self.in_flight))
+            self._cutting.commit_began(len(self.in_flight) - len(ready))
             base = self._tail.base
         assert base is not None
         pointers = [flight.pointer for flight in ready if flight.pointer is not None]
@@ -274,7 +276,7 @@ class WriteLoop:
         result: CommitResult
         try:
             refused = self._clock.refusal(base, pointers, until_s)
-            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s)
+            result = refused or self._committer.commit(base, ready[0].term, pointers, until_s, keyless=keyless(ready))
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             # Raised after a CAS was sent: an error before that is a result.
             result = Undetermined(f"{type(error).__name__}: {error}")
@@ -284,6 +286,7 @@ class WriteLoop:
             self._committing = False
             self.meter.commit_took(took_s)
             self.resolver.resolve(result, ready, began_s)
+            self._cutting.commit_ended(len(self.in_flight))
             tasks, outcomes = self._steps(cuts=False)
         self._report.committed(result, ready, took_s)
         if isinstance(result, Committed):

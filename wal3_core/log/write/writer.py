@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, flag, instance_of, integer, optional, seconds, several, with_methods
 from wal3_core.errors import LogExistsError, LogNotFoundError
-from wal3_core.log.write.batch import Entry, check_expected, check_records
+from wal3_core.log.write.batch import Entry, check_expected
+from wal3_core.log.write.columns import check_records, one_record
 from wal3_core.log.write.pipeline import Pipeline
+from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
-from wal3_core.model.record import Message
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.arguments import Check
-    from wal3_core.log.write.batch import Columns
+    from wal3_core.log.write.columns import Columns
     from wal3_core.log.write.halt import ResumeReport
     from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
+    from wal3_core.log.write.table_columns import Rows
     from wal3_core.model.position import LogPosition
+    from wal3_core.model.record import Message
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -135,7 +138,8 @@ class LogWriter:
         offset: compare and append in one step. Otherwise ConditionNotMetError has the log's actual next
         offset. Raises NotDurableError (ContentionError, ConditionNotMetError, HaltedError, SealedError) when
         the record is not in the log and never will be, UnknownDurabilityError when that is unknown,
-        InvalidRequestError when it cannot be a record.
+        InvalidRequestError when it cannot be a record. KeyRequiredError is both: a log that its policy compacts takes
+        no record without a key.
         """
         self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit(body, key=key, expect_next=expect_next))
@@ -148,6 +152,18 @@ class LogWriter:
         """
         self._pipeline.check_awaited_here()
         return self._runtime.wait(self.submit_many(records, expect_next=expect_next))
+
+    @checked(table=a_table, expect_next=optional(integer))
+    def append_table(self, table: Rows, *, expect_next: int | None = None) -> LogPosition:
+        """Append the rows of an Arrow table, record batch or reader at adjacent offsets, all or none.
+
+        Returns the first one's position. The columns are ``body`` and, if need be, ``key``: of the type binary, large
+        or not, of fixed size, views, or a dictionary of one of these. A row with a key and a null for its body is a
+        tombstone. Limits and errors are those of ``append_many``, but no Python object is made for a record, which is
+        several times as fast.
+        """
+        self._pipeline.check_awaited_here()
+        return self._runtime.wait(self.submit_table(table, expect_next=expect_next))
 
     @checked(**_APPENDING)
     def submit(
@@ -164,7 +180,7 @@ class LogWriter:
         (0: not at all), then raises OverloadedError and the record is certainly not in the log. A queued
         append cannot be cancelled.
         """
-        return self.submit_many((Message(body, key),), expect_next=expect_next, timeout_s=timeout_s)
+        return self._submit(one_record(body, key, self._options), expect_next, timeout_s)
 
     @checked(records=several, **_APPENDING)
     def submit_many(
@@ -179,6 +195,20 @@ class LogWriter:
         ``timeout_s`` as ``submit``.
         """
         return self._submit(check_records(records, self._options), expect_next, timeout_s)
+
+    @checked(table=a_table, **_APPENDING)
+    def submit_table(
+        self,
+        table: Rows,
+        *,
+        expect_next: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[LogPosition]:
+        """Queue the rows of a table, which is copied; the future gets what ``append_table`` returns or raises.
+
+        ``timeout_s`` as ``submit``.
+        """
+        return self._submit(check_table(table, self._options), expect_next, timeout_s)
 
     def _submit(self, columns: Columns, expect_next: int | None, timeout_s: float | None) -> Future[LogPosition]:
         expect_next = check_expected(expect_next)

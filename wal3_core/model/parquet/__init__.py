@@ -2,21 +2,53 @@
 
 Columns: offset UINT64, timestamp_us UINT64, key BINARY (left out when no record has one), body BINARY.
 The file's metadata names the writer's token, the seq_no, the setsum and, for keyed fragments, a
-key index.
+key index and the rows of tombstone records. A file that is arranged by key has the key first, and a row group for every
+64 KiB or so: the records of a key lie together there.
 """
 
-from wal3_core.model.parquet.columns import records_of, table_setsum
-from wal3_core.model.parquet.damage import changed
-from wal3_core.model.parquet.decoding import Fragment, decode
-from wal3_core.model.parquet.encoding import EncodedFragment, FragmentSource, encode
+from wal3_core.model.parquet.columns import records_of, table_of, table_setsum
+from wal3_core.model.parquet.damage import changed, unreadable
+from wal3_core.model.parquet.decoding import (
+    Arrangement,
+    Fragment,
+    decode,
+    decode_groups,
+    decode_keys,
+    key_ranges,
+    open_fragment,
+    read_arrangement,
+)
+from wal3_core.model.parquet.encoding import (
+    EncodedFragment,
+    FragmentSource,
+    binary_array,
+    encode,
+    encode_arranged,
+    encode_table,
+)
+from wal3_core.model.parquet.pages import footer_start
+from wal3_core.model.parquet.reading import Opened
 
 __all__ = [
+    "Arrangement",
     "EncodedFragment",
     "Fragment",
     "FragmentSource",
+    "Opened",
+    "binary_array",
     "changed",
     "decode",
+    "decode_groups",
+    "decode_keys",
     "encode",
+    "encode_arranged",
+    "encode_table",
+    "footer_start",
+    "key_ranges",
+    "open_fragment",
+    "read_arrangement",
     "records_of",
+    "table_of",
     "table_setsum",
+    "unreadable",
 ]

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import json
+from binascii import b2a_base64
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from wal3_core.model.parquet.lane_columns import lanes_setsums
 from wal3_core.model.record import Record, keyed_setsum, plain_setsum
 from wal3_core.model.setsum import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from wal3_core.model.setsum import Setsum
 
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 PLAIN, KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
+# Of files whose rows are arranged by key; versions that do not know these refuse the other order of the columns.
+ARRANGED = ["key", "offset", "timestamp_us", "body"]
 # A fragment with more keys than this has no index: readers by key read the whole fragment.
+# A fragment with so few keys has an index, whatever it has of each.
+KEY_INDEX_ALWAYS_KEYS = 16
 KEY_INDEX_KEYS_MAX = 16_384
 KEY_INDEX_KEY_BYTES_MAX = 2**20
+_TYPES = (pa.uint64(), pa.uint64(), pa.large_binary(), pa.large_binary())
 # Records converted to Python objects at a time: each takes hundreds of bytes.
 _SLICE_RECORDS = 65_536
 # Making a view costs as much as copying this many bytes.
@@ -35,32 +40,53 @@ def records_of(table: pa.Table | pa.RecordBatch) -> Iterator[Record]:
     return chain.from_iterable(map(Record, *(some[name].to_pylist() for name in KEYED)) for some in _in_slices(table))
 
 
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """Make a table of records, with the columns offset, timestamp_us, key and body."""
+    columns = zip(*((each.offset, each.timestamp_us, each.key, each.body) for each in records), strict=True)
+    return pa.table(dict(zip(KEYED, map(pa.array, columns, _TYPES), strict=True)))
+
+
 def _in_slices(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
     return (table.slice(at, _SLICE_RECORDS) for at in range(0, len(table), _SLICE_RECORDS))
 
 
-def key_index(keys: pa.Array, offsets: Offsets) -> dict[str, str]:
-    """Index key -> count, first offset, last offset, as JSON rows of base64 keys, in order of appearance."""
+def key_index(keys: pa.Array, offsets: Offsets, *, if_shorter: bool = False) -> dict[str, str]:
+    """Index key -> count, first offset, last offset, as JSON rows of base64 keys, in order of appearance.
+
+    With ``if_shorter``, none of many keys that hardly repeat: the key column says the same in fewer bytes.
+    """
     encoded = keys.dictionary_encode()
+    if if_shorter and len(encoded.dictionary) > max(KEY_INDEX_ALWAYS_KEYS, len(keys) // 2):
+        return {}
     # Every reader of the file loads its footer, and refuses one that is too large.
     if len(encoded.dictionary) > KEY_INDEX_KEYS_MAX or encoded.dictionary.nbytes > KEY_INDEX_KEY_BYTES_MAX:
         return {}
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    present = np.flatnonzero(codes >= 0)
-    codes = codes[present]
-    counts = np.bincount(codes).tolist()
-    first = present[np.unique(codes, return_index=True)[1]].tolist()
-    last = present[::-1][np.unique(codes[::-1], return_index=True)[1]].tolist()
-    rows = [
-        [base64.b64encode(key.as_py()).decode(), counts[code], int(offsets[first[code]]), int(offsets[last[code]])]
-        for code, key in enumerate(encoded.dictionary)
-    ]
-    return {"wal3.key_index": json.dumps(rows, separators=(",", ":"))}
+    rows = np.flatnonzero(codes >= 0)
+    codes = codes[rows]
+    first, last = np.empty((2, len(encoded.dictionary)), dtype=np.int64)
+    # Of several rows with one key, the one that is written last stays.
+    first[codes[::-1]] = rows[::-1]
+    last[codes] = rows
+    keys = [b2a_base64(key, newline=False).decode() for key in encoded.dictionary.to_pylist()]
+    columns = keys, np.bincount(codes).tolist(), offsets[first].tolist(), offsets[last].tolist()
+    # Base64 needs no escapes.
+    text = ",".join([f'["{key}",{count},{low},{high}]' for key, count, low, high in zip(*columns, strict=True)])
+    return {"wal3.key_index": f"[{text}]"}
 
 
 def table_setsum(table: pa.Table) -> Setsum:
     """Checksum a table of records with the columns offset, timestamp_us, body and, optionally, key."""
-    return sum(map(_slice_setsum, _in_slices(table)), start=EMPTY)
+    found = lanes_setsums(table, [0])
+    return found[0] if found is not None else sum(map(_slice_setsum, _in_slices(table)), start=EMPTY)
+
+
+def group_setsums(table: pa.Table, begins: Sequence[int]) -> list[Setsum]:
+    """Checksum each group of records of such a table; they begin at the given rows, the first at 0."""
+    found = lanes_setsums(table, begins)
+    if found is not None:
+        return found
+    return [table_setsum(table.slice(begin, limit - begin)) for begin, limit in pairwise([*begins, len(table)])]
 
 
 def _slice_setsum(table: pa.Table) -> Setsum:

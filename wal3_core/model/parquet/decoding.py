@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.parquet.columns import KEYED, PLAIN, Offsets, key_index, records_of, table_setsum
-from wal3_core.model.parquet.damage import changed, foreign, unreadable
-from wal3_core.model.parquet.pages import FOOTER_BYTES_MAX, check_expansion, measure, read_footer
-from wal3_core.model.parquet.thrift import ITEMS_MAX
+from wal3_core.model.parquet.columns import ARRANGED, KEYED, Offsets, key_index, records_of, table_setsum
+from wal3_core.model.parquet.damage import foreign, unreadable
+from wal3_core.model.parquet.key_groups import KeyGroup, check_groups, check_order, in_log_order, span, sum_of
+from wal3_core.model.parquet.pages import Footer, footer_start
+from wal3_core.model.parquet.reading import (
+    Opened,
+    chunks_of,
+    groups_named,
+    named,
+    opened,
+    read_table,
+    refusing,
+)
+from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, Flags, tombstones_as_text, tombstones_from
 from wal3_core.model.paths import check_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.record import Record
 
-_COLUMN_TYPES = {
-    "offset": (pa.uint64(),),
-    "timestamp_us": (pa.uint64(),),
-    "key": (pa.binary(), pa.large_binary()),
-    "body": (pa.binary(), pa.large_binary()),
-}
-_BINARY = frozenset({"key", "body"})
-_CHECKSUM_FAILED = "CRC checksum verification failed"
+_GROUP_MEMORY_BYTES = 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +60,24 @@ def decode(
     ``expanded_bytes_max`` plus 64 MiB; a file that declares a larger size is refused before memory is
     allocated for it.
     """
-    what = what or f"fragment {pointer.seq_no} ({pointer.path})"
-    try:
-        table = _read(memoryview(data), pointer, what, expanded_bytes_max)
-    except pa.ArrowMemoryError:
-        # This process is out of memory; the file may be sound.
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        # The decoder has no class of its own for it.
-        damage = changed if _CHECKSUM_FAILED in str(error) else unreadable
-        detail = f"expected a Parquet file, found {len(data)} bytes that fail to decode: {error}"
-        raise damage(what, detail) from error
+    what = what or named(pointer)
+    data = memoryview(data)
+    with refusing(data, what):
+        file = opened(data, pointer, what)
+        groups = groups_named(file, what)
+        table = read_table(data, file, what, expanded_bytes_max)
+    stored = table
+    if groups:
+        table = in_log_order(stored)
     if verify:
         # Positions first: the key index is computed from them.
         _check_positions(table, pointer, what)
+        _check_bodies(table, what)
         _check_metadata(table, pointer, what)
-        found = table_setsum(table)
+        if groups:
+            check_groups(stored, groups, what)
+        # That of each group was checked.
+        found = sum_of(groups) if groups else table_setsum(table)
         if found != pointer.setsum:
             # Changed, or written so: most pages have a checksum of their own, which held.
             detail = f"expected setsum {pointer.setsum}, found {found}"
@@ -83,82 +89,178 @@ def decode(
     return Fragment(pointer, table)
 
 
-def _read(data: memoryview, pointer: FragmentPointer, what: str, expanded_bytes_max: int) -> pa.Table:
-    footer = read_footer(data)
-    _check_count(footer.num_records, pointer, what)
-    file = _open(data)
-    columns = file.schema_arrow.names
-    _check_schema(file.schema_arrow, what)
-    expansion = measure(data, footer, columns, what=what, expanded_bytes_max=expanded_bytes_max)
-    # Keep dictionaries: a value that a thousand records share is held once until its uses are counted.
-    shared = [columns[index] for index in sorted(expansion.dictionaries) if columns[index] in _BINARY]
-    if shared:
-        file = _open(data, shared)
-    table = file.read(use_threads=False)
-    _check_count(len(table), pointer, what)
-    table = _expand(table, expansion.num_bytes, what, expanded_bytes_max)
-    return table.combine_chunks().replace_schema_metadata(file.metadata.metadata)
+def open_fragment(data: memoryview, pointer: FragmentPointer, *, what: str = "") -> Opened:
+    """Read a file's footer, which is all that ``data`` need hold; CorruptError unless it is one of such a fragment."""
+    what = what or named(pointer)
+    with refusing(data, what):
+        return opened(data, pointer, what)
 
 
-def _open(data: memoryview, shared: Sequence[str] = ()) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        pa.BufferReader(data),
-        read_dictionary=shared,
-        # The bytes are in memory already.
-        pre_buffer=False,
-        page_checksum_verification=True,
-        thrift_string_size_limit=FOOTER_BYTES_MAX,
-        thrift_container_size_limit=ITEMS_MAX,
-    )
+def decode_keys(
+    data: memoryview, pointer: FragmentPointer, *, expanded_bytes_max: int, what: str = "", file: Opened | None = None
+) -> pa.Table:
+    """Decode the columns offset, timestamp_us and key of a fragment, and which records are tombstone records.
+
+    Of ``data`` only the footer and what ``key_ranges`` names need be the file's. Page checksums, positions, count
+    and, where present, the file's own metadata are checked; the setsum is not, since that takes the bodies.
+    ``file`` is what ``open_fragment`` has read of it.
+    """
+    what = what or named(pointer)
+    with refusing(data, what):
+        file = file or opened(data, pointer, what)
+        groups = groups_named(file, what)
+        table = read_table(data, file, what, expanded_bytes_max, _key_columns(file))
+    stored = table
+    if groups:
+        table = in_log_order(stored)
+    _check_positions(table, pointer, what)
+    if groups:
+        check_order(stored, groups, what)
+    _check_names(table, pointer, what)
+    tombstones = _tombstones(table, what)
+    table = table.replace_schema_metadata(None)
+    if "key" not in table.column_names:
+        table = table.add_column(2, "key", pa.nulls(len(table), pa.binary()))
+    return table.select(KEYED[:-1]).append_column("tombstone", pa.array(tombstones))
 
 
-def _check_count(found: int, pointer: FragmentPointer, what: str) -> None:
-    if found != pointer.num_records:
-        raise unreadable(what, f"expected {pointer.num_records} records, found {found}")
+def key_ranges(
+    data: memoryview, pointer: FragmentPointer, *, what: str = "", file: Opened | None = None
+) -> list[tuple[int, int]]:
+    """Name the byte ranges that ``decode_keys`` needs beside the footer, which is all that ``data`` need hold.
+
+    They are the bodies' as well in a file with keys that does not say which records are tombstone records.
+    """
+    what = what or named(pointer)
+    file = file or open_fragment(data, pointer, what=what)
+    chunks = chunks_of(file.footer, file.columns, _key_columns(file)).chunks
+    ranges = sorted((chunk.start, chunk.limit) for chunk in chunks)
+    if any(limit > len(data) for _, limit in ranges):
+        raise unreadable(what, f"expected columns within {len(data)} bytes, found others")
+    return ranges
 
 
-def _expand(table: pa.Table, num_bytes: int, what: str, expanded_bytes_max: int) -> pa.Table:
-    """Replace dictionary columns by their values, after checking the expanded size."""
-    for index, field in enumerate(table.schema):
-        if not pa.types.is_dictionary(field.type):
-            continue
-        column = table.column(index)
-        # The decoder does not check that an index lies within the dictionary.
-        column.validate(full=True)
-        num_bytes += sum(_repeated_bytes(chunk) for chunk in column.chunks)
-        check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
-        table = table.set_column(index, field.name, column.cast(field.type.value_type))
-    return table
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What the footer of a fragment that is arranged by key says: its groups, and the bytes at which each lies.
+
+    ``ending`` is the footer itself, and what follows it.
+    """
+
+    groups: tuple[KeyGroup, ...]
+    places: tuple[tuple[int, int], ...]
+    ending: bytes
+    footer: Footer
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes, about: most of it for where each column of a group lies."""
+        return len(self.ending) + len(self.groups) * _GROUP_MEMORY_BYTES
+
+    def span(self, key: bytes, *, prefix: bool = False) -> range:
+        """Return the numbers of the groups that may hold records of a key, or of all keys that begin so."""
+        return span(self.groups, key, prefix=prefix)
+
+    def num_records(self, numbers: range) -> int:
+        """Return how many records some groups hold."""
+        return sum(self.groups[number].num_records for number in numbers)
 
 
-def _repeated_bytes(chunk: pa.DictionaryArray) -> int:
-    lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0).to_numpy().astype(np.int64)
-    uses = np.bincount(chunk.indices.drop_null().to_numpy(), minlength=len(lengths))
-    return int(np.dot(lengths, uses))
+def read_arrangement(
+    data: memoryview, pointer: FragmentPointer, *, what: str = "", file: Opened | None = None
+) -> Arrangement | None:
+    """Read how a fragment is arranged by key, None if it is not; of ``data`` only the footer need be the file's.
+
+    The groups hold as many records as the file's row groups, and add up to the pointer's setsum.
+    """
+    what = what or named(pointer)
+    with refusing(data, what):
+        file = file or opened(data, pointer, what)
+        if file.columns != ARRANGED:
+            return None
+        groups, footer = groups_named(file, what), file.footer
+        chunks = {number: list(each) for number, each in groupby(footer.chunks, key=attrgetter("group"))}
+        if len(chunks) != len(groups):
+            raise unreadable(what, "expected a place in the file for each row group, found none")
+        if sum_of(groups) != pointer.setsum:
+            raise unreadable(what, f"expected groups with the setsum {pointer.setsum}, found {sum_of(groups)}")
+        places = tuple((min(c.start for c in each), max(c.limit for c in each)) for each in chunks.values())
+        if any(not 0 <= start <= limit <= len(data) for start, limit in places):
+            raise unreadable(what, f"expected columns within {len(data)} bytes, found others")
+        return Arrangement(groups, places, bytes(data[footer_start(data, len(data)) :]), footer)
+
+
+def decode_groups(
+    data: memoryview,
+    pointer: FragmentPointer,
+    arrangement: Arrangement,
+    numbers: range,
+    *,
+    expanded_bytes_max: int,
+    what: str = "",
+) -> pa.Table:
+    """Decode some groups of a fragment that is arranged by key; a table as that of ``Fragment``, with their records.
+
+    Of ``data`` only these groups, at their places, and the footer need be the file's. Page checksums, positions, the
+    order of the keys, and each group's count and setsum are checked.
+    """
+    what = what or named(pointer)
+    with refusing(data, what):
+        file = opened(data, pointer, what, arrangement.footer)
+        stored = read_table(data, file, what, expanded_bytes_max, numbers=numbers)
+    table = in_log_order(stored)
+    _check_positions(table, pointer, what)
+    _check_bodies(table, what)
+    check_groups(stored, [arrangement.groups[number] for number in numbers], what)
+    return table.replace_schema_metadata(None)
+
+
+def _key_columns(file: Opened) -> Sequence[str]:
+    return KEYED[:-1] if "key" not in file.columns or file.named(TOMBSTONES) is not None else KEYED
+
+
+def _tombstones(table: pa.Table, what: str) -> Flags:
+    if "body" in table.column_names:
+        _check_bodies(table, what)
+        return np.asarray(~table["body"].is_valid().to_numpy(), dtype=np.bool_)
+    if "key" not in table.column_names:
+        return np.zeros(len(table), dtype=np.bool_)
+    try:
+        tombstones = tombstones_from(table.schema.metadata[TOMBSTONES.encode()], len(table))
+    except ValueError as error:
+        raise unreadable(what, f"expected the rows of its tombstone records as {TOMBSTONES}, found {error}") from error
+    if np.any(tombstones & ~table["key"].is_valid().to_numpy()):
+        raise unreadable(what, "expected a key on every tombstone record, found none")
+    return tombstones
 
 
 def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
     """Check the file's own metadata, where present: readers by key trust its index."""
     metadata = table.schema.metadata or {}
+    expected: dict[str, str] = {}
+    if b"wal3.key_index" in metadata and "key" in table.column_names:
+        expected |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy())
+    if TOMBSTONES.encode() in metadata:
+        expected |= tombstones_as_text(~table["body"].is_valid().to_numpy())
+    _check_names(table, pointer, what, expected)
+
+
+def _check_names(
+    table: pa.Table, pointer: FragmentPointer, what: str, further: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Check the metadata that repeats the pointer, and ``further`` ones, where present."""
+    metadata = table.schema.metadata or {}
     expected = {
         "wal3.writer": check_fragment_path(pointer.path, pointer.seq_no),
         "wal3.fragment_seq_no": str(pointer.seq_no),
         "wal3.setsum": pointer.setsum.hexdigest(),
+        **further,
     }
-    if b"wal3.key_index" in metadata and "key" in table.column_names:
-        expected |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy())
     for name, value in expected.items():
         found = metadata.get(name.encode())
         if found is not None and found != value.encode():
             wrong = foreign if name == "wal3.writer" else unreadable
             raise wrong(what, f"expected {value[:80]!r} as the file's {name}, found {found[:80]!r}")
-
-
-def _check_schema(schema: pa.Schema, what: str) -> None:
-    fitting = schema.names in (PLAIN, KEYED) and all(field.type in _COLUMN_TYPES[field.name] for field in schema)
-    if not fitting:
-        found = schema.to_string()[:200]
-        raise unreadable(what, f"expected columns offset, timestamp_us, key?, body, found {found!r}")
 
 
 def _check_positions(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
@@ -172,8 +274,10 @@ def _check_positions(table: pa.Table, pointer: FragmentPointer, what: str) -> No
     if not (rising and inside and in_time):
         found = f"{offsets[0]}@{timestamps_us[0]} to {offsets[-1]}@{timestamps_us[-1]}"
         raise unreadable(what, f"expected rising positions from {start} to {limit}, found {found}")
-    bodies = table["body"]
-    if bodies.null_count and _has_bodiless_record(table):
+
+
+def _check_bodies(table: pa.Table, what: str) -> None:
+    if table["body"].null_count and _has_bodiless_record(table):
         raise unreadable(what, "expected a key on every record without a body, found none")
 
 

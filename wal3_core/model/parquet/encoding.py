@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wal3_core.model.parquet.columns import key_index
+from wal3_core.model.parquet.columns import ARRANGED, Offsets, group_setsums, key_index, table_setsum
+from wal3_core.model.parquet.key_groups import KEY_GROUPS, arranged, cuts, described, groups_as_text, sum_of
+from wal3_core.model.parquet.lane_columns import lanes_setsums
+from wal3_core.model.parquet.tombstone_rows import tombstones_as_text
 from wal3_core.model.record import keyed_setsum, plain_setsum
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from wal3_core.model.setsum import Setsum
 
 FORMAT_VERSION = "1"
+# Of files whose rows are arranged by key.
+ARRANGED_FORMAT_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,72 +40,154 @@ class FragmentSource:
     """Records about to become a fragment: where they start, and who writes them.
 
     ``keys`` is None when no record has one; then every record has a body. ``timestamps_us`` is None
-    when every record has the start's.
+    when every record has the start's. ``offsets``, which rise, is None when they are dense from the start on. Without
+    ``tombstone_rows`` the file does not say which records are tombstone records, as in files of versions that did not
+    write that.
     """
 
     start: LogPosition
     seq_no: FragmentSeqNo
     token: str
-    keys: Sequence[bytes | None] | None
-    bodies: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | pa.BinaryArray | None
+    bodies: Sequence[bytes | None] | pa.BinaryArray
     timestamps_us: Sequence[int] | None = None
+    tombstone_rows: bool = True
+    offsets: Sequence[int] | None = None
 
 
 def encode(source: FragmentSource) -> EncodedFragment:
-    """Encode records at dense offsets from ``source.start``."""
-    count = len(source.bodies)
-    keys, bodies = source.keys, source.bodies
-    offsets = range(source.start.offset, source.start.offset + count)
-    timestamps_us = source.timestamps_us or [source.start.timestamp_us] * count
-    columns = {
-        "offset": pa.array(np.arange(offsets.start, offsets.stop, dtype=np.uint64)),
-        "timestamp_us": pa.array(np.fromiter(timestamps_us, dtype=np.uint64, count=count)),
-    }
-    if keys is None:
-        filled = cast("Sequence[bytes]", bodies)
-        setsum = plain_setsum(offsets, timestamps_us, filled)
-        columns["body"] = _filled_array(filled)
-    else:
-        setsum = keyed_setsum(offsets, timestamps_us, keys, bodies)
-        columns["key"], columns["body"] = _binary_array(keys), _binary_array(bodies)
+    """Encode records at their offsets; the same source always gives the same bytes."""
+    columns = {"offset": pa.array(_offset_column(source)), "timestamp_us": pa.array(_timestamp_column(source))}
+    if source.keys is not None:
+        columns["key"] = binary_array(source.keys)
+    columns["body"] = binary_array(source.bodies)
+    table = pa.table(columns)
+    setsum = _source_setsum(source, table)
+    return _encoded(table, setsum, source.seq_no, source.token, tombstone_rows=source.tombstone_rows)
+
+
+def _source_setsum(source: FragmentSource, table: pa.Table) -> Setsum:
+    if isinstance(source.bodies, pa.Array):
+        return table_setsum(table)
+    summed = lanes_setsums(table, [0])
+    if summed is not None:
+        return summed[0]
+    # Without lanes, the values are at hand: they need not be taken out of the columns.
+    offsets, timestamps_us = (table[name].to_numpy().tolist() for name in ("offset", "timestamp_us"))
+    if source.keys is None:
+        return plain_setsum(offsets, timestamps_us, cast("Sequence[bytes]", source.bodies))
+    return keyed_setsum(offsets, timestamps_us, source.keys, source.bodies)
+
+
+def encode_table(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> EncodedFragment:
+    """Encode records that were decoded before, with the columns offset, timestamp_us, key and body."""
+    table = table.combine_chunks()
+    if table["key"].null_count == len(table):
+        table = table.drop_columns("key")
+    return _encoded(table, table_setsum(table), seq_no, token, tombstone_rows=True)
+
+
+def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> EncodedFragment:
+    """Encode records that were decoded before, so that the records of each key lie together.
+
+    Only the order of the rows in the file differs: ``decode`` gives the same records as of any other fragment. Records
+    of which none has a key are encoded as ``encode_table`` does.
+    """
+    table = table.combine_chunks()
+    if table["key"].null_count == len(table):
+        return encode_table(table, seq_no=seq_no, token=token)
+    # Rows are counted in the order of the offsets, in which records are read.
+    tombstones = tombstones_as_text(table["body"].is_null().to_numpy())
+    table = arranged(table).combine_chunks().select(ARRANGED)
+    begins = cuts(table)
+    parts = [table.slice(begin, limit - begin) for begin, limit in pairwise([*begins, len(table)])]
+    groups = described(table["key"], begins, group_setsums(table, begins))
+    setsum = sum_of(groups)
     metadata = {
-        "wal3.format_version": FORMAT_VERSION,
-        "wal3.writer": source.token,
-        "wal3.fragment_seq_no": str(source.seq_no),
-        "wal3.setsum": setsum.hexdigest(),
-        **({} if keys is None else key_index(columns["key"], columns["offset"].to_numpy())),
+        **_identity(ARRANGED_FORMAT_VERSION, token, seq_no, setsum),
+        **tombstones,
+        KEY_GROUPS: groups_as_text(groups),
     }
-    return EncodedFragment(data=_write(pa.table(columns), metadata), setsum=setsum)
+    # Where each row group begins is all that statistics could say.
+    return EncodedFragment(data=_write(parts, metadata, statistics=[]), setsum=setsum)
 
 
-def _write(table: pa.Table, metadata: dict[str, str]) -> memoryview:
+def _encoded(
+    table: pa.Table, setsum: Setsum, seq_no: FragmentSeqNo, token: str, *, tombstone_rows: bool
+) -> EncodedFragment:
+    keyed = "key" in table.column_names
+    metadata = {
+        **_identity(FORMAT_VERSION, token, seq_no, setsum),
+        **(_key_metadata(table, tombstone_rows=tombstone_rows) if keyed else {}),
+    }
+    return EncodedFragment(data=_write([table], metadata, statistics=["offset", "timestamp_us"]), setsum=setsum)
+
+
+def _identity(version: str, token: str, seq_no: FragmentSeqNo, setsum: Setsum) -> dict[str, str]:
+    return {
+        "wal3.format_version": version,
+        "wal3.writer": token,
+        "wal3.fragment_seq_no": str(seq_no),
+        "wal3.setsum": setsum.hexdigest(),
+    }
+
+
+def _key_metadata(table: pa.Table, *, tombstone_rows: bool) -> dict[str, str]:
+    """Describe the keys, so that they can be read without the bodies."""
+    described = key_index(table["key"].combine_chunks(), table["offset"].to_numpy(), if_shorter=True)
+    if tombstone_rows:
+        described |= tombstones_as_text(table["body"].is_null().to_numpy())
+    return described
+
+
+def _offset_column(source: FragmentSource) -> Offsets:
+    count = len(source.bodies)
+    if source.offsets is None:
+        return np.arange(source.start.offset, source.start.offset + count, dtype=np.uint64)
+    return np.fromiter(source.offsets, dtype=np.uint64, count=count)
+
+
+def _timestamp_column(source: FragmentSource) -> Offsets:
+    count = len(source.bodies)
+    if source.timestamps_us is None:
+        return np.full(count, source.start.timestamp_us, dtype=np.uint64)
+    return np.fromiter(source.timestamps_us, dtype=np.uint64, count=count)
+
+
+def _write(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: Sequence[str]) -> memoryview:
+    """Write a file of some row groups."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
-        table.schema,
+        groups[0].schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=False,
-        write_statistics=["offset", "timestamp_us"],
+        write_statistics=list(statistics) or False,
         write_page_checksum=True,
         store_schema=False,
     ) as writer:
-        writer.write_table(table, row_group_size=max(1, table.num_rows))
+        for table in groups:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(metadata)
     return memoryview(sink.getvalue()).cast("B")
 
 
-def _filled_array(values: Sequence[bytes], validity: pa.Buffer | None = None) -> pa.Array:
+def binary_array(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:
+    """Make an array of values, None for a null; an array stays as it is."""
+    if isinstance(values, pa.Array):
+        return values
+    if None not in values:
+        return _filled_array(cast("Sequence[bytes]", values))
+    present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+    validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return _filled_array([value or b"" for value in values], validity)
+
+
+def _filled_array(values: Sequence[bytes], validity: pa.Buffer | None = None) -> pa.BinaryArray:
     """Build a column from its buffers: several times as fast as ``pa.array`` of a list."""
     count = len(values)
     offsets = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=count), out=offsets[1:])
-    data = pa.py_buffer(b"".join(values))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), data])
-
-
-def _binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """Build a column that may have nulls."""
-    present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
-    validity = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return _filled_array([value or b"" for value in values], validity)
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

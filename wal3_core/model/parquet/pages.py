@@ -10,10 +10,11 @@ Source: the Parquet format, "Metadata" and "Data Pages".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.damage import unreadable
+from wal3_core.model.parquet.key_groups import GROUPS_MAX
 from wal3_core.model.parquet.thrift import (
     BINARY,
     I32,
@@ -21,6 +22,7 @@ from wal3_core.model.parquet.thrift import (
     STRUCT,
     Layout,
     Struct,
+    alike,
     number,
     read_struct,
     struct,
@@ -42,7 +44,9 @@ PAGES_MAX = 16_384
 _CODECS = frozenset({0, 1, 2, 6, 7})
 # PLAIN, and the dictionary encoding's two numbers. Delta encodings are refused: a value repeats parts of earlier
 # ones, and the page has counts of its own, so that it expands without bound.
-_ENCODINGS = frozenset({0, 2, 8})
+PLAIN_OR_DICTIONARY = frozenset({0, 2, 8})
+# As many bytes as PLAIN, in another order.
+BYTE_STREAM_SPLIT = 9
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 # For each page type: the header's field with the type's own struct, and the field of the encoding in it.
 _PARTS = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_V2: (8, 4)}
@@ -54,15 +58,17 @@ _COLUMN_METADATA = Layout(
 )
 _COLUMN_KEY = Layout(below={2: Layout(lists={1: BINARY})})
 _ROW_GROUP = Layout(lists={1: STRUCT, 4: STRUCT}, below={1: Layout(below={3: _COLUMN_METADATA, 8: _COLUMN_KEY})})
-_FOOTER = Layout(lists={2: STRUCT, 4: STRUCT, 5: STRUCT, 7: STRUCT}, below={4: _ROW_GROUP})
+_FOOTER = Layout(lists={2: STRUCT, 4: STRUCT, 5: STRUCT, 7: STRUCT}, below={4: _ROW_GROUP}, longest={4: GROUPS_MAX})
+# Of a column of a row group: where its pages begin, its codec, where its dictionary begins, its size, its values.
+_COLUMN_NUMBERS = 5
 _MAGIC = b"PAR1"
 _ENDING_BYTES = 4 + len(_MAGIC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A run of one column's pages: where it starts and ends in the file, and how many values it has."""
+class Chunk(NamedTuple):
+    """A run of one column's pages in a row group: where it starts and ends in the file, and how many values it has."""
 
+    group: int
     column: int
     start: int
     limit: int
@@ -71,9 +77,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """The records and pages that a file's footer declares; not yet compared with the pages."""
+    """The records, of each row group also, and pages that a file's footer declares; not yet compared with the pages."""
 
     num_records: int
+    groups: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -98,39 +105,62 @@ class _Page:
 
 def read_footer(data: memoryview) -> Footer:
     """Read a file's footer; ValueError when it is missing, too large, or unlike any fragment's."""
-    start = len(data) - _ENDING_BYTES - int.from_bytes(data[-_ENDING_BYTES : -len(_MAGIC)], "little")
-    if len(data) < _ENDING_BYTES or data[-len(_MAGIC) :] != _MAGIC or start < 0 or len(data) - start > FOOTER_BYTES_MAX:
-        message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
-        raise ValueError(message)
+    start = footer_start(data, len(data))
     fields, limit = read_struct(data[:-_ENDING_BYTES], start, _FOOTER)
-    groups = structs(fields, 4)
+    found = alike(fields, 4)
+    groups = list(map(_numbers, structs(fields, 4))) if found is None else found.numbers(_numbers(found.form))
+    counts = tuple(group[0] for group in groups)
     num_records = number(fields, 3, I64)
-    if limit != len(data) - _ENDING_BYTES or num_records != sum(number(group, 3, I64) for group in groups):
+    if limit != len(data) - _ENDING_BYTES or num_records != sum(counts):
         message = f"a footer that ends at {limit}, or row groups that do not hold its {num_records} records"
         raise ValueError(message)
-    return Footer(num_records=num_records, chunks=tuple(chunk for group in groups for chunk in _chunks(group)))
+    return Footer(num_records=num_records, groups=counts, chunks=tuple(_chunks(groups)))
 
 
-def _chunks(group: Struct) -> Iterator[Chunk]:
-    for column, entry in enumerate(structs(group, 1)):
-        fields = struct(entry, 3)
-        start, codec = number(fields, 9, I64), number(fields, 4, I32)
-        dictionary = number(fields, 11, I64) if 11 << 4 | I64 in fields else 0
-        # The decoder starts at the dictionary.
-        start = dictionary if 0 < dictionary < start else start
-        chunk = Chunk(
-            column=column, start=start, limit=start + number(fields, 7, I64), num_values=number(fields, 5, I64)
-        )
-        if codec not in _CODECS or chunk.num_values != number(group, 3, I64):
-            message = f"column {column}: {chunk.num_values} values in a row group of others, or codec {codec}"
-            raise ValueError(message)
-        if chunk.num_values:
-            # Without values the decoder reads no page, and some writers record no place for one.
-            yield chunk
+def footer_start(ending: memoryview, num_bytes: int) -> int:
+    """Return where a file's footer begins, given the file's last bytes and its size; ValueError as ``read_footer``."""
+    start = num_bytes - _ENDING_BYTES - int.from_bytes(ending[-_ENDING_BYTES : -len(_MAGIC)], "little")
+    small = start >= 0 and num_bytes - start <= FOOTER_BYTES_MAX
+    if len(ending) < _ENDING_BYTES or ending[-len(_MAGIC) :] != _MAGIC or not small:
+        message = f"no footer of at most {FOOTER_BYTES_MAX} bytes at its end"
+        raise ValueError(message)
+    return start
+
+
+def _numbers(group: Struct) -> list[int]:
+    """Return a row group's number of records, and ``_COLUMN_NUMBERS`` for each of its columns."""
+    found = [number(group, 3, I64)]
+    for entry in structs(group, 1):
+        column = struct(entry, 3)
+        pages = number(column, 9, I64)
+        # Without a dictionary its place is that of the pages.
+        dictionary = number(column, 11, I64) if 11 << 4 | I64 in column else pages
+        found += [pages, number(column, 4, I32), dictionary, number(column, 7, I64), number(column, 5, I64)]
+    return found
+
+
+def _chunks(groups: Sequence[Sequence[int]]) -> Iterator[Chunk]:
+    for at, numbers in enumerate(groups):
+        for column, first in enumerate(range(1, len(numbers), _COLUMN_NUMBERS)):
+            pages, codec, dictionary, num_bytes, num_values = numbers[first : first + _COLUMN_NUMBERS]
+            # The decoder starts at the dictionary.
+            start = dictionary if 0 < dictionary < pages else pages
+            if codec not in _CODECS or num_values != numbers[0]:
+                message = f"column {column}: {num_values} values in a row group of others, or codec {codec}"
+                raise ValueError(message)
+            if num_values:
+                # Without values the decoder reads no page, and some writers record no place for one.
+                yield Chunk(at, column, start, start + num_bytes, num_values)
 
 
 def measure(
-    data: memoryview, footer: Footer, columns: Sequence[str], *, what: str, expanded_bytes_max: int
+    data: memoryview,
+    footer: Footer,
+    columns: Sequence[str],
+    *,
+    what: str,
+    expanded_bytes_max: int,
+    encodings: frozenset[int] = PLAIN_OR_DICTIONARY,
 ) -> Expansion:
     """Read every page's header; CorruptError when the pages expand beyond the limit, or contradict the footer.
 
@@ -141,7 +171,7 @@ def measure(
     dictionaries: set[int] = set()
     for chunk in footer.chunks:
         num_values = 0
-        for page in _pages(data, chunk, what):
+        for page in _pages(data, chunk, what, encodings):
             num_bytes += page.expanded_bytes
             check_expansion(num_bytes, what=what, expanded_bytes_max=expanded_bytes_max)
             num_pages += 1
@@ -169,12 +199,12 @@ def check_expansion(num_bytes: int, *, what: str, expanded_bytes_max: int) -> No
         raise CorruptError(message)
 
 
-def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
+def _pages(data: memoryview, chunk: Chunk, what: str, encodings: frozenset[int]) -> Iterator[_Page]:
     """Iterate over the pages of one chunk in the decoder's order."""
     at = chunk.start
     while at < chunk.limit:
         try:
-            page = _page(data[: min(chunk.limit, at + _HEADER_BYTES_MAX)], at, leading=at == chunk.start)
+            page = _page(data[: min(chunk.limit, at + _HEADER_BYTES_MAX)], at, encodings, leading=at == chunk.start)
         except ValueError as error:
             raise unreadable(what, f"column {chunk.column}: expected a page at byte {at}, found {error}") from error
         if page.limit > min(chunk.limit, len(data)):
@@ -183,7 +213,7 @@ def _pages(data: memoryview, chunk: Chunk, what: str) -> Iterator[_Page]:
         yield page
 
 
-def _page(data: memoryview, at: int, *, leading: bool) -> _Page:
+def _page(data: memoryview, at: int, encodings: frozenset[int], *, leading: bool) -> _Page:
     fields, following = read_struct(data, at)
     limit = following + number(fields, 3, I32)
     kind = number(fields, 1, I32)
@@ -193,8 +223,8 @@ def _page(data: memoryview, at: int, *, leading: bool) -> _Page:
     field, encoding_field = _PARTS[kind]
     part = struct(fields, field)
     encoding, num_values = number(part, encoding_field, I32), number(part, 1, I32)
-    if encoding not in _ENCODINGS:
-        message = f"encoding {encoding}, where {sorted(_ENCODINGS)} are known"
+    if encoding not in encodings:
+        message = f"encoding {encoding}, where {sorted(encodings)} are known"
         raise ValueError(message)
     dictionary = kind == _DICTIONARY_PAGE
     return _Page(

@@ -7,10 +7,10 @@ holds the position, the write came too late, and the cursor is put back. Source:
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import checked, instance_of, make_plain, text
+from wal3_core.arguments import checked, instance_of, integer, make_plain, optional, record_bytes, several, text, wrong
 from wal3_core.errors import (
     CorruptError,
     CursorConflictError,
@@ -18,12 +18,16 @@ from wal3_core.errors import (
     InvalidRequestError,
     LogNotFoundError,
     LogReplacedError,
+    StoreDeniedError,
 )
+from wal3_core.model.compacting import withdraw_compaction
 from wal3_core.model.cursor import BYTES_MAX, Cursor
+from wal3_core.model.offset_ranges import OffsetRanges
 from wal3_core.model.paths import CURSOR_FOLDER, check_cursor_name, cursor_name, cursor_path
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Record, position_after
 from wal3_core.model.strict_json import U64_MAX
+from wal3_core.model.subscription import Subscribed
 from wal3_core.options import CURSORS_AHEAD, RetryOptions
 from wal3_core.runtime import Runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -31,9 +35,10 @@ from wal3_core.storage.documents.named_store import NamedStore
 from wal3_core.storage.object_store import Etag, ObjectStore, log_store, object_url, share_of
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import attempts, for_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
@@ -69,7 +74,7 @@ class CursorStore:
         log_id: LogId | None = None,
     ) -> None:
         self._runtime = runtime or shared_runtime()
-        retry = retry or RetryOptions()
+        self._retry = retry = retry or RetryOptions()
         inside = patient(log_store(store, log), self._runtime, retry)
         self._manifests = ManifestStore(inside, self._runtime, retry, log_id=log_id)
         self._store = self._manifests.objects
@@ -78,14 +83,15 @@ class CursorStore:
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition))
-    def init(self, name: str, position: LogPosition) -> Witness:
+    @checked(name=check_cursor_name, position=instance_of(LogPosition), subscribed=optional(instance_of(Subscribed)))
+    def init(self, name: str, position: LogPosition, *, subscribed: Subscribed | None = None) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
-        GarbageCollectedError when the position is gone: the cursor is then at the log's first position.
+        GarbageCollectedError when the position is gone: the cursor is then at the log's first position. ``subscribed``
+        makes it the cursor of a subscription to a feed.
         """
         self._check_position(name, position)
-        witness = self._create(name, position)
+        witness = self._create(name, self._cursor(position, generation=0, subscribed=subscribed))
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
@@ -105,23 +111,47 @@ class CursorStore:
             return None
         return Witness(seen.document, seen.etag)
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition, Record), witness=instance_of(Witness))
-    def save(self, name: str, position: LogPosition | Record, witness: Witness) -> Witness:
+    @checked(
+        name=check_cursor_name,
+        position=instance_of(LogPosition, Record),
+        witness=instance_of(Witness),
+        keys=several,
+        subscribed=optional(instance_of(Subscribed)),
+    )
+    def save(
+        self,
+        name: str,
+        position: LogPosition | Record,
+        witness: Witness,
+        *,
+        keys: Iterable[tuple[bytes, int]] = (),
+        subscribed: Subscribed | None = None,
+    ) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
         A record as the position means that it is processed: the cursor moves to the offset after it.
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
+        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
+
+        Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
+        what is at or after the position is delivered again.
         """
         position = position_after(position) if isinstance(position, Record) else position
-        self._check_position(name, position)
+        ahead = tuple(map(_plain_key, keys))
+        self._check_position(name, position, ahead)
         if witness.cursor.log_id != self._manifests.log_id():
             message = (
                 f"cursor {name}: expected one of log {self._manifests.log_id()}, found one of log"
                 f" {witness.cursor.log_id}, which had this name before: load it again"
             )
             raise LogReplacedError(message)
-        moved = self._cursor(position, generation=witness.cursor.generation + 1)
+        moved = self._cursor(
+            position,
+            generation=witness.cursor.generation + 1,
+            subscribed=subscribed or _nothing_done(witness.cursor.subscribed),
+        )
+        moved = _with_keys(name, moved, ahead)
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
@@ -139,7 +169,7 @@ class CursorStore:
         return found
 
     def offsets(self) -> dict[str, int]:
-        """Load the offsets of all cursors, by name; CorruptError for a file that is no cursor.
+        """Load the offsets of all cursors that keep records, by name; CorruptError for a file that is no cursor.
 
         Does not check that the log still exists: a collector learns that from its CAS.
         """
@@ -147,7 +177,8 @@ class CursorStore:
         for path, witness in self._survey():
             if isinstance(witness, CorruptError):
                 raise witness
-            found[cursor_name(path)] = witness.cursor.position.offset
+            if witness.cursor.pins:
+                found[cursor_name(path)] = witness.cursor.position.offset
         return found
 
     def survey(self) -> Iterator[tuple[str, Witness | CorruptError]]:
@@ -178,25 +209,24 @@ class CursorStore:
         A tombstone of some 250 bytes stays as long as the log. UnavailableError when it is undetermined whether the
         cursor was deleted.
         """
-        path = cursor_path(name)
         self._manifest()
-        self._cursors.delete(path)
+        self._cursors.delete(cursor_path(name))
 
-    def _cursor(self, position: LogPosition, *, generation: int) -> Cursor:
-        return Cursor(
-            position=position,
-            epoch_us=self._runtime.now_us(),
-            generation=generation,
-        )
+    def _cursor(self, position: LogPosition, *, generation: int, subscribed: Subscribed | None) -> Cursor:
+        now_us = self._runtime.now_us()
+        return Cursor(position=position, epoch_us=now_us, generation=generation, subscribed=subscribed)
 
-    def _check_position(self, name: str, position: LogPosition) -> None:
+    def _check_position(self, name: str, position: LogPosition, keys: tuple[tuple[bytes, int], ...] = ()) -> None:
         # The log's end never moves back, so an offset below a known end is valid.
         known = None if self._known is None else self._known.manifest
-        if known is None or position.offset > known.next.position.offset:
+        furthest = max([position.offset, *(offset for _, offset in keys)])
+        if known is None or furthest > known.next.position.offset:
             known = self._manifest()
         limit = known.next.position
-        if not 1 <= position.offset <= limit.offset:
-            message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {position.offset}"
+        if position.offset < 1 or furthest > limit.offset:
+            # Beyond the end, it would skip what is appended there.
+            found = position.offset if position.offset < 1 else furthest
+            message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
             raise InvalidRequestError(message)
         if not 0 <= position.timestamp_us <= U64_MAX:
             message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
@@ -207,13 +237,13 @@ class CursorStore:
         self._known = known
         return known.manifest
 
-    def _create(self, name: str, position: LogPosition) -> Witness:
+    def _create(self, name: str, cursor: Cursor) -> Witness:
         path = cursor_path(name)
         seen = self._cursors.look(path)
         if seen is not None and isinstance(seen.document, Cursor):
             return self._saved(name, None, "no cursor")
         generation, etag = (0, None) if seen is None else (seen.document.generation, seen.etag)
-        saved = self._cursors.save(path, self._cursor(position, generation=generation + 1), etag)
+        saved = self._cursors.save(path, replace(cursor, generation=generation + 1), etag)
         return self._saved(name, saved, "no cursor")
 
     def _put(self, name: str, cursor: Cursor, witness: Witness) -> Witness:
@@ -228,18 +258,73 @@ class CursorStore:
             raise CursorConflictError(message)
         return Witness(saved.document, saved.etag)
 
+    def _withdraw_compaction(self, position: LogPosition) -> None:
+        """Withdraw a pass that is announced above the position: it may have read the cursors before.
+
+        A process that is not allowed to change the manifest waits until the pass is over: it sees this cursor, or is
+        installed before this returns.
+        """
+
+        def withdrawn(manifest: Manifest) -> Manifest | None:
+            announced = manifest.compacting
+            above = announced is not None and announced.limit > position.offset
+            return withdraw_compaction(manifest) if above else None
+
+        denied: StoreDeniedError | None = None
+        for _ in attempts(for_store(self._retry, self._store), self._runtime):
+            known = self._known
+            assert known is not None
+            if withdrawn(known.manifest) is None:
+                return
+            if denied is None:
+                try:
+                    self._manifests.change(known, withdrawn)
+                except StoreDeniedError as error:
+                    denied = error
+            self._manifest()
+        if denied is not None:
+            raise denied
+
     def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
         first = self._manifest().first_kept.position
-        position = saved.cursor.position
+        position, subscribed = saved.cursor.position, saved.cursor.subscribed
+        if not saved.cursor.pins:
+            return
         if position.offset >= first.offset:
+            self._withdraw_compaction(position)
             return
         # By CAS, so that a move by another process meanwhile stands. A new cursor is not deleted but put at the log's
         # first position, since another process may already rely on it.
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
-            self._put(name, self._cursor(back, generation=saved.cursor.generation + 1), saved)
+            moved = self._cursor(back, generation=saved.cursor.generation + 1, subscribed=_nothing_done(subscribed))
+            self._put(name, moved, saved)
+            # Like any cursor that was moved back: a pass may have read the cursors before.
+            self._manifest()
+            self._withdraw_compaction(back)
         message = (
             f"cursor {name}: expected an offset the log holds, from {first.offset}, found {position.offset};"
             f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
         raise GarbageCollectedError(message)
+
+
+def _plain_key(pair: object) -> tuple[bytes, int]:
+    if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - a key and an offset
+        raise wrong("keys", "pairs of a key and an offset", pair)
+    key, offset = pair
+    return record_bytes(key, "keys: key"), integer(offset, "keys: offset")
+
+
+def _with_keys(name: str, cursor: Cursor, keys: tuple[tuple[bytes, int], ...]) -> Cursor:
+    """Return the cursor of a consumer by key; CursorConflictError for that of a subscription."""
+    moved = replace(cursor, keys=keys)
+    if moved.keys and moved.subscribed is not None:
+        message = f"cursor {name}: expected that of a consumer by key, found that of a subscription to a feed"
+        raise CursorConflictError(message)
+    return moved
+
+
+def _nothing_done(subscribed: Subscribed | None) -> Subscribed | None:
+    """Return the subscription of a cursor that is put to another place."""
+    return None if subscribed is None else replace(subscribed, done=OffsetRanges())

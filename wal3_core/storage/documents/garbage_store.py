@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from wal3_core.model.garbage import BYTES_MAX, Garbage
 from wal3_core.model.paths import CLOCK, GARBAGE_FOLDER, check_garbage_path, mark_path, marked_path
 from wal3_core.storage.documents.document_store import DocumentStore
+from wal3_core.storage.documents.pass_store import note_deleted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +78,11 @@ class GarbageStore(DocumentStore[Garbage]):
         """Remove a document's mark, so that the document is read again."""
         self.delete(mark_path(path))
 
-    def forget(self, path: str) -> None:
-        """Remove a document, and then its mark."""
+    def forget(self, path: str, *, all_deleted: bool) -> None:
+        """Remove a document that is done with, and then its mark; note the time if all that it names is deleted."""
+        # Before the document goes: a failure here is repeated with it.
+        if all_deleted:
+            note_deleted(self._store, path)
         self.delete(path)
         self.unmark(path)
 

@@ -1,12 +1,14 @@
 """A log's policy on storage: one document, swapped by CAS.
 
 A change writes the policy first and reads the manifest afterwards: an announced collection may have used the
-earlier policy, and is withdrawn (INV-14). Source: docs/protocol.md, "Policies".
+earlier policy, and is withdrawn (INV-14). The manifest is ``keyed`` while the policy has passes go over the log.
+Source: docs/protocol.md, "Policies".
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, wrong
@@ -16,7 +18,7 @@ from wal3_core.model.policy import BYTES_MAX, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.documents.document_store import DocumentStore, Seen
-from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 from wal3_core.storage.object_store import ObjectStore, Unknown, log_store
 from wal3_core.storage.opening import opening, options_of
 from wal3_core.storage.patient import patient
@@ -24,6 +26,7 @@ from wal3_core.storage.patient import patient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
 
 # Enough for two people who change one policy at the same time.
@@ -76,7 +79,8 @@ class PolicyStore:
     def change(self, change: Callable[[Policy], Policy]) -> Policy:
         """Apply ``change`` to the current policy; InvalidRequestError for a policy that is not valid.
 
-        Everything that the log holds when this returns is collected by the new policy, or not at all.
+        Everything that the log holds when this returns is collected by the new policy, or not at all. If
+        compactions go over the log, an append that begins after this has to have a key.
         LogReplacedError when the name now leads to another log.
         """
         for _ in range(_TRIES_MAX):
@@ -89,7 +93,9 @@ class PolicyStore:
             changed.check()
             saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
             if isinstance(saved, Seen):
-                self._withdraw_announced()
+                base = self._manifests.load()
+                self._withdraw_announced(base)
+                self._set_keyed(saved.document, base)
                 return saved.document
             if isinstance(saved, Unknown):
                 # The other version may be a change of this one, which must not be made twice.
@@ -101,8 +107,32 @@ class PolicyStore:
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
 
-    def _withdraw_announced(self) -> None:
-        """Withdraw an announced collection, so that it is planned again: it may have read the earlier policy."""
-        base = self._manifests.load()
-        if base.manifest.announced is not None:
-            self._manifests.withdraw(base, base.manifest.announced)
+    def _withdraw_announced(self, base: Installed) -> None:
+        """Withdraw an announced collection or compaction: it may have read the earlier policy, and is planned again."""
+
+        def withdrawn(manifest: Manifest) -> Manifest | None:
+            idle = manifest.announced is None and manifest.compacting is None
+            return None if idle else replace(manifest, announced=None, compacting=None)
+
+        self._manifests.change(base, withdrawn)
+
+    def align_keyed(self) -> None:
+        """Make the manifest ``keyed`` as the policy says: the process that changed the policy may have died."""
+        self._set_keyed(self.load(), self._manifests.load())
+
+    def _set_keyed(self, policy: Policy, base: Installed) -> None:
+        """Set or remove the manifest's ``keyed``, until it agrees with a policy that was read after the last change.
+
+        Another process may have changed the policy meanwhile, and have found the manifest as that policy wants it.
+        """
+        for _ in range(_TRIES_MAX):
+            if base.manifest.keyed == policy.has_passes:
+                return
+            self._manifests.change(base, partial(_keyed, wanted=policy.has_passes))
+            policy, base = self.load(), self._manifests.load()
+        message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
+        raise UnavailableError(message)
+
+
+def _keyed(manifest: Manifest, *, wanted: bool) -> Manifest | None:
+    return None if manifest.keyed == wanted else replace(manifest, keyed=wanted)

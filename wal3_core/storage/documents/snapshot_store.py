@@ -35,14 +35,20 @@ class SnapshotStore:
     def load(self, pointer: SnapshotPointer) -> Snapshot:
         """Return the snapshot, checked against its pointer; SnapshotMissingError when it is gone."""
         self._runtime.check_process()
+        known = self.held(pointer)
+        if known is not None:
+            return known
+        snapshot = reread_if_damaged(lambda: self._read(pointer), self._store)
+        self._keep(pointer.path, snapshot)
+        return snapshot
+
+    def held(self, pointer: SnapshotPointer) -> Snapshot | None:
+        """Return the snapshot if it is cached; no request."""
         with self._lock:
             known = self._loaded.get(pointer.path)
             if known is not None:
                 self._loaded.move_to_end(pointer.path)
-                return known
-        snapshot = reread_if_damaged(lambda: self._read(pointer), self._store)
-        self._keep(pointer.path, snapshot)
-        return snapshot
+            return known
 
     def _read(self, pointer: SnapshotPointer) -> Snapshot:
         data = self._store.read(pointer.path, length=BYTES_MAX + 1)

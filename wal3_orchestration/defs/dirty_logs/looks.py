@@ -12,7 +12,7 @@ from wal3_core.fleet.asking import ask
 from wal3_core.fleet.rollup import FinishedRollUp, RollUp
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model.rollup_plan import RollUpPlan
-from wal3_core.runtime import shared_runtime
+from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.rollup import plan_rollups
 
 if TYPE_CHECKING:
@@ -148,9 +148,14 @@ def still_valid(store: ObjectStore, plan: RollUpPlan, limits: RollUpResource) ->
     return (now.log_id, now.generation) == (plan.stretch.log_id, plan.stretch.generation)
 
 
-def rolled_up(store: ObjectStore, looks: Iterable[Look]) -> dict[str, int]:
-    """Return the quiet dirty logs of which a collection can take something, each with its cursor's offset."""
-    quiet = [each.plan.stretch for each in looks if each.plan is not None and not each.waiting]
+def rolled_up(store: ObjectStore, looks: Iterable[Look], *, quiet_s: float) -> dict[str, int]:
+    """Return the quiet dirty logs of which a collection can take something, each with its cursor's offset.
+
+    Those that were appended to less than ``quiet_s`` seconds ago are left to the next round that they ask for.
+    """
+    until_us = shared_runtime().now_us() - quiet_s * US_PER_S
+    read = [each.plan.stretch for each in looks if each.plan is not None and not each.waiting]
+    quiet = [stretch for stretch in read if stretch.limit.timestamp_us <= until_us]
     found = {stretch.dirty_log: ask(partial(_num_fragments, store), stretch.dirty_log) for stretch in quiet}
     # The newest fragment stays.
     more = {name for name, count in found.items() if not isinstance(count, LogError) and count > 1}

@@ -21,6 +21,7 @@ from wal3_orchestration.defs.dirty_logs import report
 from wal3_orchestration.defs.dirty_logs.assets import JOB
 from wal3_orchestration.defs.dirty_logs.looks import finish, look_in_time, rolled_up, still_valid
 from wal3_orchestration.defs.dirty_logs.pressed import Pressed, find_over, marked
+from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
 from wal3_orchestration.defs.maintenance import MAINTENANCE
 from wal3_orchestration.rollup_rounds import Kept, Round, Rounds, missing
 from wal3_orchestration.store_guard import open_known, remember_first
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
 # Dagster ends a tick after a minute.
 TICK_S = 20.0
-# The checks are evaluated by runs, whose failed checks are posted: so often at least.
+# The checks are evaluated by runs, whose failed checks are posted: so often at least while one fails, or all pass.
 REPORT_S = 6 * 60 * 60
+REPORT_PASSED_S = 24 * 60 * 60
 # A quiet dirty log whose collection failed is collected again so much later.
 AGAIN_S = 24 * 60 * 60
 _HOUR_S = 60 * 60
@@ -199,7 +201,8 @@ class _Tick:
         self._begin(self._round(looks, [plan for plan in plans if plan.selected]))
         if self._requests:
             self._events.insert(0, report.looked(self._scope, looks))
-        late = not 0 <= now_us - place.reported_us < REPORT_S * US_PER_S
+        report_s = REPORT_S if place.problems or place.pressed else REPORT_PASSED_S
+        late = not 0 <= now_us - place.reported_us < report_s * US_PER_S
         pressed = self._pressed(looks)
         judged = bool(late or changed or pressed != place.pressed)
         if judged or left:
@@ -228,7 +231,7 @@ class _Tick:
     def _round(self, looks: Sequence[Look], plans: Sequence[RollUpPlan]) -> Round:
         """Maintain the selected logs; and with them their dirty logs, and those that have become quiet."""
         own = {plan.stretch.dirty_log: plan.stretch.start for plan in plans if plan.stretch.generation}
-        quiet = rolled_up(self._store, looks)
+        quiet = rolled_up(self._store, looks, quiet_s=self._limits.quiet_due_s)
         attempt = int(shared_runtime().now_us() // (AGAIN_S * US_PER_S)) if quiet and not plans else 0
         return Round(plans=tuple(plans), collected={**own, **quiet}, attempt=attempt)
 
@@ -246,11 +249,12 @@ class _Tick:
 DIRTY_LOGS = LogSensor(
     name="dirty_logs",
     tick=roll_up_dirty_logs,
-    jobs=(*MAINTENANCE, JOB),
+    jobs=(MAINTENANCE, COMPACTION, JOB),
     period_s=30,
     description=(
         "Reads the dirty logs, in which servers mark the logs that they append to, and starts the compaction and"
-        " collection of the logs that are due, in few runs; what is marked stays so until Dagster has these runs."
+        " collection of the logs that are due, and the key compaction of those whose policy asks for it, in few runs;"
+        " what is marked stays so until Dagster has these runs."
         " Off until turned on: it collects."
     ),
     uses=("store", "rollup"),

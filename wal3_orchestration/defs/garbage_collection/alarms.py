@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.fleet.assignment import DIRTY
+from wal3_core.log.collect.planner import ONLY_COMPACTED
+from wal3_core.views.queue.loading import CURSOR as QUEUE_CURSOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +57,10 @@ def never_pruned(survey: Survey, planned_s: float | None) -> str | None:
 
 def stuck_cursors(survey: Survey, limits: CollectionResource) -> str | None:
     """Warn about cursors that do not move while the log grows: they prevent collection."""
-    stuck = [age for age in survey.cursors if age.idle_s > limits.cursor_idle_s_max and age.lag >= limits.lag_min]
+    # A queue's own cursor is where its checkpoint is: no reader's, and nothing waits for it to be collected.
+    only_compacted = survey.plan is not None and survey.plan.reason == ONLY_COMPACTED
+    cursors = [age for age in survey.cursors if not (only_compacted and age.name == QUEUE_CURSOR)]
+    stuck = [age for age in cursors if age.idle_s > limits.cursor_idle_s_max and age.lag >= limits.lag_min]
     if not stuck:
         return None
     named = ", ".join(f"{age.name} for {age.idle_s} s, {age.lag} records behind" for age in stuck)

@@ -23,6 +23,7 @@ from wal3_core.spark.collect import plan_collections
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
+from wal3_orchestration.defs.key_compaction.assets import INSTALLED, VERIFIED, unverified
 from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_records import LogRecord, LogRecords
@@ -125,7 +126,7 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
         state=None if survey.due or plan.num_records else f"nothing to prune, {len(survey.documents)} documents",
         # The pruning sensor looks for plans to carry out, also if yesterday's was the same.
         notable=survey.due and collects,
-        due_from=_first_offset(plan) if survey.due else None,
+        due_from=_first_fragment(plan) if survey.due else None,
         metadata={
             **waiting,
             "records": plan.num_records,
@@ -141,14 +142,14 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
     )
 
 
-def _first_offset(plan: Plan) -> int:
-    """Return where the log begins before the plan is carried out."""
-    return plan.first.position.offset - plan.num_records
+def _first_fragment(plan: Plan) -> int:
+    """Return the number of the fragment with which the log begins before the plan is carried out."""
+    return plan.first.seq_no - plan.num_fragments
 
 
 def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionResource) -> float | None:
     """Return for how long garbage has been planned without the log being pruned; None when not for long."""
-    if before is None or not before.due_s or survey.plan is None or _first_offset(survey.plan) != before.due_from:
+    if before is None or not before.due_s or survey.plan is None or _first_fragment(survey.plan) != before.due_from:
         return None
     age_s = shared_runtime().now_us() / US_PER_S - before.due_s
     return age_s if age_s > limits.planned_s_max else None
@@ -208,13 +209,25 @@ def delete(work: Work) -> Iterator[Event]:
     store, limits = work.scope.store(work.context), work.limits
     with retried_only_when_unavailable(work.context):
         opened, options = work.open(), limits.options()
-        due = [delete_log(opened, log, options, objects_max=limits.spark_objects_min) for log in work.logs]
+        kept = unverified(work)
+        due = [
+            delete_log(opened, log, options, objects_max=limits.spark_objects_min)
+            for log in work.logs
+            if log not in kept
+        ]
         large = [each for each in due if each.on_spark]
         spark = spark_session(work.scope.spark(work.context)) if large else None
         done = delete_logs(spark, store.url, large, options) if spark is not None else {}
         outcomes = [done.get(each.log, each.outcome) for each in due]
+        outcomes += [_kept(log, problem) for log, problem in kept.items()]
         yield from record(work, outcomes)
         fail_for(work.scope, Section.REFUSED, outcomes)
+
+
+def _kept(log: str, problem: str) -> Outcome:
+    """Refuse to delete what may be needed to repair a log that was compacted by key."""
+    refusal = Refusal(kind=CollectionRefusedError.__name__, message=f"{VERIFIED.name}: {problem}")
+    return Outcome(log=log, refusal=refusal)
 
 
 PLANNED = LogAsset(
@@ -244,7 +257,7 @@ DELETED = LogAsset(
     name="deleted_garbage",
     step=delete,
     description="The garbage and orphans deleted: those marked an interval ago. Younger ones wait and are counted.",
-    deps=("pruned_manifest", "marked_orphans"),
+    deps=("pruned_manifest", "marked_orphans", INSTALLED),
     uses=("store", "spark", "collection"),
     section=Section.REFUSED,
 )

@@ -11,10 +11,10 @@ from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
 from wal3_core.log.collect.pruner import Marked, Overtaken
-from wal3_core.model.paths import FRAGMENT_FOLDER, SNAPSHOT_FOLDER
+from wal3_core.model.paths import DATA_FOLDERS
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.collect import delete_objects
-from wal3_orchestration.outcomes import Outcome
+from wal3_orchestration.outcomes import IDLE, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
     from wal3_orchestration.outcomes import Value
 
+_NOTHING_TO_PRUNE = "nothing to prune"
 _PROBLEMS_SHOWN_MAX = 100
 
 
@@ -48,7 +49,9 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
     """Finish what other runs began, then announce and prune the plan, unless that is done already."""
     try:
         numbers = _prune(store, log, plan, options)
-        return Outcome(log=log, metadata=numbers, notable=bool(numbers["records"]))
+        pruned = bool(numbers["records"])
+        idle = pruned or (numbers["outcome"] == _NOTHING_TO_PRUNE and not numbers["garbage_documents"])
+        return Outcome(log=log, metadata=numbers, notable=pruned, state=IDLE if idle else None)
     except LogError as error:
         return Outcome(log=log, refusal=Refusal.of(error))
 
@@ -97,7 +100,7 @@ def _begins_there(store: ObjectStore, plan: Plan) -> bool:
 def _pruned_numbers(outcome: Marked | Overtaken | None) -> dict[str, Value]:
     match outcome:
         case None:
-            return {"outcome": "nothing to prune", "records": 0, "bytes": 0, "fragments": 0}
+            return {"outcome": _NOTHING_TO_PRUNE, "records": 0, "bytes": 0, "fragments": 0}
         case Overtaken(cause):
             return {"outcome": f"not pruned: {cause}", "records": 0, "bytes": 0, "fragments": 0}
         case Marked(path, garbage):
@@ -181,7 +184,7 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOr
     deleter = Deleter(store, log, options=options)
     try:
         pending = deleter.load(deleter.documents())
-        objects = deleter.orphans_below((FRAGMENT_FOLDER, SNAPSHOT_FOLDER), pending)
+        objects = deleter.orphans_below(DATA_FOLDERS, pending)
     except LogError as error:
         return LogOrphans(log=log, refusal=Refusal.of(error))
     return LogOrphans(log=log, objects=tuple(objects))

@@ -1,0 +1,1 @@
+"""A message server over WebSockets, with a feed as its memory."""

@@ -1,0 +1,1 @@
+"""Spark on logs: a join of two logs, and a streaming aggregate into a third one."""

@@ -1,0 +1,359 @@
+"""Delay queues in a story: brokers that take a queue from each other, callers, and key compaction beside them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+from unittest.mock import patch
+
+from greenlet import GreenletExit
+
+from tests.faults.actors import Actor, Freezer, Part, Reaper, await_all, drawn_options
+from tests.faults.collectors import Collecting, Packing
+from tests.faults.compactors import RETRY, change_policy, drawn_key_compacting
+from tests.faults.plans import Swarm
+from tests.faults.queue_callers import KEEPER, PRODUCER, QUEUE, WORKER, Caller, drawn_definition, explain, records_of
+from tests.faults.queue_ledger import DEAD, PENDING, Counts, Ledger
+from tests.faults.simulator import YEAR_US
+from tests.faults.store import SimStore
+from tests.faults.story import Story
+from wal3_core import CursorStore, LogReader, LogWriter, Message, ReaderOptions, scrub
+from wal3_core.errors import InvalidRequestError, LogError
+from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN, Cleanup, Policy
+from wal3_core.options import SnapshotCompactorOptions
+from wal3_core.runtime.loggers import QUEUE as QUEUE_LOGGER
+from wal3_core.views.queue import DelayQueue, QueueOptions, broker, checkpoint, read_queue_head, read_queue_stats
+from wal3_core.views.queue.loading import CURSOR
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from tests.faults.actors import Stage
+    from tests.faults.simulator import SimProcess
+    from wal3_core.views.queue import QueueDefinition, QueueStats
+
+T = TypeVar("T")
+EVERYTHING = 10_000
+# Later than every deadline that a process whose clock is wrong may have asked for.
+LATER_US = 100 * YEAR_US
+# Until there is a queue; and until one is opened, whatever fails.
+TRIES_MAX, OPENINGS_MAX = 20, 4
+
+
+def _of_the_living(record: logging.LogRecord) -> bool:
+    """Drop what the broker of a killed process reports while its task is collected."""
+    return record.exc_info is None or record.exc_info[0] is not GreenletExit
+
+
+QUEUE_LOGGER.addFilter(_of_the_living)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Takes the queue several times, making it if there is none, with some callers; closes it, or leaves it open."""
+
+    ledger: Ledger
+    options: QueueOptions
+    definition: QueueDefinition
+    roles: tuple[Mapping[str, int], ...]
+    count: int
+    rounds: int
+    # Its wall clock neither steps back nor years ahead.
+    steady: bool
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        process.steady = self.steady
+        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/serving")
+        for number in range(self.rounds):
+            stage.simulation.pause(dice.choice((0.0, 0.1, 3.0)) * dice.random())
+            queue = self._opened(stage, store, dice)
+            if queue is not None:
+                self._serve(stage, store, queue, f"{process.name}/{number}")
+                if dice.random() < 0.7:
+                    queue.close()
+
+    def _opened(self, stage: Stage, store: SimStore, dice: Random) -> DelayQueue | None:
+        for _ in range(OPENINGS_MAX):
+            try:
+                return DelayQueue.open_or_create(
+                    store, QUEUE, self.definition, options=self.options, runtime=store.process
+                )
+            except LogError as error:
+                self.ledger.read(records_of(stage))
+                explain(stage, store, self.ledger, error)
+                stage.simulation.pause(dice.random() * 3)
+        return None
+
+    def _serve(self, stage: Stage, store: SimStore, queue: DelayQueue, name: str) -> None:
+        callers = [Caller(stage, store, queue, self.ledger, f"{name}/{n}") for n in range(len(self.roles))]
+        tasks = [
+            stage.simulation.spawn(
+                store.process, caller.name, lambda caller=caller, role=role: caller.play(role, self.count)
+            )
+            for caller, role in zip(callers, self.roles, strict=True)
+        ]
+        await_all(stage.simulation, tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """Looks at the queue without taking it: it finds it as it was after one of its turns."""
+
+    ledger: Ledger
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = SimStore(stage.world, process)
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * 4)
+            self.ledger.read(records_of(stage))
+            began = self.ledger.turns
+            try:
+                stats = read_queue_stats(store, QUEUE, runtime=process)
+                head = read_queue_head(store, QUEUE, 100, runtime=process)
+            except InvalidRequestError:
+                assert not began, "there is a queue, and a reader finds none"
+            except LogError as error:
+                stage.excuse(error)
+            else:
+                self.ledger.read(records_of(stage))
+                assert counts_of(stats) in self.ledger.counts[began:], f"it never held {stats}"
+                places = [(each.priority, each.deadline_us, each.id) for each in head]
+                assert places == sorted(places)
+                assert all(each.id in self.ledger.enqueued for each in head), f"not in the log: {head}"
+                self.ledger.seen["looked"] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Easing:
+    """Lets key compaction drop tombstones soon, and changes that now and then."""
+
+    ledger: Ledger
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        dice, changed = process.random, 0
+        for _ in range(TRIES_MAX):
+            stage.simulation.pause(dice.random() * (5.0 if changed else 0.5))
+            policy = Policy(
+                cleanup=Cleanup.COMPACT,
+                delete_retention_s=dice.choice((0, 0, 1)),
+                min_dirty_percent=0,
+                compacted_fragment_bytes=dice.choice((None, COMPACTED_FRAGMENT_BYTES_MIN)),
+            )
+            changed += change_policy(stage, process, replace(policy, arrange_by_key=dice.random() < 0.3), QUEUE)
+            if changed == self.rounds:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Intruding:
+    """Appends records that are none of a queue's, once there is one."""
+
+    ledger: Ledger
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store = SimStore(stage.world, process)
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * 10)
+            self.ledger.read(records_of(stage))
+            if not self.ledger.turns:
+                continue
+            try:
+                with LogWriter.open(store, QUEUE, runtime=process) as writer:
+                    writer.append(b"not meant for a queue", key=b"intruder")
+            except LogError as error:
+                stage.excuse(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncursoring:
+    """Deletes the queue's cursor now and then, which is not to be done: key compaction may then go anywhere."""
+
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        for _ in range(self.rounds):
+            stage.simulation.pause(process.random.random() * 10)
+            try:
+                CursorStore(SimStore(stage.world, process), QUEUE, runtime=process).delete(CURSOR)
+            except LogError as error:
+                stage.excuse(error)
+
+
+def counts_of(stats: QueueStats) -> Counts:
+    """Return what a ledger counts, too."""
+    return Counts(stats.pending, stats.leased, stats.dead, stats.bytes, stats.last_id)
+
+
+def drawn_queue_options(dice: Random) -> QueueOptions:
+    """Many checkpoints, little memory, and little time for an append."""
+    return QueueOptions(
+        cache_bytes_max=dice.choice((0, 0, 300, 2**20)),
+        prefetch_items=dice.choice((0, 2, 100)),
+        checkpoint_records=dice.choice((1, 5, 20)),
+        checkpoint_bytes=dice.choice((300, 2**20)),
+        bytes_waiting_max=dice.choice((1, 2000, 2**20)),
+        writer=drawn_options(dice),
+        reader=ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, retry=RETRY),
+    )
+
+
+def drawn_serving(dice: Random, ledger: Ledger, definition: QueueDefinition) -> Serving:
+    """A few callers, each of which does one thing mostly."""
+    roles = (KEEPER, *(dice.choice((PRODUCER, WORKER, KEEPER)) for _ in range(dice.choice((1, 2, 3)))))
+    return Serving(
+        ledger,
+        drawn_queue_options(dice),
+        definition,
+        roles,
+        dice.choice((6, 15)),
+        dice.choice((1, 2, 4)),
+        dice.random() < 0.6,
+    )
+
+
+def drawn_queue_cast(dice: Random, ledger: Ledger) -> dict[str, Actor]:
+    """One broker or several, and what may happen to them and to the log."""
+    definition, pace_s = drawn_definition(dice), dice.choice((0.5, 3.0))
+    packing = SnapshotCompactorOptions(snapshots=drawn_options(dice).snapshots, retry=RETRY)
+    serving = drawn_serving(dice, ledger, definition)
+    compacting = replace(drawn_key_compacting(dice, pace_s), log=QUEUE)
+    cast: dict[str, Actor] = {"server0": serving}
+    chances: dict[str, tuple[float, Actor]] = {
+        "server1": (0.5, drawn_serving(dice, ledger, definition)),
+        "server2": (0.2, drawn_serving(dice, ledger, definition)),
+        "easing": (0.9, Easing(ledger, dice.choice((1, 3)))),
+        "compactor0": (0.8, compacting),
+        "compactor1": (0.2, compacting),
+        "collector": (0.6, Collecting(8, pace_s, QUEUE)),
+        "packer": (0.3, Packing(3, pace_s, packing, QUEUE)),
+        "looking": (0.5, Looking(ledger, 5)),
+        "uncursoring": (0.2, Uncursoring(3)),
+        "intruder": (0.1, Intruding(ledger, 2)),
+        "reaper": (0.5, Reaper("server0", dice.random() * pace_s * 8, dice.choice((None, serving)))),
+        "freezer": (
+            0.4,
+            Freezer("server0", dice.random() * pace_s * 4, dice.choice((2.0, 60.0)), clock_stops=dice.random() < 0.5),
+        ),
+    }
+    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEnd:
+    """With every fault healed, all that is left is handed out, and the log is sound."""
+
+    ledger: Ledger
+
+    def play(self, stage: Stage, operator: SimProcess) -> None:
+        store, ledger = SimStore(stage.world, operator), self.ledger
+        operator.steady = True
+        caller = self._opened(stage, store, "first")
+        self._check_rest(stage, caller)
+        num_left = len(ledger.items)
+        operator.offset_us += LATER_US
+        self._drain(stage, caller)
+        # What was handed out so often that it is among the dead letters by now.
+        while letters := [item.id for item in caller.queue.dead(EVERYTHING)]:
+            ledger.ask([("kick", "")] * len(letters))
+            caller.queue.kick_ids(letters)
+            self._drain(stage, caller)
+        ledger.read(records_of(stage))
+        assert not ledger.items, f"never handed out: {ledger.items}"
+        self._check_rest(stage, caller)
+        caller.queue.close()
+        again = self._opened(stage, store, "last")
+        assert again.queue.peek() == []
+        self._check_rest(stage, again)
+        again.queue.close()
+        report = scrub(store, QUEUE, runtime=operator)
+        assert report.sound, report.problems
+        oracle = stage.world.names[QUEUE].life
+        reader = LogReader.open(store, QUEUE, runtime=operator)
+        found = [Message(record.body, record.key) for record in reader.records()]
+        assert found == oracle.messages(reader.manifest()), "the log holds other records"
+        stage.world.fired.update({f"queue: {name}": count for name, count in ledger.seen.items()})
+        stage.world.fired["queue: left"] += num_left
+        stage.world.fired["queue: brokers"] += ledger.num_brokers
+
+    def _opened(self, stage: Stage, store: SimStore, name: str) -> Caller:
+        queue = DelayQueue.open_or_create(store, QUEUE, runtime=store.process)
+        return Caller(stage, store, queue, self.ledger, f"operator/{name}")
+
+    def _check_rest(self, stage: Stage, caller: Caller) -> None:
+        """What the broker counts is what the log has, and so is what another process reads."""
+        queue, store, items = caller.queue, caller.store, self.ledger.items
+        stats = self._at_rest(stage, queue.stats)
+        assert caller.is_broker, "the queue was taken from the operator"
+        assert counts_of(stats) == self.ledger.counts[-1], f"expected {self.ledger.counts[-1]}, found {stats}"
+        read = self._at_rest(stage, lambda: read_queue_stats(store, QUEUE, runtime=store.process))
+        assert counts_of(read) == self.ledger.counts[-1], f"expected {self.ledger.counts[-1]}, found {read}"
+        head = self._at_rest(stage, lambda: queue.peek(EVERYTHING))
+        pending = sorted(self.ledger.of(PENDING), key=lambda item: item.place)
+        assert [(each.id, each.value) for each in head] == [(item.id, item.value) for item in pending]
+        letters = self._at_rest(stage, lambda: queue.dead(EVERYTHING))
+        assert {each.id: each.value for each in letters} == {item.id: item.value for item in self.ledger.of(DEAD)}
+        for item_id in [*items]:
+            shown = self._at_rest(stage, lambda item_id=item_id: queue.item(item_id))  # type: ignore[misc]  # called at once
+            item = items[item_id]
+            assert shown.state.value[:1].encode() == item.kind, f"expected {item}, found {shown}"
+            assert (shown.deadline_us, shown.deliveries) == (item.deadline_ms * 1000, item.deliveries)
+
+    def _at_rest(self, stage: Stage, ask: Callable[[], T]) -> T:
+        """Return an answer between which and the question no lease has ended."""
+        while True:
+            self.ledger.read(records_of(stage))
+            began, answer = self.ledger.turns, ask()
+            self.ledger.read(records_of(stage))
+            if self.ledger.turns == began:
+                return answer
+
+    def _drain(self, stage: Stage, caller: Caller) -> None:
+        while found := caller.queue.dequeue(5):
+            self.ledger.read(records_of(stage))
+            for each in found:
+                caller._check_leased(each)
+            changes = [("release", each.token) for each in found]
+            self.ledger.ask(changes)
+            caller.queue.release_many([(each.id, each.token) for each in found])
+            self.ledger.read(records_of(stage))
+            caller._is_done(changes)
+
+
+@dataclass
+class QueueStory(Story):
+    """A story about a queue, with turns and parts of checkpoints that are full after a few records, or never."""
+
+    turn_records: int = 20_000
+    part_bytes: int = 2**22
+
+    def tell(self) -> None:
+        with (
+            patch.object(broker, "_TURN_RECORDS", self.turn_records),
+            patch.object(checkpoint, "PART_BYTES", self.part_bytes),
+        ):
+            super().tell()
+
+
+def _create(store: SimStore, process: SimProcess, cast: Mapping[str, Actor]) -> None:
+    serving = cast["server0"]
+    assert isinstance(serving, Serving)
+    DelayQueue.create(store, QUEUE, serving.definition, runtime=process)
+
+
+def queue_story(seed: int) -> QueueStory:
+    """Make the story of a seed about a queue."""
+    dice, ledger = random.Random(seed), Ledger()
+    cast = drawn_queue_cast(dice, ledger)
+    drawn = Swarm.drawn(dice, brief=dice.random() < 0.5)
+    # Often so little fails that callers come far.
+    rates, seldom = drawn.rates, dice.choice((0.1, 0.3, 1.0))
+    plan = Swarm({fault: rate * seldom for fault, rate in rates.items()})
+    prelude = Part(lambda _, store, process: _create(store, process, cast)) if dice.random() < 0.7 else None
+    sizes = {"turn_records": dice.choice((8, 20_000)), "part_bytes": dice.choice((300, 2000, 2**22))}
+    return QueueStory(seed, plan, cast, prelude, QueueEnd(ledger).play, **sizes)  # type: ignore[arg-type]  # both are sizes

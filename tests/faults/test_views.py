@@ -1,0 +1,69 @@
+"""Simulated worlds with durable subscriptions and keyed consumers, beside collections, deaths and faults."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.campaign import broken
+from tests.faults.story import Story
+from tests.faults.view_consumers import drawn_key_consuming, drawn_subscribing, drawn_view_cast
+from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
+from tests.mutations import Mutation, applied
+
+if TYPE_CHECKING:
+    from tests.faults.view_consumers import KeyConsuming, Subscribing
+
+SEEDS = 30
+SEEDS_FOR_A_MUTANT = 100
+Drawn = Callable[[random.Random], "Subscribing | KeyConsuming"]
+HAPPENED = {"given", "given again", "pruned", "killed", "frozen"}
+
+
+def _story(seed: int, drawn: Drawn) -> Story:
+    dice = random.Random(seed)
+    consuming = drawn(dice)
+    return Story(seed, cast=drawn_view_cast(dice, consuming), end=consuming.drain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drawn", "happened"), [(drawn_subscribing, {*HAPPENED, "gaps"}), (drawn_key_consuming, HAPPENED)]
+)
+def test_what_was_saved_as_done_never_comes_again_and_nothing_is_skipped(drawn: Drawn, happened: set[str]) -> None:
+    fired: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        story = _story(seed, drawn)
+        try:
+            story.tell()
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+        fired += story.stage.world.fired + story.stage.world.oracle.seen
+
+    assert happened <= {name for name, count in fired.items() if count}
+
+
+@pytest.mark.repeat
+@pytest.mark.parametrize(
+    ("mutant", "drawn"),
+    [
+        *(pytest.param(each, drawn_subscribing, id=each.name) for each in SUBSCRIPTION_MUTANTS),
+        *(pytest.param(each, drawn_key_consuming, id=each.name) for each in KEYED_MUTANTS),
+    ],
+)
+def test_a_defect_is_found(mutant: Mutation, drawn: Drawn) -> None:
+    with applied(mutant):
+        found = next((seed for seed in range(SEEDS_FOR_A_MUTANT) if broken(_story(seed, drawn)) is not None), None)
+
+    assert found is not None, f"{mutant.name}: {SEEDS_FOR_A_MUTANT} seeds did not find it"
+
+
+def test_defects_still_match_the_code() -> None:
+    for mutant in (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS):
+        with applied(mutant):
+            pass

@@ -1,0 +1,310 @@
+"""Durable subscriptions and keyed consumers in a story: what was saved as done stays done, and nothing is skipped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.faults.actors import Actor, Freezer, Reaper, append_once, drawn_options
+from tests.faults.collectors import Collecting
+from tests.faults.cursor_mover import Consumer
+from tests.faults.store import LOG, SimStore
+from wal3_core import (
+    FeedSubscription,
+    Gap,
+    KeyedLog,
+    KeyedOptions,
+    LogError,
+    LogNotFoundError,
+    LogWriter,
+    Message,
+    ReaderOptions,
+    SubscriptionOptions,
+)
+from wal3_core.errors import CursorConflictError
+from wal3_core.options import RetryOptions
+from wal3_core.views.feed.encoding import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from tests.faults.actors import Stage
+    from tests.faults.simulator import SimProcess
+    from wal3_core import Delivery, KeyedConsumer, Record, WriterOptions
+
+NAME = "s"
+TOPICS = ("chat", "chat/a", "chat/ab", "other")
+TOPIC, PREFIX = "chat*", b"chat"
+RETRY = RetryOptions(attempts_max=3, pause_s_min=0.01, pause_s_max=0.5)
+READING = ReaderOptions(prefetch_fragments=1, prefetch_snapshots=1, retry=RETRY, poll_s_min=0.05, poll_s_max=0.5)
+
+
+@dataclass
+class Ledger:
+    """What all processes of one subscription, or of one consumer, did together, by offset."""
+
+    # The first offset that it was ever to get; None until it is opened.
+    start: int | None = None
+    # Acknowledged or finished by any process, and by a save that returned.
+    done: set[int] = field(default_factory=set)
+    saved: set[int] = field(default_factory=set)
+    # Reported as gone.
+    gone: set[int] = field(default_factory=set)
+    given: Counter[int] = field(default_factory=Counter)
+
+    def opened(self, floor: int) -> None:
+        """Note where it was opened: two that open it at once, for the first time, may begin at different places."""
+        if self.start is None or not self.given:
+            self.start = min(floor, self.start or floor)
+
+    def check_complete(self, stage: Stage, wanted: dict[int, Message]) -> None:
+        """Check that each message in the log's history was done by a process, or reported as gone."""
+        assert self.start is not None
+        skipped = [offset for offset in wanted if offset >= self.start and offset not in self.done | self.gone]
+        assert not skipped, f"skipped: {skipped}"
+        stage.world.fired["given"] += len(self.given)
+        stage.world.fired["given again"] += sum(count > 1 for count in self.given.values())
+
+
+def _operated(stage: Stage, operator: SimProcess) -> SimStore:
+    """Make sure that there is a log: the publishers may all have died before."""
+    store = SimStore(stage.world, operator)
+    LogWriter.open_or_initialize(store, LOG, runtime=operator).close()
+    return store
+
+
+def _wanted(stage: Stage) -> dict[int, Message]:
+    """Return the records with a topic that is subscribed to, by offset: all that the log ever held."""
+    return {
+        offset: record
+        for offset, record in enumerate(stage.world.oracle.records, start=1)
+        if record.key is not None and record.key.startswith(PREFIX)
+    }
+
+
+def _repeat(stage: Stage, process: SimProcess, rounds: int, work: Callable[[Stage, SimStore, Random], None]) -> None:
+    """Open it again and again; another process of its name may end a round."""
+    for _ in range(rounds):
+        stage.simulation.pause(process.random.random())
+        try:
+            work(stage, SimStore(stage.world, process), process.random)
+        except (LogNotFoundError, CursorConflictError):
+            stage.simulation.pause(1.0)
+        except LogError as error:
+            stage.excuse(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Appends messages of several topics; initializes the log when it finds none."""
+
+    options: WriterOptions
+    appends: int
+    pause_s_max: float
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/topics")
+        try:
+            writer = LogWriter.open_or_initialize(store, LOG, options=self.options, runtime=process)
+        except LogError as error:
+            stage.excuse(error)
+            return
+        for number in range(self.appends):
+            stage.simulation.pause(dice.random() * self.pause_s_max)
+            names = [f"{process.name}/{number}/{n}" for n in range(dice.choice((1, 1, 3)))]
+            append_once(
+                stage, store, writer, tuple(Message(packed(name), dice.choice(TOPICS).encode()) for name in names)
+            )
+        writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribing:
+    """Opens the subscription several times, and acknowledges in any order; it is closed, or left as it is."""
+
+    ledger: Ledger
+    options: SubscriptionOptions
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        _repeat(stage, process, self.rounds, self._receive)
+
+    def open(self, store: SimStore) -> FeedSubscription:
+        opened = FeedSubscription.open(store, LOG, NAME, topics=TOPIC, options=self.options, runtime=store.process)
+        self.ledger.opened(opened.floor)
+        return opened
+
+    def _receive(self, stage: Stage, store: SimStore, dice: Random) -> None:
+        saved = set(self.ledger.saved)
+        subscription = self.open(store)
+        held: list[Delivery | Gap] = []
+        acked: set[int] = set()
+        for _ in range(dice.randrange(1, 25)):
+            item = subscription.recv(dice.choice((0.0, 0.5, 3.0)))
+            if item is not None:
+                self.see(stage, item, saved | acked)
+                held.append(item)
+            if held and dice.random() < 0.6:
+                acked |= self.acknowledge(subscription, held.pop(dice.randrange(len(held))))
+            if dice.random() < 0.1:
+                self._keep(subscription.save, acked)
+        if dice.random() < 0.7:
+            self._keep(subscription.close, acked)
+
+    def _keep(self, save: Callable[[], None], acked: set[int]) -> None:
+        now = set(acked)
+        save()
+        self.ledger.saved |= now
+
+    def see(self, stage: Stage, item: Delivery | Gap, done: set[int]) -> None:
+        """Check an item as it is given; none of ``done`` may come."""
+        oracle = stage.world.oracle
+        if isinstance(item, Gap):
+            assert not self.options.pins, f"a subscription that pins has lost {item}"
+            assert oracle.manifest is not None
+            assert item.limit <= oracle.manifest.first.position.offset, f"{item}, and the log still has records there"
+            twice = done.intersection(range(item.start, item.limit))
+            stage.world.fired["gaps"] += 1
+        else:
+            record = oracle.records[item.offset - 1]
+            assert (packed(item.message), item.topic.encode()) == (record.body, record.key), f"altered: {item}"
+            twice = done & {item.offset}
+            self.ledger.given[item.offset] += 1
+        assert not twice, f"given again after its acknowledgement: {item}"
+
+    def acknowledge(self, subscription: FeedSubscription, item: Delivery | Gap) -> set[int]:
+        """Acknowledge an item; return its offsets."""
+        offsets = set(range(item.start, item.limit)) if isinstance(item, Gap) else {item.offset}
+        # Before the call: it may save, and then fail.
+        (self.ledger.gone if isinstance(item, Gap) else self.ledger.done).update(offsets)
+        subscription.acknowledge(item)
+        return offsets
+
+    def drain(self, stage: Stage, operator: SimProcess) -> None:
+        """With every fault healed, all that is left is given once."""
+        store = _operated(stage, operator)
+        with self.open(store) as subscription:
+            done = set(self.ledger.saved)
+            while (item := subscription.recv(0)) is not None:
+                self.see(stage, item, done)
+                done |= self.acknowledge(subscription, item)
+        with self.open(store) as subscription:
+            assert subscription.recv(0) is None, "given again after it was closed"
+        self.ledger.check_complete(stage, _wanted(stage))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConsuming:
+    """Opens a keyed consumer several times, and finishes records of its keys; some keys fall behind."""
+
+    ledger: Ledger
+    options: KeyedOptions
+    rounds: int
+
+    def play(self, stage: Stage, process: SimProcess) -> None:
+        _repeat(stage, process, self.rounds, self._consume)
+
+    def _open(self, store: SimStore) -> KeyedConsumer:
+        log = KeyedLog.open(store, LOG, options=self.options, runtime=store.process)
+        opened = log.consumer(NAME, prefix=PREFIX)
+        self.ledger.opened(opened.floor)
+        return opened
+
+    def _consume(self, stage: Stage, store: SimStore, dice: Random) -> None:
+        saved = set(self.ledger.saved)
+        consumer = self._open(store)
+        slow = dice.choice(TOPICS).encode()
+        finished: set[int] = set()
+        for record in consumer.follow(idle_s=dice.choice((0.0, 2.0))):
+            self._see(stage, record, saved)
+            if record.key != slow:
+                finished |= self._finish(stage, consumer, record)
+            if dice.random() < 0.2:
+                now = set(finished)
+                assert consumer.save() == 0
+                self.ledger.saved |= now
+            if dice.random() < 0.05:
+                break
+        assert consumer.save() == 0
+        self.ledger.saved |= finished
+
+    def _finish(self, stage: Stage, consumer: KeyedConsumer, record: Record) -> set[int]:
+        consumer.finish(record)
+        assert self.ledger.start is not None
+        of_key = {
+            offset
+            for offset, each in _wanted(stage).items()
+            if each.key == record.key and self.ledger.start <= offset <= record.offset
+        }
+        self.ledger.done |= of_key
+        return of_key
+
+    def _see(self, stage: Stage, record: Record, saved: set[int]) -> None:
+        held = stage.world.oracle.records[record.offset - 1]
+        assert (record.body, record.key) == (held.body, held.key), f"altered: {record}"
+        assert record.offset not in saved, f"given again after it was saved as finished: {record}"
+        self.ledger.given[record.offset] += 1
+
+    def drain(self, stage: Stage, operator: SimProcess) -> None:
+        """With every fault healed, all that is left is given, and the counts agree with it."""
+        store, saved = _operated(stage, operator), set(self.ledger.saved)
+        consumer = self._open(store)
+        lags, found = consumer.lags(), Counter[bytes]()
+        for record in consumer.follow(idle_s=0.0):
+            self._see(stage, record, saved)
+            found[record.key or b""] += 1
+            self._finish(stage, consumer, record)
+        assert lags == dict(found), f"counted {lags}, given {dict(found)}"
+        assert consumer.save() == 0
+        again = self._open(store)
+        assert list(again.follow(idle_s=0.0)) == [], "given again after it was saved"
+        self.ledger.check_complete(stage, _wanted(stage))
+
+
+def drawn_view_cast(dice: Random, consuming: Subscribing | KeyConsuming) -> dict[str, Actor]:
+    """Publishers, two processes of one name, and collections that follow them."""
+    pace_s = dice.choice((0.1, 1.0))
+    cast: dict[str, Actor] = {
+        "publisher0": Publisher(drawn_options(dice), 12, pace_s),
+        "consuming0": consuming,
+        # It would not be collected without a cursor; this one runs ahead.
+        "ahead": Consumer("ahead", 40, pace_s / 2),
+        "collector": Collecting(8, pace_s * 2),
+    }
+    chances: dict[str, tuple[float, Actor]] = {
+        "publisher1": (0.5, Publisher(drawn_options(dice), 8, pace_s)),
+        "consuming1": (0.5, consuming),
+        "reaper": (0.5, Reaper("consuming0", dice.random() * pace_s * 8, consuming)),
+        "freezer": (
+            0.3,
+            Freezer("consuming0", dice.random() * 3, 20.0, clock_stops=False),
+        ),
+    }
+    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+
+
+def drawn_subscribing(dice: Random) -> Subscribing:
+    """A few messages at a time, so that every limit is reached."""
+    options = SubscriptionOptions(
+        ack_wait_s=dice.choice((0.5, 5.0, 60.0)),
+        prefetch_max=dice.choice((1, 3, 50)),
+        save_acks_max=dice.choice((1, 3, 1000)),
+        save_s_max=dice.choice((0.0, 0.5, 5.0)),
+        pins=dice.random() < 0.6,
+        reader=READING,
+    )
+    return Subscribing(Ledger(), options, dice.choice((2, 6)))
+
+
+def drawn_key_consuming(dice: Random) -> KeyConsuming:
+    """A reader that keeps little, so that reads meet collections."""
+    options = KeyedOptions(reader=READING, keys_cached_bytes_max=dice.choice((0, 2**20)), bodies_cached_bytes_max=0)
+    return KeyConsuming(Ledger(), options, dice.choice((2, 6)))
+
+
+def drawn_view_story(dice: Random) -> tuple[dict[str, Actor], Callable[[Stage, SimProcess], None]]:
+    """Draw a cast, and what its story ends with."""
+    consuming = dice.choice((drawn_subscribing, drawn_key_consuming))(dice)
+    return drawn_view_cast(dice, consuming), consuming.drain

@@ -1,0 +1,73 @@
+"""Defects of subscriptions and keyed consumers that worlds with them must find."""
+
+from __future__ import annotations
+
+from tests.mutations import Mutation
+
+OUTSTANDING = "wal3_core.views.feed.outstanding:Outstanding."
+CONSUMER = "wal3_core.views.keyed.keyed_consumer:KeyedConsumer."
+
+SUBSCRIPTION_MUTANTS = (
+    Mutation(
+        "a subscription's floor is where it has read to",
+        OUTSTANDING + "floor",
+        "lowest = min(self._items, default=None)",
+        "lowest = None",
+    ),
+    Mutation(
+        "an outstanding message counts as done above the floor",
+        OUTSTANDING + "done",
+        "            start = _limit_of(self._items[low])\n",
+        "",
+    ),
+    Mutation(
+        "what was acknowledged above the floor is not saved",
+        OUTSTANDING + "done",
+        "if each[0] > floor)",
+        "if each[0] > self.read_limit)",
+    ),
+    Mutation(
+        "what another process has done is overwritten",
+        OUTSTANDING + "take_over",
+        "self.done_ahead = (self.done_ahead | done).between(self._floor, U64_MAX)",
+        "self.done_ahead = self.done_ahead.between(self._floor, U64_MAX)",
+    ),
+    Mutation(
+        "a message is given again after its acknowledgement",
+        OUTSTANDING + "finish",
+        "        self._forget(start_of_item(item))\n",
+        "",
+    ),
+    Mutation(
+        "what was collected before it was read is passed silently",
+        "wal3_core.views.feed.feed_subscription:FeedSubscription._pass",
+        "for gap in self._outstanding.lost(limit):",
+        "for gap in ():",
+    ),
+)
+KEYED_MUTANTS = (
+    Mutation(
+        "a consumer's floor passes a key that is behind",
+        CONSUMER + "_risen",
+        "return LogPosition(min(offsets), hit.pointer.start.timestamp_us)",
+        "return LogPosition(max(offsets), hit.pointer.start.timestamp_us)",
+    ),
+    Mutation(
+        "a consumer's floor rises to the end while keys are behind",
+        CONSUMER + "_risen",
+        "if first is None:",
+        "if True:",
+    ),
+    Mutation(
+        "the keys that are ahead of the floor are not saved",
+        CONSUMER + "save",
+        "stored = _fitting(ahead)",
+        "stored = ()",
+    ),
+    Mutation(
+        "a key that is finished up to a record is finished beyond it",
+        CONSUMER + "finish",
+        "self._ahead[record.key] = max(self.position(record.key), record.offset + 1)",
+        "self._ahead[record.key] = max(self.position(record.key), record.offset + 4)",
+    ),
+)

@@ -1,0 +1,151 @@
+"""The client of a server: what it raises is what the queue itself raises."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wal3_core.errors import (
+    FencedError,
+    InvalidRequestError,
+    LogExistsError,
+    LogNotFoundError,
+    OverloadedError,
+    QueueFullError,
+    StaleTokenError,
+    UnavailableError,
+    UnknownDurabilityError,
+)
+from wal3_core.queue_server.client import QueueClient
+from wal3_core.views.queue import DelayQueue, NewItem, QueueDefinition
+
+from .serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.backends.memory import MemoryStore
+
+    from .serving import Running
+
+TOKEN = "a-token-of-a-test"
+
+
+def test_client_does_what_a_queue_does(server: Running) -> None:
+    client = QueueClient(server.url)
+    client.create("mail", QueueDefinition(lease_s=5))
+    done = client.enqueue_many("mail", [NewItem(b"a", dedupe_key=b"k"), NewItem(b"\xff", delay_s=0, priority=200)])
+    peeked = client.peek("mail", 2)
+    items = client.dequeue("mail", 5, timeout_s=0.1)
+
+    assert client.names() == ["jobs", "mail"]
+    assert [each["id"] for each in done] == [1, 2]
+    assert [item.get("text", item.get("value")) for item in items] == ["a", "/w=="]
+    assert [item["id"] for item in peeked] == [1, 2]
+    assert client.purge("mail", pending=False, leased=True, dead=False, dry_run=True) == 2
+    client.release_many("mail", [(item["id"], item["token"]) for item in items])
+    assert client.stats("mail")["leased"] == 0
+    assert client.purge("mail", pending=True, leased=True, dead=True, dry_run=False) == 0
+
+
+def test_errors_are_those_of_a_queue(memory_store: MemoryStore) -> None:
+    with serving(memory_store) as server:
+        client = QueueClient(server.url)
+        client.create("jobs", QueueDefinition(items_max=1))
+        client.enqueue_many("jobs", [NewItem(b"a")])
+
+        with pytest.raises(LogExistsError, match="expected no log"):
+            client.create("jobs", QueueDefinition())
+        with pytest.raises(LogNotFoundError):
+            client.enqueue_many("none", [NewItem(b"a")])
+        with pytest.raises(QueueFullError, match="may succeed in 5 s"):
+            client.enqueue_many("jobs", [NewItem(b"b")])
+        with pytest.raises(StaleTokenError):
+            client.release_many("jobs", [(1, "0" * 16)])
+        with pytest.raises(InvalidRequestError, match="name"):
+            client.stats("../secrets")
+        client.create("mail", QueueDefinition())
+        client.enqueue_many("mail", [NewItem(b"a")])
+        with DelayQueue.open(memory_store, "queues/mail"), pytest.raises(FencedError, match="restart this server"):
+            client.enqueue_many("mail", [NewItem(b"b")])
+
+
+def test_token_is_sent_and_its_absence_explained(memory_store: MemoryStore) -> None:
+    with serving(memory_store, tokens=[TOKEN]) as server:
+        assert QueueClient(server.url, TOKEN).names() == []
+        with pytest.raises(InvalidRequestError, match="WAL3_QUEUE_TOKEN"):
+            QueueClient(server.url).names()
+
+
+def test_rate_is_reported_as_overload(memory_store: MemoryStore) -> None:
+    with serving(memory_store, requests_per_s=0.001) as server:
+        client = QueueClient(server.url)
+        client.names()
+        with pytest.raises(OverloadedError, match="may succeed in"):
+            client.names()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "ftp://a", "file:///etc/passwd", "http://", "http://me:secret@host", "http://a?b=c"]
+)
+def test_bad_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected a URL") as refused:
+        QueueClient(url)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_server_that_is_not_there_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    with pytest.raises(UnavailableError, match="refused"):
+        QueueClient(f"http://127.0.0.1:{port}").enqueue_many("jobs", [NewItem(b"a")])
+
+
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Another server: it redirects, cuts an answer short, or answers with a page."""
+
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.headers.get("authorization", ""))
+        self.send_response(302)
+        self.send_header("location", f"{self.path}/elsewhere")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "100")
+        self.end_headers()
+        self.wfile.write(b'{"items"')
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def elsewhere() -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+    handler = type("Handler", (Elsewhere,), {"asked": asked})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+def test_redirect_is_not_followed_with_the_token() -> None:
+    with elsewhere() as (url, asked), pytest.raises(UnavailableError, match="expected a queue server"):
+        QueueClient(url, TOKEN).names()
+
+    assert asked == [f"Bearer {TOKEN}"]
+
+
+def test_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
+    with elsewhere() as (url, _), pytest.raises(UnknownDurabilityError, match="lost"):
+        QueueClient(url).enqueue_many("jobs", [NewItem(b"a")])

@@ -1,0 +1,216 @@
+"""What is refused: one shape for every error, and nothing is changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stores import FaultyStore
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.views.queue import DelayQueue, NewItem
+
+from .serving import answer_of, serving
+
+if TYPE_CHECKING:
+    from wal3_core.storage.backends.memory import MemoryStore
+
+    from .serving import Json, Running
+
+QUEUE = "/v1/queues/jobs"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "error"),
+    [
+        ("POST", "/v1/queues", {"queue": "jobs"}, (409, "exists")),
+        ("POST", "/v1/queues", {"queue": "a/b"}, (422, "invalid")),
+        ("POST", "/v1/queues", {"queue": "log"}, (422, "invalid")),
+        ("POST", "/v1/queues", {"queue": "other", "lease_s": 0}, (422, "invalid")),
+        ("GET", "/v1/queues/none", None, (404, "unknown_queue")),
+        ("GET", "/v1/queues/none/stats", None, (404, "unknown_queue")),
+        ("GET", "/v1/queues/none/peek", None, (404, "unknown_queue")),
+        ("POST", "/v1/queues/none/dequeue", {}, (404, "unknown_queue")),
+        ("GET", f"{QUEUE}/items/9", None, (404, "unknown_item")),
+        ("POST", f"{QUEUE}/enqueue", {}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "value": "YQ=="}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"value": "a"}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "\ud800"}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "surprise\ud800": 1}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "priority": 256}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "priority": "1"}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "priority": 2**70}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "delay_s": -1}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "delay_s": float("nan")}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "delay_s": 1, "deadline_us": 1}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a" * (2**20 + 1)}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", {"text": "a", "dedupe_key": "k" * 256}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue_many", {"items": []}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue_many", {"items": [{"text": "a"}] * 1001}, (422, "invalid")),
+        ("POST", f"{QUEUE}/dequeue", {"count": 0}, (422, "invalid")),
+        ("POST", f"{QUEUE}/dequeue", {"count": 1001}, (422, "invalid")),
+        ("POST", f"{QUEUE}/dequeue", {"timeout_s": -1}, (422, "invalid")),
+        ("POST", f"{QUEUE}/dequeue", {"lease_s": 0}, (422, "invalid")),
+        ("POST", f"{QUEUE}/release", {"id": 1, "token": "0" * 16}, (409, "stale_token")),
+        ("POST", f"{QUEUE}/release", {"id": 1, "token": "nonsense"}, (409, "stale_token")),
+        ("POST", f"{QUEUE}/extend", {"id": 1, "token": "0" * 16}, (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b"{", (422, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b"[" * 100_000, (400, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b'{"text": "a", "priority": ' + b"1" * 5000 + b"}", (400, "invalid")),
+        ("POST", f"{QUEUE}/enqueue", b"\xff", (400, "invalid")),
+        ("GET", f"{QUEUE}/peek?count=x", None, (422, "invalid")),
+        ("GET", f"{QUEUE}/peek?count=0", None, (422, "invalid")),
+        ("GET", "/v2", None, (404, "unknown_path")),
+        ("DELETE", QUEUE, None, (405, "unknown_method")),
+    ],
+)
+def test_bad_request_is_refused_and_changes_nothing(
+    server: Running, method: str, path: str, body: Json, error: tuple[int, str]
+) -> None:
+    server.post("jobs", "enqueue", text="there")
+
+    answer = server.ask(method, path, body, headers={"content-type": "application/json"})
+
+    assert answer.error == error, answer
+    stats = server.ok("GET", f"{QUEUE}/stats")["stats"]
+    assert (stats["pending"], stats["leased"], stats["last_id"]) == (1, 0, 1)
+
+
+def test_body_that_is_not_called_json_is_refused(server: Running) -> None:
+    """A web page of another site can send such a request without asking first."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = server.ask("POST", f"{QUEUE}/enqueue", b'{"text": "a"}', headers={"content-type": kind})
+        assert answer.error == (422, "invalid")
+
+
+def test_body_that_is_too_large_is_refused_however_it_comes(memory_store: MemoryStore) -> None:
+    with serving(memory_store, body_bytes_max=1000) as server:
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        announced = server.ask("POST", f"{QUEUE}/enqueue", {"text": "a" * 1000})
+        connection = server.connection()
+        connection.request(
+            "POST",
+            f"{QUEUE}/enqueue",
+            (b"a" * 100 for _ in range(11)),
+            {"content-type": "application/json"},
+            encode_chunked=True,
+        )
+        chunked = answer_of(connection)
+        connection.close()
+        connection = server.connection()
+        connection.request(
+            "POST",
+            f"{QUEUE}/enqueue",
+            iter([b'{"text": ', b'"a"}']),
+            {"content-type": "application/json"},
+            encode_chunked=True,
+        )
+        small = answer_of(connection)
+        connection.close()
+
+    assert announced.error == (413, "too_large")
+    assert chunked.error == (413, "too_large")
+    assert small.status == 200
+
+
+def test_bodies_of_all_requests_are_limited_together(memory_store: MemoryStore) -> None:
+    with serving(memory_store, body_bytes_max=1000, held_bytes_max=1000) as server:
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        waiting = server.begin("jobs", "dequeue", timeout_s=60, lease_s=1)
+        server.until_waiting("jobs", 1)
+        refused = server.ask("POST", f"{QUEUE}/enqueue", {"text": "a" * 975})
+        server.post("jobs", "enqueue", text="b")
+        served = answer_of(waiting)
+        waiting.close()
+        taken = server.ask("POST", f"{QUEUE}/enqueue", {"text": "a" * 975})
+
+    assert refused.error == (503, "busy")
+    assert refused.headers["retry-after"] == "1"
+    assert (served.status, taken.status) == (200, 200)
+
+
+@pytest.mark.slow
+def test_body_that_never_ends_is_refused(memory_store: MemoryStore) -> None:
+    with serving(memory_store, body_s_max=0.1) as server:
+        connection = server.connection()
+        connection.putrequest("POST", f"{QUEUE}/enqueue")
+        connection.putheader("content-type", "application/json")
+        connection.putheader("content-length", "100")
+        connection.endheaders(b"{")
+        answer = answer_of(connection)
+        connection.close()
+
+    assert answer.error == (408, "too_slow")
+
+
+def test_requests_under_way_are_limited(memory_store: MemoryStore) -> None:
+    with serving(memory_store, requests_max=1) as server:
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        waiting = server.begin("jobs", "dequeue", timeout_s=60)
+        # The health is shown all the same.
+        refused = [server.ask("GET", "/v1/queues") for _ in range(200)]
+        assert server.ok("GET", "/health") == {"status": "ok"}
+        waiting.close()
+
+    assert refused[-1].error == (503, "busy")
+    assert refused[-1].headers["retry-after"] == "1"
+
+
+def test_log_that_is_no_queue_is_refused_and_not_listed(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "queues/events") as writer:
+        writer.append(b"a record")
+    with serving(memory_store) as server:
+        assert server.ok("GET", "/v1/queues") == {"queues": []}
+        assert server.refused("events", "enqueue", text="a") == (422, "invalid")
+        assert server.ask("POST", "/v1/queues", {"queue": "events"}).error == (409, "exists")
+    with LogWriter.open(memory_store, "queues/events") as writer:
+        writer.append(b"another")
+
+
+def test_fenced_queue_stays_with_the_other_broker(memory_store: MemoryStore) -> None:
+    with serving(memory_store) as server:
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        server.post("jobs", "enqueue", text="a")
+        with DelayQueue.open(memory_store, "queues/jobs") as other:
+            answers = [server.ask("POST", f"{QUEUE}/enqueue", {"text": "b"}) for _ in range(3)]
+            looked = server.ok("GET", f"{QUEUE}/stats")
+            peeked = server.ok("GET", f"{QUEUE}/peek?text=true")["items"]
+            other.enqueue(b"c")
+            assert other.stats().pending == 2
+
+    assert [answer.error for answer in answers] == [(503, "fenced")] * 3
+    assert "restart this server" in answers[0].json["message"]
+    assert answers[0].headers["retry-after"] == "60"
+    assert (looked["open"], looked["stats"]["pending"]) == (False, 1)
+    assert peeked[0]["text"] == "a"
+
+
+def test_looks_alone_fence_no_other_broker(memory_store: MemoryStore) -> None:
+    DelayQueue.create(memory_store, "queues/jobs")
+    with DelayQueue.open(memory_store, "queues/jobs") as other:
+        other.enqueue_many([NewItem(b"letter", priority=1), NewItem(b"a")])
+        (item,) = other.dequeue()
+        other.bury(item.id, item.token)
+        with serving(memory_store) as server:
+            assert server.ok("GET", f"{QUEUE}/stats")["stats"]["pending"] == 1
+            assert server.ok("POST", f"{QUEUE}/purge", {"dead": True}) == {"items": 2, "dry_run": True}
+            assert server.ok("GET", f"{QUEUE}/dead?text=true")["items"][0]["text"] == "letter"
+            assert server.ok("GET", f"{QUEUE}/peek?text=true")["items"][0]["text"] == "a"
+            assert server.ok("GET", "/v1/queues") == {"queues": [{"queue": "jobs", "open": False}]}
+        other.enqueue(b"b")
+
+
+def test_store_that_refuses_is_unavailable_and_the_queue_goes_on_afterwards(memory_store: MemoryStore) -> None:
+    store = FaultyStore(memory_store)
+    with serving(store) as server:
+        server.ok("POST", "/v1/queues", {"queue": "jobs"})
+        server.post("jobs", "enqueue", text="a")
+        store.fail("create", "queues/jobs", "denied", times=10)
+        refused = server.ask("POST", f"{QUEUE}/enqueue", {"text": "b"})
+        store.heal()
+        server.post("jobs", "enqueue", text="c")
+        held = server.ok("GET", f"{QUEUE}/peek?count=9&text=true")["items"]
+
+    assert refused.error == (503, "unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [item["text"] for item in held] == ["a", "c"]

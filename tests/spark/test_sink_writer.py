@@ -1,0 +1,96 @@
+"""The writer of rows, called as Spark calls it: of several attempts of a task, and of repeated writes, one counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
+from wal3_core.errors import SealedError
+from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
+from wal3_core.spark.write_request import WriteRequest
+from wal3_core.storage.documents.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from wal3_core.spark.sink import Staged
+    from wal3_core.storage.object_store import ObjectStore
+
+SCHEMA = StructType([StructField("log", StringType()), StructField("body", StringType())])
+
+
+def request(url: str, *, streaming: bool = False, **options: str) -> WriteRequest:
+    given = {"store": url, "create": "true", **options}
+    return WriteRequest.from_options(given, SCHEMA, overwrite=False, streaming=streaming)
+
+
+def rows(*pairs: tuple[str | None, str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"log": [log for log, _ in pairs], "body": [body for _, body in pairs]})
+
+
+def bodies(store: ObjectStore, log: str) -> list[bytes | None]:
+    return [record.body for record in LogReader.open(store, log).records()]
+
+
+def attempt(writer: LogSinkWriter | LogStreamSinkWriter, *pairs: tuple[str | None, str]) -> Staged:
+    """Run a task that gets its rows in two batches."""
+    middle = len(pairs) // 2
+    return writer.write(iter([rows(*pairs[:middle]), rows(*pairs[middle:])]))
+
+
+def test_of_two_attempts_of_a_task_one_is_in_the_logs(local_url: str, local_store: ObjectStore) -> None:
+    writer = LogSinkWriter(request(local_url))
+    first = attempt(writer, ("a", "1"), ("b/c", "2"), ("a", "3"))
+    lost = attempt(writer, ("a", "lost"), ("b/c", "lost"))
+    second = attempt(writer, ("b/c", "4"), ("a", "5"))
+
+    writer.commit([first, second])
+    late = attempt(writer, ("a", "late"))
+
+    assert (bodies(local_store, "a"), bodies(local_store, "b/c")) == ([b"1", b"3", b"5"], [b"2", b"4"])
+    assert lost.fragments
+    assert late.fragments
+
+
+def test_write_of_a_name_that_is_repeated_completes_what_is_missing(local_url: str, local_store: ObjectStore) -> None:
+    named = request(local_url, writer="nightly", write_id="monday")
+    for log in ("a", "b"):
+        LogWriter.initialize(local_store, log)
+    staged = attempt(LogSinkWriter(named), ("a", "1"), ("b", "2"))
+    seal(local_store, "b", reason="test")
+    with pytest.raises(SealedError) as failure:
+        LogSinkWriter(named).commit([staged])
+    assert failure.value.__notes__ == ["while writing to log b", "logs that have their rows: a"]
+
+    again = LogSinkWriter(named)
+    again.commit([attempt(again, ("a", "1"), ("c", "2"))])
+    tuesday = LogSinkWriter(request(local_url, writer="nightly", write_id="tuesday"))
+    tuesday.commit([attempt(tuesday, ("a", "3"), ("a", "4"))])
+
+    assert (bodies(local_store, "a"), bodies(local_store, "c")) == ([b"1", b"3", b"4"], [b"2"])
+    assert list(CursorStore(local_store, "a").offsets()) == ["writer-nightly"]
+
+
+def test_batch_of_a_stream_that_is_repeated_is_appended_once(local_url: str, local_store: ObjectStore) -> None:
+    writer = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier"))
+    for batch in (0, 1, 1, 2):
+        writer.commit([attempt(writer, ("a", f"{batch}"), ("a", f"{batch}"))], batch)
+
+    assert bodies(local_store, "a") == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="column log: expected a log's name in each row, found null"):
+        attempt(LogSinkWriter(request(local_url)), ("a", "1"), (None, "2"))
+    with pytest.raises(InvalidRequestError, match="write: column log name: expected parts"):
+        attempt(LogSinkWriter(request(local_url)), ("a", "1"), ("../b", "2"))
+    for options, streaming, complaint in (
+        ({"writer": "x"}, False, "expected writer and write_id together, or neither"),
+        ({}, True, "expected writer, a name for this query alone, and no write_id, found neither"),
+        ({"log": "a"}, False, r"as the option log names the log, found \['log', 'body'\]"),
+        ({"mode": "x"}, False, r"found \['mode'\]"),
+    ):
+        with pytest.raises(InvalidRequestError, match=complaint):
+            request(local_url, streaming=streaming, **options)

@@ -1,0 +1,79 @@
+"""``readStream`` and ``writeStream`` in a real query: each record once, also when Spark repeats a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.logs import fill
+from wal3_core import LogReader, open_store
+from wal3_core.storage.documents.cursor_store import CursorStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from wal3_core.storage.object_store import ObjectStore
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+QUERY_S = 240
+
+
+def stream(spark: SparkSession, url: str, **options: str) -> DataFrame:
+    return spark.readStream.format("wal3").options(store=url, prefix="p", maxRecordsPerTrigger=7, **options).load()
+
+
+def run(frame: DataFrame, kind: str, checkpoint: Path, **options: str) -> StreamingQuery:
+    """Take all that is there, as a query that is started now would."""
+    writer = frame.writeStream.format(kind).options(checkpointLocation=str(checkpoint), **options)
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_S)
+    return query
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """Leave the checkpoint as a query does that dies when its sink has the last batch, before Spark noted that."""
+    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_stream_gives_each_record_once_over_restarts_and_finds_new_logs(
+    spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
+) -> None:
+    fill(local_store, "p/a", fragments=2)
+    found, checkpoint = tmp_path / "found", tmp_path / "checkpoint"
+    frame = stream(spark, local_url, cursor="stream").select("log", "offset")
+
+    query = run(frame, "parquet", checkpoint, path=str(found))
+    assert [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]] == [7, 7, 6]
+    # Spark tells the source of a batch's end when it plans the next one.
+    assert CursorStore(local_store, "p/a").offsets() == {"stream": 15}
+    forget_last_commit(checkpoint)
+    fill(local_store, "p/a", fragments=1)
+    fill(local_store, "p/new", fragments=1)
+    run(frame, "parquet", checkpoint, path=str(found))
+
+    rows = sorted((row["log"], row["offset"]) for row in spark.read.parquet(str(found)).collect())
+    assert rows == [("p/a", offset) for offset in range(1, 31)] + [("p/new", offset) for offset in range(1, 11)]
+
+
+def test_stream_into_a_log_appends_a_batch_that_spark_repeats_once(
+    spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
+) -> None:
+    fill(local_store, "p/a", fragments=2)
+    checkpoint = tmp_path / "checkpoint"
+    frame = stream(spark, local_url).selectExpr("'copy' AS log", "key", "body")
+    options = {"store": local_url, "create": "true", "writer": "copier"}
+
+    run(frame, "wal3", checkpoint, **options)
+    forget_last_commit(checkpoint)
+    fill(local_store, "p/a", fragments=1)
+    run(frame, "wal3", checkpoint, **options)
+
+    assert list(CursorStore(local_store, "copy").offsets()) == ["writer-copier"]
+    copied = [(record.key, record.body) for record in LogReader.open(open_store(local_url), "copy").records()]
+    assert copied == [(record.key, record.body) for record in LogReader.open(local_store, "p/a").records()]

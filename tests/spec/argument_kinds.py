@@ -1,0 +1,125 @@
+"""Arguments for parameters of every declared type: a right value, and wrong ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from wal3_core import (
+    Cleanup,
+    Collector,
+    CursorStore,
+    DirtyLog,
+    FleetOptions,
+    Gap,
+    KeyedOptions,
+    Kick,
+    Limits,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    Record,
+    RollUp,
+    SubscriptionOptions,
+)
+from wal3_core.log.collect.deleter import DeletionPart
+from wal3_core.model.garbage import Garbage
+from wal3_core.model.setsum import EMPTY
+from wal3_core.options import (
+    CollectorOptions,
+    ConsumerOptions,
+    ReaderOptions,
+    RetryOptions,
+    SnapshotCompactorOptions,
+    SnapshotOptions,
+    WriterOptions,
+)
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
+
+if TYPE_CHECKING:
+    import inspect
+
+LOG = "a"
+GARBAGE = f"gc/GARBAGE.{'0' * 64}.{'0' * 16}"
+RIGHT = {"path": GARBAGE, "url": "memory:arguments", "change": lambda policy: policy}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Arguments for a parameter of one declared type: a right value, and wrong ones."""
+
+    right: object
+    wrong: tuple[object, ...]
+
+
+def feed_kinds() -> dict[str, Kind]:
+    return {
+        "FeedStart": Kind("end", (4711, 1.5, True, b"1", None, object())),
+        "int | AtTime | datetime": Kind(1, ("1", 1.5, True, b"1", None, object())),
+        "Delivery | Gap": Kind(Gap(start=1, limit=2), (4711, "text", None, object(), Gap)),
+        "object": Kind(None, (object(),)),
+        "SubscriptionOptions": Kind(SubscriptionOptions(), (4711, "text", object(), None, SubscriptionOptions)),
+    }
+
+
+def kinds() -> dict[str, Kind]:
+    store = MemoryStore(shared_runtime())
+    with LogWriter.open_or_initialize(store, LOG) as writer:
+        writer.append(b"x")
+    pointer = LogReader.open(store, LOG).scan()[0]
+    witness = CursorStore(store, LOG).init("c", LogPosition(1, 0))
+    garbage = Garbage(generation=1, token="0" * 16, writer="w", reason="r", first=None)
+    DirtyLog.open(store, "s").close()
+    rolled_up = RollUp(store, "dirty/s").read()
+    nothing: tuple[object, ...] = (4711, "text", object())
+    found = feed_kinds() | {
+        "ObjectStore": Kind(store, (*nothing, None, MemoryStore)),
+        "str": Kind("b", (4711, b"a", 1.5, None, object())),
+        "int": Kind(3, ("3", 1.5, True, None, object())),
+        "float": Kind(3, ("3", True, None, object())),
+        "bool": Kind(right=False, wrong=(1, "no", None)),
+        "bytes": Kind(b"", ("text", 4711, None)),
+        "bytes | None": Kind(b"", ("text", 4711, 1.5)),
+        "ReadStart": Kind(1, ("1", 1.5, True, b"1", object())),
+        "ConsumerStart": Kind("end", ("middle", 1.5, True, b"1", None, object())),
+        "LogPosition | Record": Kind(LogPosition(1, 0), (*nothing, None, LogPosition, (1, 0))),
+        "str | Sequence[str]": Kind(LOG, (4711, b"a", None, object(), (), [4711], [LOG, LOG], [LOG, None])),
+        "ConsumedRecord": Kind(None, (*nothing, None, Record(1, 0, None, b"x"))),
+        "Runtime": Kind(shared_runtime(), nothing),
+        "SnapshotPointer": Kind(None, (*nothing, None)),
+        "boto3.session.Session": Kind(None, nothing),
+        "Cursor": Kind(witness.cursor, (*nothing, None)),
+        "Cleanup": Kind(Cleanup.BOTH, (4711, "text", None, object())),
+        "LogId": Kind("0" * 32, (4711, None)),
+        "Etag": Kind("e", (4711, None)),
+        "Operation": Kind(Kick(), (*nothing, None, Kick)),
+        "Callable": Kind(lambda *_: None, ("text", 4711, None)),
+        "Iterable": Kind((), (4711, None, "text", object())),
+        "Sequence": Kind((), (4711, None, "text")),
+        "Rows": Kind(pa.table({"body": [b"x"]}), (*nothing, None, pa.Table, {"body": [b"x"]})),
+    }
+    for value in (
+        *(LogPosition(1, 0), LogAt(store, LOG), Limits(), pointer, witness, garbage, DeletionPart()),
+        *(RetryOptions(), SnapshotOptions(), WriterOptions(), ReaderOptions(), CollectorOptions()),
+        *(ConsumerOptions(), FleetOptions(), SnapshotCompactorOptions(), Collector(store, LOG).plan(), EMPTY),
+        *(KeyedOptions(), SubscriptionOptions()),
+        *(LogReader.open(store, LOG).manifest(), rolled_up, rolled_up.stretch),
+    ):
+        found[type(value).__name__] = Kind(value, (*nothing, None, type(value)))
+    return found
+
+
+def kind_of(parameter: inspect.Parameter, known: dict[str, Kind]) -> Kind:
+    declared = str(parameter.annotation)
+    if declared in known:
+        kind = known[declared]
+    elif declared.endswith(" | None"):
+        kind = kind_of(parameter.replace(annotation=declared.removesuffix(" | None")), known)
+        kind = Kind(None, tuple(value for value in kind.wrong if value is not None))
+    else:
+        kind = known.get(declared.split("[", maxsplit=1)[0], Kind(None, (4711, "text", object())))
+    return Kind(RIGHT.get(parameter.name, kind.right), kind.wrong)

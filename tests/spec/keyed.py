@@ -1,0 +1,36 @@
+"""Shared by the tests of keyed logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core import Cleanup, LogWriter, Policy, PolicyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stores import FaultyStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def clean_up(store: ObjectStore, cleanup: Cleanup, log: str = "a") -> Policy:
+    """Change how a log is cleaned up."""
+    return PolicyStore(store, log).change(lambda policy: replace(policy, cleanup=cleanup))
+
+
+def keyed_log(store: ObjectStore, log: str = "a") -> None:
+    """Make a log that is compacted."""
+    LogWriter.initialize(store, log)
+    clean_up(store, Cleanup.COMPACT, log)
+
+
+def once(store: FaultyStore, kind: str, path_part: str, act: Callable[[], object]) -> None:
+    """Run ``act`` just before the next request of a kind whose path contains ``path_part``."""
+
+    def before(found: str, path: str) -> None:
+        if found == kind and path_part in path:
+            store.before = lambda _kind, _path: None
+            act()
+
+    store.before = before

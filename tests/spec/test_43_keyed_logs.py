@@ -1,0 +1,243 @@
+"""A log whose policy compacts it is keyed: it takes no append without a key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.keyed import clean_up, keyed_log, once
+from tests.spec.logs import bodies, manifest_of
+from tests.stores import FaultyStore, life_store
+from wal3_core import (
+    Cleanup,
+    Fleet,
+    InvalidRequestError,
+    KeyRequiredError,
+    LogAt,
+    LogWriter,
+    Message,
+    Policy,
+    PolicyStore,
+    Record,
+    UnavailableError,
+    bootstrap,
+    copy,
+    destroy,
+    migrate,
+    update_copy,
+)
+
+if TYPE_CHECKING:
+    from wal3_core.storage.backends.memory import MemoryStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+# ------------------------------------------------------------------ the policy decides
+
+
+@pytest.mark.parametrize("cleanup", [Cleanup.COMPACT, Cleanup.BOTH])
+def test_manifest_is_keyed_while_the_policy_compacts(store: ObjectStore, cleanup: Cleanup) -> None:
+    LogWriter.initialize(store, "a")
+    before = manifest_of(store)
+
+    clean_up(store, cleanup)
+    keyed = manifest_of(store)
+    clean_up(store, Cleanup.COLLECT)
+    after = manifest_of(store)
+
+    assert (before.keyed, keyed.keyed, after.keyed) == (False, True, False)
+    assert b"keyed" not in before.to_bytes() + after.to_bytes()
+    assert keyed.generation == before.generation + 1
+
+
+def test_policy_that_does_not_change_it_leaves_the_manifest_alone(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+    before = manifest_of(memory_store)
+
+    PolicyStore(memory_store, "a").change(lambda policy: replace(policy, min_dirty_percent=10))
+    clean_up(memory_store, Cleanup.BOTH)
+
+    assert manifest_of(memory_store) == before
+
+
+def test_contradiction_is_refused_and_changes_nothing(store: ObjectStore) -> None:
+    LogWriter.initialize(store, "a")
+    PolicyStore(store, "a").change(lambda policy: replace(policy, retention_s=60))
+
+    with pytest.raises(InvalidRequestError, match="retention_s: expected none with cleanup compact"):
+        clean_up(store, Cleanup.COMPACT)
+
+    assert not manifest_of(store).keyed
+    assert PolicyStore(store, "a").load().generation == 1
+
+
+def test_change_that_died_before_the_manifest_is_completed_by_the_next_change(store: ObjectStore) -> None:
+    LogWriter.initialize(store, "a")
+    faulty = FaultyStore(store)
+    faulty.fail("replace", "MANIFEST", "denied")
+
+    with pytest.raises(UnavailableError):
+        clean_up(faulty, Cleanup.COMPACT)
+    left = manifest_of(store).keyed
+    PolicyStore(store, "a").change(lambda policy: replace(policy, min_dirty_percent=10))
+
+    assert (left, manifest_of(store).keyed) == (False, True)
+
+
+def test_change_that_died_before_the_manifest_is_completed_without_a_change(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    faulty = FaultyStore(memory_store)
+    faulty.fail("replace", "MANIFEST", "denied")
+    with pytest.raises(UnavailableError):
+        clean_up(faulty, Cleanup.COMPACT)
+
+    policies = PolicyStore(memory_store, "a")
+    policies.align_keyed()
+    aligned = manifest_of(memory_store)
+    policies.align_keyed()
+
+    assert aligned.keyed
+    assert manifest_of(memory_store) == aligned
+    assert policies.load().generation == 1
+
+
+@pytest.mark.parametrize("fault", ["applied-unknown", "conflict", "applied-refused"])
+def test_manifest_is_keyed_whatever_the_answer_to_its_change(memory_store: MemoryStore, fault: str) -> None:
+    LogWriter.initialize(memory_store, "a")
+    faulty = FaultyStore(memory_store)
+    faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]  # one of its faults
+
+    clean_up(faulty, Cleanup.COMPACT)
+
+    assert faulty.fired
+    assert manifest_of(memory_store).keyed
+
+
+def test_slower_one_of_two_changes_leaves_the_manifest_as_the_newer_policy_says(store: ObjectStore) -> None:
+    """The newer change finds the manifest as it wants it, and the slower one then sets ``keyed``."""
+    LogWriter.initialize(store, "a")
+    faulty = FaultyStore(store)
+    once(faulty, "replace", "MANIFEST", lambda: clean_up(store, Cleanup.COLLECT))
+
+    clean_up(faulty, Cleanup.COMPACT)
+
+    assert PolicyStore(store, "a").load().cleanup is Cleanup.COLLECT
+    assert not manifest_of(store).keyed
+
+
+# ------------------------------------------------------------------ appends that begin later
+
+
+def test_record_without_a_key_is_refused_by_its_index_and_records_with_keys_are_not(store: ObjectStore) -> None:
+    keyed_log(store)
+
+    with LogWriter.open(store, "a") as writer:
+        for append in (lambda: writer.append(b"no"), lambda: writer.submit(b"no")):
+            with pytest.raises(InvalidRequestError, match=r"record 0 of 1: expected a key, found none"):
+                append()
+        for append_many in (writer.append_many, writer.submit_many):
+            with pytest.raises(KeyRequiredError, match=r"record 2 of 4: expected a key, found none"):
+                append_many([Message(b"1", b"k"), Message(None, b"k"), Message(b"no"), Message(b"no")])
+        # An empty key is a key.
+        assert writer.append(b"1", key=b"").offset == 1
+        assert writer.append(None, key=b"").offset == 2
+
+    assert bodies(store) == [b"1", None]
+
+
+def test_refused_record_does_not_halt_an_ordered_writer(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+
+    with LogWriter.open(memory_store, "a", ordered=True) as writer:
+        with pytest.raises(KeyRequiredError):
+            writer.append(b"no")
+        assert writer.append(b"1", key=b"k").offset == 1
+
+
+def test_fleet_refuses_a_record_without_a_key(store: ObjectStore) -> None:
+    keyed_log(store)
+
+    with Fleet.open(store) as fleet:
+        with pytest.raises(KeyRequiredError, match="record 1 of 2"):
+            fleet.append_many("a", [Message(b"1", b"k"), Message(b"no")])
+        assert fleet.append("a", b"1", key=b"k").offset == 1
+        assert (fleet.stats().appends, fleet.stats().appends_failed) == (1, 1)
+
+
+def test_log_that_is_no_longer_compacted_takes_records_without_keys(store: ObjectStore) -> None:
+    keyed_log(store)
+
+    with LogWriter.open(store, "a") as writer:
+        clean_up(store, Cleanup.COLLECT)
+        # It learns of the change by its own commit.
+        writer.append(b"1", key=b"k")
+        writer.append(b"2")
+    with LogWriter.open(store, "a") as writer:
+        writer.append(b"3")
+
+    assert bodies(store) == [b"1", b"2", b"3"]
+
+
+def test_writer_learns_of_it_by_the_manifest_of_its_own_commit(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+
+    with LogWriter.open(memory_store, "a") as writer:
+        clean_up(memory_store, Cleanup.COMPACT)
+        writer.append(b"1", key=b"k")
+        with pytest.raises(KeyRequiredError):
+            writer.submit(b"no")
+
+
+# ------------------------------------------------------------------ other logs
+
+
+def test_copy_is_keyed_with_its_policy_and_a_successor_begins_without(store: ObjectStore) -> None:
+    keyed_log(store)
+    with LogWriter.open(store, "a") as writer:
+        writer.append(b"1", key=b"k")
+
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+    migrate(store, "a", "c", reason="full")
+
+    assert (manifest_of(store, "b").keyed, PolicyStore(store, "b").load().cleanup) == (True, Cleanup.COMPACT)
+    assert (manifest_of(store, "c").keyed, PolicyStore(store, "c").load()) == (False, Policy())
+
+
+def test_copy_is_keyed_as_the_policy_says_that_it_took_over(memory_store: MemoryStore) -> None:
+    """The policy is changed after the source was pinned."""
+    LogWriter.initialize(memory_store, "a")
+    faulty = FaultyStore(memory_store)
+    once(faulty, "replace", "b/manifest/MANIFEST", lambda: None)
+    once(faulty, "create", "b/manifest/MANIFEST", lambda: clean_up(memory_store, Cleanup.COMPACT))
+
+    copy(LogAt(memory_store, "a"), LogAt(faulty, "b"))
+
+    assert manifest_of(memory_store, "b").keyed
+    assert PolicyStore(memory_store, "b").load().compacts
+
+
+def test_update_of_a_keyed_copy_brings_records_without_keys(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "a")
+    copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
+    clean_up(memory_store, Cleanup.COMPACT, "b")
+    with LogWriter.open(memory_store, "a") as writer:
+        writer.append(b"1")
+
+    update_copy(LogAt(memory_store, "a"), LogAt(memory_store, "b"))
+
+    assert bodies(memory_store, "b") == [b"1"]
+    assert manifest_of(memory_store, "b").keyed
+
+
+def test_name_of_a_keyed_log_that_is_used_again_is_not_keyed(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+    assert life_store(memory_store, "a").head("policy.json") is not None
+
+    destroy(memory_store, "a")
+    bootstrap(memory_store, "a", [Record(1, 0, None, b"1")])
+
+    assert not manifest_of(memory_store).keyed
+    with LogWriter.open(memory_store, "a") as writer:
+        writer.append(b"2")

@@ -1,0 +1,243 @@
+"""A pass is verified from storage alone, and every dropped record has a receipt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.spec.collecting import LATER, ClockStore
+from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
+from tests.stores import FaultyStore, life_store
+from wal3_core.compaction.losses import DropReason
+from wal3_core.log.collect.collection import collect
+from wal3_core.log.log_stores import LogStores
+from wal3_core.model import parquet
+from wal3_core.model.paths import pass_path
+from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
+from wal3_core.model.splice import Replacement, apply_splice, splice
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.storage.documents.manifest_store import Installed
+from wal3_core.storage.documents.pass_store import PassStore
+from wal3_core.storage.documents.pin_store import PinStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+
+
+def stores_of(store: ObjectStore) -> LogStores:
+    return LogStores(store, LOG, runtime=shared_runtime(), retry=OPTIONS.retry, snapshots_loaded_max=64)
+
+
+def compacted(store: ObjectStore) -> None:
+    """Make a log whose first fragment replaces several."""
+    keyed_log(store)
+    append(
+        store,
+        [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")],
+        [(b"a", b"2"), (b"d", b"1"), (b"b", b"2")],
+        [(b"e", b"1"), (b"f", None), (b"c", b"2")],
+    )
+    assert compactor(store).compact().token is not None
+
+
+def forge(store: ObjectStore, change: Callable[[pa.Table, pa.Table], pa.Table]) -> None:
+    """Write the pass's fragment differently, and everything that names it so that all sums fit.
+
+    ``change`` gets its records and those it was made of.
+    """
+    stores, objects = stores_of(store), life_store(store, LOG)
+    base = stores.manifests.load()
+    passes = PassStore(stores.manifests, shared_runtime(), OPTIONS.retry)
+    record = next(passes.newest_first())
+    (done,) = record.replacements
+    most = FRAGMENT_EXPANDED_BYTES_MAX
+
+    def table_of(pointer: object) -> pa.Table:
+        return parquet.decode(objects.read(pointer.path), pointer, expanded_bytes_max=most).table
+
+    changed = change(table_of(done.pointer), pa.concat_tables(table_of(member) for member in done.members))
+    encoded = parquet.encode_table(changed, seq_no=done.pointer.seq_no, token=record.token)
+    pointer = replace(done.pointer, setsum=encoded.setsum, num_bytes=len(encoded.data), num_records=len(changed))
+    dropped = record.proof.before - encoded.setsum - record.proof.expired
+    proof = replace(record.proof, after=encoded.setsum, merged=encoded.setsum, superseded=dropped)
+    forged = replace(record, proof=proof, replacements=(Replacement(done.members, pointer),))
+    for path, data in ((pointer.path, encoded.data), (pass_path(record.token), forged.to_bytes())):
+        objects.delete(path)
+        objects.create(path, bytes(data))
+    again = [Replacement((done.pointer,), pointer)]
+    spliced = splice(base.manifest, again, OPTIONS.snapshots, stores.snapshots.load)
+    for snapshot in spliced.written:
+        stores.snapshots.write(snapshot, OPTIONS.retry)
+    manifest = apply_splice(base.manifest, spliced, again, base.manifest.compaction)
+    assert isinstance(stores.manifests.install(manifest, base), Installed)
+
+
+def test_sound_pass_is_verified(store: ObjectStore) -> None:
+    compacted(store)
+
+    found = compactor(store).verify()
+
+    assert found is not None
+    assert (found.findings, found.num_gone, found.num_dropped, found.num_records) == ((), 0, 3, 6)
+
+
+def test_log_without_a_pass_has_nothing_to_verify(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store)
+
+    assert compactor(memory_store).verify() is None
+
+
+def without(table: pa.Table, _before: pa.Table) -> pa.Table:
+    return table.slice(1)
+
+
+def doubled(table: pa.Table, _before: pa.Table) -> pa.Table:
+    return pa.concat_tables([table.slice(0, 1), table])
+
+
+def altered(table: pa.Table, _before: pa.Table) -> pa.Table:
+    bodies = [b"other", *table["body"].to_pylist()[1:]]
+    return table.set_column(3, "body", pa.array(bodies, type=table.schema.field("body").type))
+
+
+def reordered(table: pa.Table, _before: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.r_[1, 0, 2 : len(table)]))
+
+
+def twin(table: pa.Table, before: pa.Table) -> pa.Table:
+    """The older record of key a instead of the newer one."""
+    return pa.concat_tables(
+        [before.slice(0, 1), table.filter(pa.array([key != b"a" for key in table["key"].to_pylist()]))]
+    )
+
+
+def untimely(table: pa.Table, _before: pa.Table) -> pa.Table:
+    """Without the tombstone, whose time has not come."""
+    return table.filter(table["body"].is_valid())
+
+
+def both(table: pa.Table, before: pa.Table) -> pa.Table:
+    """With a superseded record."""
+    return pa.concat_tables([before.slice(0, 1), table])
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (without, "found a dropped record without a newer one of its key"),
+        (doubled, "expected rising positions"),
+        (altered, "expected records of fragments 1 to 3 as they were"),
+        (reordered, "expected rising positions"),
+        (twin, "found a dropped record without a newer one of its key"),
+        (untimely, "found a dropped tombstone whose time had not come"),
+        (both, "expected one record below offset"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_forged_pass_is_found_whatever_was_done(
+    memory_store: MemoryStore, change: Callable[[pa.Table, pa.Table], pa.Table], finding: str
+) -> None:
+    compacted(memory_store)
+    forge(memory_store, change)
+
+    found = compactor(memory_store).verify()
+
+    assert found is not None
+    assert any(finding in each for each in found.findings), found.findings
+
+
+def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    append(store, [(b"b", b"3")], [(b"b", None)])
+    compactor(store).compact(force=True)
+
+    assert [(each.offset, each.reason, each.stored) for each in compactor(store).erased(b"b")] == [
+        (6, DropReason.SUPERSEDED, True),
+        (10, DropReason.SUPERSEDED, True),
+        (2, DropReason.SUPERSEDED, True),
+    ]
+    assert list(compactor(store).erased(b"")) == []
+
+    store.pass_s(2 * DAY_S)
+    collect(store, LOG, options=LATER)
+    receipts = list(compactor(store).erased(b"b"))
+
+    assert [each.offset for each in receipts] == [6, 10, 2]
+    assert not any(each.stored for each in receipts)
+    assert all(each.deleted_us == store.now_us for each in receipts)
+    assert len(held(store)) == 6
+
+
+def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still_holds(
+    memory_store: MemoryStore,
+) -> None:
+    """A pin holds the fragment that was written first; the one that a pass made of it is gone."""
+    store = ClockStore(memory_store)
+    keyed_log(store)
+    append(store, [(b"k", b"secret")], [(b"a", b"1")], [(b"b", b"1")])
+    pins = PinStore(store, LOG)
+    pins.create("p", reason="a test")
+    compactor(store).compact(force=True)
+    append(store, [(b"k", b"new")], [(b"c", b"1")])
+    assert compactor(store).compact(force=True).num_superseded == 1
+
+    store.pass_s(2 * DAY_S)
+    collect(store, LOG, options=LATER)
+    [receipt] = compactor(store).erased(b"k")
+    assert (receipt.stored, receipt.deleted_us) == (True, None)
+
+    pins.delete("p")
+    store.pass_s(2 * DAY_S)
+    for _ in range(2):
+        collect(store, LOG, options=LATER)
+        store.pass_s(2 * DAY_S)
+    [receipt] = compactor(store).erased(b"k")
+    assert (receipt.stored, receipt.deleted_us) == (False, None)
+
+
+def test_receipt_gives_no_time_of_deletion_at_which_a_pin_still_held_the_record(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    keyed_log(store)
+    append(store, [(b"k", b"secret")], [(b"k", b"new")], [(b"b", b"1")])
+    pins = PinStore(store, LOG)
+    pins.create("p", reason="a test")
+    compactor(store).compact(force=True)
+
+    for _ in range(3):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+        [receipt] = compactor(store).erased(b"k")
+        assert receipt.deleted_us is None
+        pins.delete("p")
+
+    assert not receipt.stored
+
+
+def test_pass_that_is_installed_while_the_one_before_is_verified_makes_no_finding() -> None:
+    """The record for which the first pass dropped another may be gone by then, for one beyond its limit."""
+    faulty = FaultyStore(MemoryStore(shared_runtime()))
+    keyed_log(faulty, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
+    append(faulty, [(b"a", b"1"), (b"k", b"1")], [(b"k", b"2"), (b"b", b"1")])
+    assert compactor(faulty).compact().num_superseded == 1
+    append(faulty, [(b"k", random.Random(1).randbytes(5000))])
+
+    def overtake(kind: str, path: str) -> None:
+        if kind == "read" and "PASS" in path:
+            faulty.before = lambda _kind, _path: None
+            assert compactor(faulty.inner).compact(force=True).num_superseded == 1
+
+    faulty.before = overtake
+    verified = compactor(faulty).verify()
+
+    assert verified is not None
+    assert verified.findings == ()

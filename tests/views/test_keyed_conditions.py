@@ -1,0 +1,232 @@
+"""Appends to a keyed log on the condition of a key's last record."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spec.collecting import QUICK, Later
+from tests.stores import FaultyStore
+from tests.views.keyed_queries import LOG, OPTIONS, restored_under
+from wal3_core import (
+    ContentionError,
+    KeyedLog,
+    KeyedOptions,
+    LogPosition,
+    LogWriter,
+    ReaderOptions,
+    TailMismatchError,
+    UnavailableError,
+    UnknownDurabilityError,
+    WriterOptions,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from wal3_core.storage.backends.memory import MemoryStore
+
+WAIT_S = 30
+# Larger than what is read whole, also when it is compressed.
+LARGE = random.Random(7).randbytes(70_000)
+
+
+def test_conditional_append_lands_only_behind_the_expected_record(memory_store: MemoryStore) -> None:
+    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+        log.append(b"other", b"x")
+        first = log.append(b"k", b"1", expect_tail=0)
+        log.append(b"other", b"y")
+
+        with pytest.raises(TailMismatchError, match="expected no record, found it at 2") as refused:
+            log.append(b"k", b"2", expect_tail=0)
+        assert refused.value.tail == first.offset == log.tail(b"k")
+        second = log.append(b"k", b"2", expect_tail=first.offset, await_durable=False).result(WAIT_S)
+        with pytest.raises(TailMismatchError) as stale:
+            log.append(b"k", b"3", expect_tail=first.offset)
+        assert stale.value.tail == second.offset
+        with pytest.raises(TailMismatchError, match="expected its last record at offset 9, found none"):
+            log.append(b"k\0", b"3", expect_tail=9)
+        assert [record.body for record in log.scan(b"k")] == [b"1", b"2"]
+
+
+def test_batch_is_appended_only_if_every_expected_tail_holds(memory_store: MemoryStore) -> None:
+    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+        log.append_batch([(b"a", b"1"), (b"b", b"1")])
+
+        with pytest.raises(TailMismatchError):
+            log.append_batch([(b"c", b"1")], expect_tails={b"a": 1, b"b": 1})
+        assert log.append_batch([(b"c", b"1"), (b"a", b"2")], expect_tails={b"a": 1, b"b": 2}).offset == 3
+        assert log.count(b"c") == 1
+
+
+def test_conditional_append_is_repeated_while_only_other_keys_got_records(memory_store: MemoryStore) -> None:
+    store = FaultyStore(memory_store)
+    with (
+        KeyedLog.open_or_initialize(store, LOG) as log,
+        LogWriter.open(memory_store, LOG) as other,
+    ):
+        log.append(b"k", b"1")
+        later = Later(store, 2, lambda: other.append(b"x", key=b"other"))
+
+        assert log.append(b"k", b"2", expect_tail=1).offset == 3
+
+        assert later.happened
+
+
+@pytest.mark.parametrize("request_number", range(1, 6))
+def test_record_of_the_key_that_comes_between_refuses_the_append(
+    memory_store: MemoryStore, request_number: int
+) -> None:
+    """Whichever request the other writer is faster than."""
+    store = FaultyStore(memory_store)
+    with KeyedLog.open_or_initialize(store, LOG) as log, LogWriter.open(memory_store, LOG) as other:
+        log.append(b"k", b"1")
+        Later(store, request_number, lambda: other.append(b"theirs", key=b"k"))
+
+        future = log.append(b"k", b"ours", expect_tail=1, await_durable=False)
+        error = future.exception(WAIT_S)
+
+        bodies = [record.body for record in log.scan(b"k")]
+        if error is None:
+            # The other came behind it, if it has come.
+            assert bodies in ([b"1", b"ours"], [b"1", b"ours", b"theirs"])
+        else:
+            assert isinstance(error, TailMismatchError)
+            assert (error.tail, bodies) == (2, [b"1", b"theirs"])
+
+
+def test_conditional_append_gives_up_after_its_tries(memory_store: MemoryStore) -> None:
+    store = FaultyStore(memory_store)
+    with (
+        KeyedLog.open_or_initialize(store, LOG, options=KeyedOptions(tries_max=3)) as log,
+        LogWriter.open(memory_store, LOG) as other,
+    ):
+        log.append(b"k", b"1")
+        fragments = []
+
+        def crowd(kind: str, path: str) -> None:
+            if kind == "create" and "FragmentSeqNo" in path:
+                fragments.append(path)
+                other.append(b"x", key=b"other")
+
+        store.before = crowd
+        with pytest.raises(ContentionError, match="other keys"):
+            log.append(b"k", b"2", expect_tail=1)
+        assert len(fragments) == 3
+        assert log.count(b"k") == 1
+
+
+def test_unanswered_conditional_append_says_that_its_outcome_is_unknown_and_is_not_repeated(
+    memory_store: MemoryStore,
+) -> None:
+    store = FaultyStore(memory_store)
+    brief = KeyedOptions(writer=WriterOptions(delivery_timeout_s=0.05, retry=QUICK))
+    with KeyedLog.open_or_initialize(store, LOG, options=brief) as log:
+        log.append(b"k", b"1")
+        store.fail("replace", "MANIFEST", "unknown", times=10**6)
+
+        with pytest.raises(UnknownDurabilityError):
+            log.append(b"k", b"2", expect_tail=1)
+
+        store.heal()
+    assert [record.body for record in KeyedLog.open(memory_store, LOG).scan(b"k")] == [b"1"]
+
+
+def begun_together(log: KeyedLog) -> list[Future[LogPosition]]:
+    """Begin conditional appends that all expect the same end of the log, so that all but one need another try."""
+    return [log.append(b"%d" % number, b"x", expect_tail=0, await_durable=False) for number in range(8)]
+
+
+def test_closing_waits_for_conditional_appends_that_need_another_try(memory_store: MemoryStore) -> None:
+    with KeyedLog.open_or_initialize(memory_store, LOG) as log:
+        log.append(b"k", b"1")
+        begun = begun_together(log)
+
+    assert all(future.done() for future in begun)
+    assert sorted(future.result().offset for future in begun) == list(range(2, 10))
+
+
+def test_closing_does_not_wait_for_a_conditional_append_that_was_not_begun(memory_store: MemoryStore) -> None:
+    store = FaultyStore(memory_store)
+    brief = KeyedOptions(reader=ReaderOptions(retry=QUICK))
+    log = KeyedLog.open_or_initialize(store, LOG, options=brief)
+    log.append(b"k", b"1")
+    store.fail("get", "MANIFEST", "unavailable", times=10**6)
+    with pytest.raises(UnavailableError) as caught:
+        log.append(b"k", b"2", expect_tail=1)
+    store.heal()
+
+    closing = threading.Thread(target=log.close, daemon=True)
+    closing.start()
+    closing.join(WAIT_S)
+
+    assert not closing.is_alive()
+    assert caught.value.__traceback__ is not None
+
+
+def test_callback_of_a_conditional_append_may_wait_for_other_conditional_appends(memory_store: MemoryStore) -> None:
+    log = KeyedLog.open_or_initialize(memory_store, LOG)
+    log.append(b"k", b"1")
+    begun = begun_together(log)
+    offsets: list[list[int]] = []
+    called = threading.Semaphore(0)
+
+    def wait_for_all(_: object) -> None:
+        offsets.append([future.result(WAIT_S).offset for future in begun])
+        called.release()
+
+    for future in begun:
+        future.add_done_callback(wait_for_all)
+
+    assert all(called.acquire(timeout=WAIT_S) for _ in begun)
+    assert [sorted(each) for each in offsets] == [list(range(2, 10))] * 8
+
+
+def test_one_of_many_rivals_wins_each_place_behind_a_key_s_last_record(memory_store: MemoryStore) -> None:
+    rounds = 6
+    KeyedLog.open_or_initialize(memory_store, LOG).close()
+
+    def rival(number: int) -> list[int]:
+        won = []
+        with KeyedLog.open(memory_store, LOG) as log:
+            while (tail := log.tail(b"k")) < 10**9 and log.count(b"k") < rounds:
+                log.append(b"noise %d" % number, b"x")
+                try:
+                    won.append(log.append(b"k", b"%d behind %d" % (number, tail), expect_tail=tail).offset)
+                except (TailMismatchError, ContentionError):
+                    continue
+        return won
+
+    with ThreadPoolExecutor(3) as pool:
+        won = sorted(offset for offsets in pool.map(rival, range(3), timeout=WAIT_S) for offset in offsets)
+
+    log = KeyedLog.open(memory_store, LOG)
+    records = list(log.scan(b"k"))
+    assert [record.offset for record in records] == won
+    tails = [0, *won]
+    assert [record.body.split()[-1] for record in records if record.body] == [b"%d" % tail for tail in tails[:-1]]
+
+
+def test_conditional_append_to_a_log_that_was_restored_meanwhile_compares_with_what_it_holds(
+    memory_store: MemoryStore,
+) -> None:
+    log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
+    with LogWriter.open(memory_store, LOG) as writer:
+        writer.append(b"1", key=b"k")
+
+    def gone() -> None:
+        with LogWriter.open(memory_store, LOG) as writer:
+            for _ in range(3):
+                writer.append(b"x", key=b"other")
+        assert log.tail(b"k") == 1
+
+    restored_under(memory_store, gone)
+    with LogWriter.open(memory_store, LOG) as writer:
+        writer.append(b"2", key=b"k")
+
+    with pytest.raises(TailMismatchError):
+        log.append(b"k", b"3", expect_tail=1)

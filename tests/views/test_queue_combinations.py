@@ -1,0 +1,359 @@
+"""A delay queue under two things at once: failures beside closing, waiting, cancelling; cursors that others moved."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spec.collecting import NOW
+from tests.stores import FaultyStore
+from wal3_core import (
+    CursorStore,
+    DelayQueue,
+    FencedError,
+    InvalidRequestError,
+    KeyCompactor,
+    LogError,
+    LogReader,
+    LogWriter,
+    NewItem,
+    QueueDefinition,
+    QueueOptions,
+    UnknownItemError,
+    WriterOptions,
+)
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.model.policy import Cleanup
+from wal3_core.storage.documents.policy_store import PolicyStore
+from wal3_core.views.queue import Dequeue, Enqueue, Purge
+from wal3_core.views.queue.queue_state import QueueState, Turn
+
+if TYPE_CHECKING:
+    from wal3_core.storage.backends.memory import MemoryStore
+
+LIMIT_S = 30
+
+
+def close(queue: DelayQueue) -> None:
+    """Close with a deadline."""
+    ended = threading.Thread(target=queue.close, daemon=True)
+    ended.start()
+    ended.join(LIMIT_S)
+    assert not ended.is_alive()
+
+
+def deny_all(faulty: FaultyStore) -> None:
+    for kind in ("replace", "create", "get", "read"):
+        faulty.fail(kind, "", "denied", times=10**9)
+
+
+def test_close_answers_those_who_wait_while_the_store_fails(memory_store: MemoryStore) -> None:
+    faulty = FaultyStore(memory_store)
+    queue = DelayQueue.open_or_create(faulty, "q")
+    waiting = queue.submit(Dequeue(1, 10**6))
+    assert queue.stats().waiting == 1
+    deny_all(faulty)
+    with pytest.raises(LogError):
+        queue.enqueue(b"x", delay_s=1000)
+    close(queue)
+    with pytest.raises(LogError):
+        waiting.result(LIMIT_S)
+
+
+def test_checkpoint_ends_when_the_queue_is_closed_while_the_store_fails(memory_store: MemoryStore) -> None:
+    faulty = FaultyStore(memory_store)
+    queue = DelayQueue.open_or_create(faulty, "q")
+    queue.enqueue(b"x")
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            queue.checkpoint()
+        except LogError as error:
+            errors.append(error)
+
+    faulty.fail("replace", "manifest/", "denied", times=10**9)
+    faulty.fail("get", "", "denied", times=10**9)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    while not faulty.fired:
+        pass
+    close(queue)
+    asking.join(LIMIT_S)
+    assert len(errors) == 1
+
+
+def test_waiting_ends_in_time_while_the_store_fails(memory_store: MemoryStore) -> None:
+    faulty = FaultyStore(memory_store)
+    with DelayQueue.open_or_create(faulty, "q") as queue:
+        waiting = queue.submit(Dequeue(1, 0.5))
+        deny_all(faulty)
+        with pytest.raises(LogError):
+            queue.enqueue(b"x", delay_s=1000)
+        with pytest.raises(LogError):
+            waiting.result(LIMIT_S)
+        faulty.heal()
+        assert queue.enqueue(b"y").id
+
+
+def test_purge_counts_its_own_items_after_one_that_failed(memory_store: MemoryStore) -> None:
+    faulty = FaultyStore(memory_store)
+    with DelayQueue.open_or_create(faulty, "q") as queue:
+        queue.enqueue_many([NewItem(b"")] * 5)
+        faulty.fail("replace", "manifest/", "denied", times=1)
+        with pytest.raises(LogError):
+            queue.purge()
+        assert queue.purge() == 5
+
+
+@pytest.mark.parametrize("records", [1, 2, 3])
+def test_checkpoint_makes_no_other_one_due(memory_store: MemoryStore, records: int) -> None:
+    queue = DelayQueue.open_or_create(memory_store, "q", options=QueueOptions(checkpoint_records=records))
+    queue.enqueue(b"x")
+    close(queue)
+    with DelayQueue.open(memory_store, "q") as queue:
+        assert queue.stats().pending == 1
+
+
+def test_callback_may_submit_more_than_has_room(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q", options=QueueOptions(bytes_waiting_max=1000)) as queue:
+        more: list[Future[Any]] = []
+
+        def submit(_done: Future[Any]) -> None:
+            more.extend(queue.submit(Enqueue((NewItem(bytes(900)),))) for _ in range(3))
+
+        first = queue.submit(Enqueue((NewItem(b""),)))
+        first.add_done_callback(submit)
+        first.result(LIMIT_S)
+        asked: list[int] = []
+        asking = threading.Thread(target=lambda: asked.append(queue.stats().pending), daemon=True)
+        asking.start()
+        asking.join(LIMIT_S)
+        assert asked
+        assert len([future.result(LIMIT_S) for future in more]) == 3
+
+
+def test_cancelled_operation_is_not_done(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        entered, go_on = threading.Event(), threading.Event()
+
+        def hold(_done: Future[Any]) -> None:
+            entered.set()
+            go_on.wait(LIMIT_S)
+
+        queue.enqueue(b"kept")
+        first = queue.submit(Dequeue(1, LIMIT_S))
+        first.result(LIMIT_S)
+        # A callback that is added before the answer runs in the broker's thread, which then takes nothing.
+        held = queue.submit(Dequeue(1, LIMIT_S))
+        held.add_done_callback(hold)
+        queue.enqueue(b"for the one who waits")
+        assert entered.wait(LIMIT_S)
+        cancelled = [queue.submit(Enqueue((NewItem(b"cancelled"),))), queue.submit(Purge(leased=True))]
+        assert all(future.cancel() for future in cancelled)
+        go_on.set()
+        stats = queue.stats()
+        assert (stats.pending, stats.leased) == (0, 2)
+        with pytest.raises(CancelledError):
+            cancelled[0].result(0)
+
+
+def test_item_of_a_wrong_id_is_unknown_among_many(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        queue.enqueue_many([NewItem(b"")] * 5000)
+        for item_id in (-1, 0, 10**30, -(10**30), 2**64):
+            with pytest.raises(UnknownItemError):
+                queue.item(item_id)
+        assert len(queue.peek(10**30)) == 5000
+
+
+def test_records_of_others_are_no_items_whatever_their_keys(memory_store: MemoryStore) -> None:
+    DelayQueue.create(memory_store, "q")
+    with LogWriter.open(memory_store, "q") as writer:
+        for key in (b"vegetable", b"vegetable", b"strawberr", b"cat", b"c"):
+            writer.append(b"not of a queue", key=key)
+    with DelayQueue.open(memory_store, "q") as queue:
+        assert queue.stats().pending == 0
+        queue.checkpoint()
+    others = [record for record in LogReader.open(memory_store, "q").records() if record.key == b"cat"]
+    assert [record.body for record in others] == [b"not of a queue"]
+
+
+def test_errors_of_a_fenced_queue_do_not_grow(memory_store: MemoryStore) -> None:
+    older = DelayQueue.open_or_create(memory_store, "q")
+    with DelayQueue.open(memory_store, "q"):
+        lengths = []
+        for _ in range(10):
+            with pytest.raises(FencedError) as caught:
+                older.enqueue(b"b")
+            lengths.append(len(caught.traceback))
+        assert lengths[-1] == lengths[5]
+    older.close()
+
+
+def test_checkpoint_behind_dropped_tombstones_does_not_count_wherever_the_cursor_is(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        PolicyStore(memory_store, "q").change(lambda policy: replace(policy, delete_retention_s=0))
+        queue.enqueue_many([NewItem(b"a"), NewItem(b"b", delay_s=1000)])
+        queue.checkpoint()
+        cursors = CursorStore(memory_store, "q")
+        witness = cursors.load("queue")
+        assert witness is not None
+        (item,) = queue.dequeue()
+        queue.release(item.id, item.token)
+        queue.enqueue(b"c", delay_s=1000)
+        cursors.delete("queue")
+        for _ in range(3):
+            KeyCompactor(memory_store, "q").compact()
+    # An operator who puts the cursor back to where it was does not bring the tombstones back.
+    cursors.init("queue", witness.cursor.position)
+    with DelayQueue.open(memory_store, "q") as queue:
+        assert [peeked.value for peeked in queue.peek(9)] == [b"b", b"c"]
+
+
+class OvertakenStore(FaultyStore):
+    """Replaces and deletes what key compaction can, before a fragment is read."""
+
+    is_due = False
+
+    def _ask(self, kind: str, path: str) -> None:
+        if self.is_due and kind == "read" and "/log/" in path:
+            self.is_due = False
+            assert KeyCompactor(self.inner, "q").compact(force=True).installed
+            deleter = Deleter(self.inner, "q", options=NOW)
+            for document in [meta.path for meta in deleter.documents()]:
+                deleter.delete(document)
+        super()._ask(kind, path)
+
+
+def test_queue_is_found_in_its_log_while_key_compaction_replaces_it(memory_store: MemoryStore) -> None:
+    store = OvertakenStore(memory_store)
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        for number in range(5):
+            queue.enqueue(b"%d" % number, delay_s=1000)
+        queue.checkpoint()
+    store.is_due = True
+    with DelayQueue.open(store, "q", options=QueueOptions(cache_bytes_max=0, prefetch_items=0)) as queue:
+        assert not store.is_due
+        queue.enqueue(b"5", delay_s=1000)
+        queue.checkpoint()
+        store.fail("create", "/log/", "denied")
+        with pytest.raises(LogError):
+            queue.enqueue(b"6", delay_s=1000)
+        store.is_due = True
+        queue.enqueue(b"7", delay_s=1000)
+        assert not store.is_due
+        assert [peeked.value for peeked in queue.peek(9)] == [b"0", b"1", b"2", b"3", b"4", b"5", b"7"]
+
+
+def test_queue_is_made_on_a_log_that_is_never_collected(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, "q")
+    PolicyStore(memory_store, "q").change(lambda policy: replace(policy, cleanup=Cleanup.BOTH))
+    DelayQueue.create(memory_store, "q")
+    policy = PolicyStore(memory_store, "q").load()
+    assert policy.cleanup is Cleanup.COMPACT
+
+
+def test_deadlines_before_the_queue_was_made_keep_their_order(memory_store: MemoryStore) -> None:
+    times_us = (3_000_000, 1_000_000, 0, 2_000_000)
+    with DelayQueue.open_or_create(memory_store, "q") as queue:
+        added = queue.enqueue_many([NewItem(b"%d" % us, deadline_us=us) for us in times_us])
+        assert [(each.deadline_us, each.advanced) for each in added] == [(us, False) for us in times_us]
+        (item,) = queue.dequeue()
+        queue.requeue(item.id, item.token, deadline_us=4_000_000, value=b"4000000")
+    for _ in range(2):
+        with DelayQueue.open(memory_store, "q", options=QueueOptions(cache_bytes_max=0)) as queue:
+            expected = [(us, b"%d" % us) for us in (1_000_000, 2_000_000, 3_000_000, 4_000_000)]
+            assert [(each.deadline_us, each.value) for each in queue.peek(9)] == expected
+            assert queue.item(1).enqueued_us > 10**15
+            queue.checkpoint()
+
+
+def test_items_handed_out_for_long_and_released_at_once_leave_no_memory() -> None:
+    state = QueueState(QueueDefinition(lease_s=10**6), 1, 0)
+
+    def hand_out(count: int) -> int:
+        """Hand items out and take them back; return how much memory that has left."""
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(count):
+            turn = Turn(1, 0)
+            state.enqueue((NewItem(b""),), turn)
+            (lease,) = state.lease(1, None, lambda: bytes(8), turn)
+            state.extend(lease.row.id, lease.token.hex(), 10**6, turn)
+            state.release(((lease.row.id, lease.token.hex()),), turn)
+        after, _ = tracemalloc.get_traced_memory()
+        return after - before
+
+    tracemalloc.start()
+    try:
+        hand_out(2000)
+        left = hand_out(5000)
+    finally:
+        tracemalloc.stop()
+    assert left < 5000 * 20
+
+
+def test_duplicate_is_found_wherever_the_item_is(memory_store: MemoryStore) -> None:
+    with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(max_deliveries=2)) as queue:
+
+        def check(deadline_us: int) -> None:
+            found = queue.enqueue(b"again", dedupe_key=b"k")
+            assert (found.id, found.deadline_us, found.duplicate) == (1, deadline_us, True)
+
+        check(queue.enqueue(b"x", dedupe_key=b"k").deadline_us)
+        (item,) = queue.dequeue()
+        check(item.deadline_us)
+        check(queue.requeue(item.id, item.token, delay_s=0.01).deadline_us)
+        (item,) = queue.dequeue(timeout_s=LIMIT_S, lease_s=0.01)
+        while not queue.dead():
+            pass
+        check(item.lease_until_us)
+        queue.checkpoint()
+        queue.kick()
+        check(queue.item(1).deadline_us)
+    with DelayQueue.open(memory_store, "q") as queue:
+        check(queue.item(1).deadline_us)
+        queue.checkpoint()
+    with DelayQueue.open(memory_store, "q") as queue:
+        check(queue.item(1).deadline_us)
+        queue.purge()
+        assert not queue.enqueue(b"new", dedupe_key=b"k").duplicate
+
+
+def test_fenced_broker_answers_no_question_once_it_was_idle(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    older = DelayQueue.open_or_create(memory_store, "q")
+    older.enqueue(b"a")
+    assert older.stats().pending == 1
+    with DelayQueue.open(memory_store, "q"):
+        for ask in (older.stats, older.peek, older.stats):
+            with pytest.raises(FencedError):
+                ask()
+    older.close()
+
+
+def test_question_gets_the_error_of_a_store_that_fails_and_an_answer_later(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    faulty = FaultyStore(memory_store)
+    with DelayQueue.open_or_create(faulty, "q") as queue:
+        queue.enqueue(b"a")
+        deny_all(faulty)
+        for _ in range(3):
+            with pytest.raises(LogError):
+                queue.stats()
+        faulty.heal()
+        assert queue.stats().pending == 1
+
+
+def test_only_a_writer_that_takes_a_turn_is_accepted() -> None:
+    with pytest.raises(InvalidRequestError, match="writer"):
+        QueueOptions(writer=WriterOptions(batch_records_max=100))

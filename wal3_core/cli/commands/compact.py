@@ -1,0 +1,150 @@
+"""``wal3 compact``: keeps the newest record of every key, proves it, and says what became of a key's records."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from wal3_core.cli.completing import log_argument
+from wal3_core.cli.failures import EXIT_UNSOUND
+from wal3_core.cli.output import console, count, counted, print_json, progress, size, table, time
+from wal3_core.cli.session import Session, json_option, pass_session
+from wal3_core.cli.tables import show_table
+from wal3_core.compaction.compaction_options import KeyCompactorOptions
+from wal3_core.compaction.compactor import KeyCompactor
+
+if TYPE_CHECKING:
+    from wal3_core.compaction.receipt import Erased
+    from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
+    from wal3_core.compaction.verifying import Verification
+
+_RECEIPT_COLUMNS = ("offset", "reason", "pass", "planned", "object")
+
+
+@click.command()
+@log_argument()
+@click.option("--dry-run", is_flag=True, help="Read and merge, but write nothing; show what a pass would drop.")
+@click.option("--force", is_flag=True, help="Run a pass even if none is due.")
+@click.option("--to-offset", type=click.IntRange(min=1), help="Compact only records below this offset.")
+@click.option("--bytes-per-s", type=click.IntRange(min=1024), help="Read and write at most so many bytes a second.")
+@click.option("--verify", is_flag=True, help="Verify the last pass from storage instead; exit status 1 if it fails.")
+@click.option("--receipt", metavar="KEY", help="List the dropped records of KEY instead, and what became of them.")
+@json_option
+@pass_session
+@click.pass_context
+def compact(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments and options
+    context: click.Context,
+    session: Session,
+    log: str,
+    dry_run: bool,
+    force: bool,
+    to_offset: int | None,
+    bytes_per_s: int | None,
+    verify: bool,
+    receipt: str | None,
+    as_json: bool,
+) -> None:
+    """Compact LOG by key: keep the newest record of every key; appends and reads continue meanwhile.
+
+    The log's policy must say so (`wal3 policy LOG --cleanup compact`), and says when a pass is due. If it says
+    `--arrange-by-key`, the records of each key lie together then; with cleanup collect, nothing is dropped. Offsets
+    and times of the records that stay do not change. Records that a cursor has not passed stay. `wal3 gc LOG` deletes
+    the replaced files, from a day after the pass on. A pass can be stopped at any time and started again.
+
+    \b
+    Examples:
+      wal3 compact users --dry-run
+      wal3 compact users
+      wal3 compact users --verify
+      wal3 compact users --receipt user-17 --json
+    """
+    if sum((dry_run or force or to_offset is not None, verify, receipt is not None)) > 1:
+        message = "--verify and --receipt compact nothing: give one of them alone"
+        raise click.UsageError(message)
+    compactor = KeyCompactor(session.store(), log, options=KeyCompactorOptions(bytes_per_s_max=bytes_per_s))
+    if verify:
+        found = compactor.verify()
+        _show_verified(log, found, as_json=as_json)
+        if found is not None and not found.holds:
+            context.exit(EXIT_UNSOUND)
+    elif receipt is not None:
+        _show_receipt(log, list(compactor.erased(os.fsencode(receipt))), as_json=as_json)
+    else:
+        with progress(f"compact {log}", None) as advance:
+            done = compactor.compact(limit_offset=to_offset, force=force, dry_run=dry_run, progress=advance)
+        _show_done(done, dry_run=dry_run, as_json=as_json)
+
+
+def _show_done(done: KeyCompactionReport, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(done.to_json())
+        return
+    plan = done.plan
+    if plan.due is None:
+        click.echo(
+            f"{plan.log}: no pass is due: {plan.dirty_percent} % of {size(plan.held_bytes)} and"
+            f" {plan.dirty_records_percent} % of {counted(plan.held_records, 'record')} are dirty; {plan.bound}"
+        )
+        return
+    facts = [
+        ("log", plan.log),
+        ("due", plan.due),
+        ("offsets", f"{count(plan.first)} to {count(plan.limit)}; {plan.bound}"),
+        *_numbers(plan, done),
+        ("setsum before", str(done.proof.before)),
+        ("after", str(done.proof.after)),
+        ("superseded", str(done.proof.superseded)),
+        ("expired", str(done.proof.expired)),
+    ]
+    shown = table(("", ""), facts)
+    shown.show_header = False
+    console().print(shown)
+    click.echo(f"{plan.log}: nothing was written" if dry_run else f"{plan.log}: compacted by pass {done.token}")
+
+
+def _numbers(plan: KeyCompactionPlan, done: KeyCompactionReport) -> list[tuple[str, str]]:
+    dropped = f"{counted(done.num_superseded, 'superseded record')}, {counted(done.num_expired, 'expired tombstone')}"
+    keys = f"in {count(plan.num_read)} of {counted(plan.num_fragments, 'fragment')}"
+    merged = f"{counted(plan.num_rewritten, 'fragment')} of {size(done.bytes_read)} became"
+    written = f"{merged} {counted(done.num_written, 'fragment')} of {size(done.bytes_written)}"
+    return [
+        ("dropped", dropped),
+        ("keys read", keys),
+        ("rewritten", written if plan.num_rewritten else "no fragment"),
+    ]
+
+
+def _show_verified(log: str, found: Verification | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"log": log, "token": None, "holds": True, "findings": []} if found is None else found.to_json())
+        return
+    if found is None:
+        click.echo(f"{log}: no pass is recorded, so none was made, or this is a copy of a log that was compacted")
+        return
+    gone = f"; {counted(found.num_gone, 'new fragment')} not compared, as files are gone" if found.num_gone else ""
+    held = "holds" if found.holds else "DOES NOT HOLD"
+    left = counted(found.num_records, "record")
+    compared = f"{counted(found.num_dropped, 'dropped record')} compared with {left} left"
+    click.echo(f"{log}: pass {found.token} {held}: {compared}{gone}")
+    for finding in found.findings:
+        click.echo(f"  {finding}")
+
+
+def _show_receipt(log: str, erased: list[Erased], *, as_json: bool) -> None:
+    if as_json:
+        for each in erased:
+            print_json(each.to_json())
+        return
+    if not erased:
+        click.echo(f"{log}: no recorded pass has dropped a record of this key")
+        return
+    rows = [(count(e.offset), e.reason.name.lower(), e.token, time(e.planned_us), _fate(e)) for e in erased]
+    show_table(_RECEIPT_COLUMNS, rows, numbers=_RECEIPT_COLUMNS[:1])
+
+
+def _fate(erased: Erased) -> str:
+    if erased.stored:
+        return f"still stored: {erased.path}"
+    return "deleted" if erased.deleted_us is None else f"deleted, at the latest {time(erased.deleted_us)}"

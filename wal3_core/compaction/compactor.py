@@ -1,0 +1,393 @@
+"""Compacts one log by key: plan, merge, install, mark what was replaced for deletion. Appends go on meanwhile.
+
+A pass that dies leaves orphans, and an announcement that the next pass replaces. Source: docs/protocol.md, "Key
+compaction".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes, text
+from wal3_core.compaction.compaction_options import KeyCompactorOptions
+from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
+from wal3_core.compaction.grouping import Group, group, that_fit
+from wal3_core.compaction.installing import Done, Installer
+from wal3_core.compaction.merge import Merging
+from wal3_core.compaction.outline import outline
+from wal3_core.compaction.receipt import Erased, erased_records
+from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport, KeyInstallReport
+from wal3_core.compaction.rolling import KeyRollups
+from wal3_core.compaction.scope import Scope, check_has_passes, read_scope
+from wal3_core.compaction.selection import select_rows
+from wal3_core.compaction.verifying import Verification, verify_pass
+from wal3_core.errors import KeyCompactionRefusedError, MissingError, UnavailableError
+from wal3_core.log.collect.collector import Collector
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.log.collect.references import References
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.scan import select
+from wal3_core.model.pass_record import PassRecord, Proof
+from wal3_core.model.paths import check_log_name
+from wal3_core.model.setsum import EMPTY
+from wal3_core.model.snapshot import sum_setsums
+from wal3_core.options import POINTERS_MAX, UNLIMITED
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.runtime.loggers import MAINTAIN
+from wal3_core.storage.documents.pass_store import PassStore
+from wal3_core.storage.object_store import a_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from wal3_core.compaction.merge import Merged
+    from wal3_core.model.policy import Policy
+    from wal3_core.storage.object_store import ObjectStore
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A plan, and what it takes to carry it out."""
+
+    plan: KeyCompactionPlan
+    scope: Scope
+    policy: Policy
+    groups: tuple[Group, ...]
+    losses: Any
+    rollups: KeyRollups
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What a pass did before its install, and its record; None when nothing is to be installed."""
+
+    report: KeyCompactionReport
+    rollups: KeyRollups
+    record: PassRecord | None = None
+
+
+class KeyCompactor:
+    """Keeps the newest record of every key of one log, or arranges its records by key, or both: as its policy says."""
+
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        options=optional(instance_of(KeyCompactorOptions)),
+        runtime=optional(a_runtime),
+        engine=optional(an_engine),
+    )
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        *,
+        options: KeyCompactorOptions | None = None,
+        runtime: Runtime | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self.log = check_log_name(log)
+        self._store = store
+        self._runtime = runtime or shared_runtime()
+        self._options = options = options or KeyCompactorOptions()
+        self._stores = LogStores(
+            store,
+            log,
+            runtime=self._runtime,
+            retry=options.retry,
+            snapshots_loaded_max=options.snapshots_loaded_max,
+        )
+        self._passes = PassStore(self._stores.manifests, self._runtime, options.retry)
+        self._engine: Engine = engine or LocalEngine()
+
+    # ------------------------------------------------------------------ plan
+
+    @checked(limit_offset=optional(integer), force=flag)
+    def plan(self, *, limit_offset: int | None = None, force: bool = False) -> KeyCompactionPlan:
+        """Return what a pass would do now, in exact numbers of records; changes nothing.
+
+        A pass that is not due is planned no further than that, unless ``force`` is set. KeyCompactionRefusedError when
+        the log's policy does not compact, or a cursor cannot be read.
+        """
+
+        def planned() -> KeyCompactionPlan:
+            with self._engine.open(self._stores, self._options) as work:
+                return self._prepare(work, limit_offset, force=force).plan
+
+        return self._again(planned)
+
+    @checked(limit_offset=optional(integer))
+    def outline(self, *, limit_offset: int | None = None) -> KeyCompactionPlan:
+        """Return what is known of a plan before any key is read: a few requests, whether or not a pass is due.
+
+        Raises what ``plan`` raises.
+        """
+        return outline(self.log, *self._scope(limit_offset))
+
+    def _scope(self, limit_offset: int | None) -> tuple[Scope, Policy]:
+        policy = self._stores.policies.load()
+        check_has_passes(policy, self._stores.url, self.log)
+        return read_scope(self._stores, policy, limit_offset), policy
+
+    def _prepare(self, work: Work[Any, Any], limit_offset: int | None, *, force: bool) -> _Prepared:
+        scope, policy = self._scope(limit_offset)
+        rollups = KeyRollups(self._stores, self._options)
+        plan = outline(self.log, scope, policy)
+        if plan.due is None and force and plan.limit > plan.first:
+            plan = replace(plan, due="it is forced")
+        if plan.due is None:
+            return _Prepared(plan, scope, policy, (), None, rollups)
+        scope = scope.with_leaves(self._stores.snapshots.load)
+        selected = select_rows(scope, policy, work, rollups)
+        losses = work.losses(selected.rows, expired_below=scope.expired_below)
+        counts = work.counts(losses)
+        target = policy.compaction_limits.compacted_fragment_bytes
+        every = tuple(group(scope.fragments, counts, bytes_target=target, arranged_limit=scope.arranged_limit))
+        groups = tuple(that_fit(every))
+        members = [member for each in groups for member in each.members]
+        plan = replace(
+            plan,
+            num_fragments=sum(len(leaf.fragments) for leaf in scope.leaves),
+            num_read=selected.num_read,
+            # Tombstones with nothing behind them are in no group, and stay.
+            num_superseded=sum(part.lost.superseded for each in groups for part in each.parts),
+            num_expired=sum(part.lost.expired for each in groups for part in each.parts),
+            num_groups=len(groups),
+            num_rewritten=len(members),
+            bytes_rewritten=sum(member.num_bytes for member in members),
+        )
+        return _Prepared(plan, scope, policy, groups, losses, rollups, partial=len(groups) < len(every))
+
+    # ------------------------------------------------------------------ pass
+
+    @checked(limit_offset=optional(integer), force=flag, dry_run=flag, progress=function)
+    def compact(
+        self,
+        *,
+        limit_offset: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> KeyCompactionReport:
+        """Run a pass if one is due, or if ``force`` is set; ``limit_offset`` keeps it below an offset.
+
+        ``dry_run`` reads and merges all the same, but writes nothing. ``progress`` gets the number of groups merged and
+        of all. KeyCompactionRefusedError when the log's policy does not compact, or a cursor cannot be read;
+        UnavailableError when others get in the way too often. Whatever fails, the log stays as it was or has the whole
+        result, and may be compacted again at once.
+        """
+        if not dry_run:
+            self._stores.policies.align_keyed()
+        cause, overtaken = "", 0
+        for _ in range(self._options.plans_max):
+            made = self._again(partial(self._pass, limit_offset, force=force, write=not dry_run, progress=progress))
+            report = replace(made.report, num_overtaken=overtaken)
+            if made.record is None:
+                return report
+            installed = self._install(made.record, made.rollups)
+            if installed.overtaken is None:
+                return replace(report, installed=True, garbage=installed.garbage)
+            cause, overtaken = installed.overtaken, overtaken + 1
+            MAINTAIN.info("log %s: not compacted, to be planned again: %s", self._stores.url, cause)
+        message = f"log {self._stores.url}: not compacted in {overtaken} tries: {cause}"
+        raise UnavailableError(message)
+
+    @checked(limit_offset=optional(integer), force=flag, progress=function)
+    def merge(
+        self,
+        *,
+        limit_offset: int | None = None,
+        force: bool = False,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> KeyCompactionReport:
+        """Do what ``compact`` does before it changes the log; ``install`` does the rest, given the report's token.
+
+        The log holds the pass's record by then. Until it is installed nothing leads to what was written: a pass that is
+        dropped leaves orphans.
+        """
+        self._stores.policies.align_keyed()
+        return self._again(partial(self._pass, limit_offset, force=force, write=True, progress=progress)).report
+
+    @checked(token=text)
+    def install(self, token: str) -> KeyInstallReport:
+        """Install a merged pass, in this process or another one, now or later; once, however often this is called.
+
+        It is overtaken if anything changed that it depends on: a cursor, the policy, another pass, or orphans that were
+        marked for deletion. Then it is merged again. MissingError when there is no such pass.
+        """
+        record = self._passes.load(token)
+        if not self._passes.is_installed(record):
+            return self._install(record, KeyRollups(self._stores, self._options))
+        replaced = tuple(member.path for each in record.replacements for member in each.members)
+        # The process that installed it may have died before it marked these.
+        garbage = () if not replaced or self._passes.is_marked(token) else self._mark(replaced, token)
+        return KeyInstallReport(log=self.log, record=record, repeated=True, garbage=garbage)
+
+    def _install(self, record: PassRecord, rollups: KeyRollups) -> KeyInstallReport:
+        outcome = Installer(self._stores, self._options, record).install()
+        if isinstance(outcome, Done):
+            rollups.leave(outcome.manifest, record.limit)
+            return KeyInstallReport(log=self.log, record=record, garbage=self._mark(outcome.replaced, record.token))
+        return KeyInstallReport(log=self.log, record=record, overtaken=outcome.cause)
+
+    def _pass(
+        self, limit_offset: int | None, *, force: bool, write: bool, progress: Callable[[int, int], None]
+    ) -> _Pass:
+        """Plan and merge, and write the record if anything is to be installed."""
+        with self._engine.open(self._stores, self._options) as work:
+            prepared = self._prepare(work, limit_offset, force=force)
+            if prepared.plan.due is None:
+                return _Pass(KeyCompactionReport(plan=prepared.plan, proof=Proof()), prepared.rollups)
+            token = self._runtime.token()
+            merging = Merging(token=token, write=write, arrange=prepared.policy.arrange_by_key)
+            groups = work.merge(prepared.groups, prepared.losses, merging)
+            merged = _watched(groups, len(prepared.groups), progress)
+        report = _report(prepared, merged)
+        if not write:
+            return _Pass(report, prepared.rollups)
+        record = _record(prepared, merged, report, token)
+        self._passes.write(record)
+        return _Pass(replace(report, token=token), prepared.rollups, record)
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Do work, again each time that an object which it was to read was replaced meanwhile."""
+        cause = ""
+        for _ in range(self._options.plans_max):
+            try:
+                return work()
+            except MissingError as error:
+                cause = self._why_gone(error)
+                MAINTAIN.info("log %s: to be planned again: %s", self._stores.url, cause)
+        message = f"log {self._stores.url}: not planned in {self._options.plans_max} tries: {cause}"
+        raise UnavailableError(message)
+
+    def _why_gone(self, error: MissingError) -> str:
+        """Return why an object that was to be read is gone; raises the error if the log still leads to the object.
+
+        Collections and other passes may replace what a plan read, and delete it an interval later.
+        """
+        manifest = self._stores.manifests.load().manifest
+        if References([manifest.pointers], self._stores.snapshots.load, partly_deleted=True).hold(error.path):
+            raise error
+        return f"what it read was replaced meanwhile: {error}"
+
+    # ------------------------------------------------------------------ afterwards
+
+    def verify(self) -> Verification | None:
+        """Verify the last pass from storage, independently of what it computed; None when there was none."""
+        # Of this version of the log, whichever passes are installed meanwhile: a later one may have dropped what says
+        # why this one dropped a record.
+        manifest = self._stores.manifests.load().manifest
+        record = self._passes.last_of(manifest)
+        if record is None:
+            return None
+        held = [
+            pointer
+            for pointer in select(manifest.pointers, None, UNLIMITED, self._stores.snapshots.load)
+            if pointer.start.offset < record.limit
+        ]
+        most = self._options.fragment_expanded_bytes_max
+        return verify_pass(self._stores.objects, self.log, record, held, expanded_bytes_max=most)
+
+    @checked(token=text)
+    def record(self, token: str) -> PassRecord:
+        """Load the record of a pass that was merged, or installed. MissingError when there is no such pass."""
+        return self._passes.load(token)
+
+    @checked(key=record_bytes)
+    def erased(self, key: bytes) -> Iterator[Erased]:
+        """Go through the records of a key that passes dropped, and what became of the objects that held them."""
+        return erased_records(self._stores.objects, self._passes, key)
+
+    def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
+        """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""
+        collector = Collector(self._store, self.log, runtime=self._runtime, log_id=self._stores.manifests.log_id())
+        parts = [replaced[at : at + POINTERS_MAX] for at in range(0, len(replaced), POINTERS_MAX)]
+        marked = []
+        for number, part in enumerate(parts, start=1):
+            reason = f"replaced by key compaction, pass {token}"
+            # By its token the last document, and so the end of them all, is recognised when it is deleted.
+            last = token if number == len(parts) else None
+            try:
+                outcome = collector.mark_orphans(part, reason, token=last)
+            except UnavailableError as error:
+                MAINTAIN.warning("log %s: replaced objects are left as orphans: %s", self._stores.url, error)
+                break
+            marked += [outcome.path] if isinstance(outcome, Marked) else []
+        return tuple(marked)
+
+
+def _watched(merging: Iterable[Sequence[Merged]], total: int, progress: Callable[[int, int], None]) -> list[Merged]:
+    """Merge all groups, and report each."""
+    done: list[Merged] = []
+    for number, merged in enumerate(merging, start=1):
+        done += merged
+        progress(number, total)
+    return done
+
+
+def _report(prepared: _Prepared, merged: Sequence[Merged]) -> KeyCompactionReport:
+    superseded = sum((each.superseded for each in merged), start=EMPTY)
+    expired = sum((each.expired for each in merged), start=EMPTY)
+    written = sum_setsums(each.replacement.pointer for each in merged)
+    replaced = {member.path for each in merged for member in each.replacement.members}
+    left = sum_setsums(pointer for pointer in prepared.scope.fragments if pointer.path not in replaced)
+    proof = Proof(
+        before=sum_setsums(prepared.scope.fragments),
+        after=left + written,
+        superseded=superseded,
+        expired=expired,
+        merged=written,
+    )
+    dropped = any(each.num_superseded + each.num_expired for each in merged)
+    if not proof.holds or (dropped and not prepared.policy.compacts):
+        message = f"log {prepared.plan.log}: expected setsums that add up, found {proof}: nothing was changed"
+        raise KeyCompactionRefusedError(message)
+    return KeyCompactionReport(
+        plan=prepared.plan,
+        proof=proof,
+        num_superseded=sum(each.num_superseded for each in merged),
+        num_expired=sum(each.num_expired for each in merged),
+        num_merged=sum(each.replacement.pointer.num_records for each in merged),
+        num_written=len(merged),
+        bytes_read=sum(each.bytes_read for each in merged),
+        bytes_written=sum(each.replacement.pointer.num_bytes for each in merged),
+    )
+
+
+def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompactionReport, token: str) -> PassRecord:
+    scope = prepared.scope
+    return PassRecord(
+        log_id=scope.manifest.log_id,
+        number=scope.manifest.compaction.passes + 1,
+        token=token,
+        before=scope.manifest.compaction.token,
+        timestamp_us=scope.now_us,
+        first=scope.manifest.first.position.offset,
+        limit=scope.limit,
+        clean_limit=scope.clean_limit,
+        expired_below=scope.expired_below,
+        num_superseded=report.num_superseded,
+        num_expired=report.num_expired,
+        fence=scope.manifest.fence,
+        policy=prepared.policy.digest,
+        proof=report.proof,
+        replacements=tuple(each.replacement for each in merged),
+        partial=prepared.partial,
+        arranged=_arranged(prepared),
+        keeps_all=not prepared.policy.compacts,
+    )
+
+
+def _arranged(prepared: _Prepared) -> int:
+    """Return the offset below which everything will be arranged by key; 0 if the pass does not arrange."""
+    scope = prepared.scope
+    if scope.arranged_limit is None:
+        return 0
+    # All before the last group that fits is arranged, or is so by it.
+    done = prepared.groups[-1].members[-1].limit.offset if prepared.partial else scope.limit
+    return max(scope.arranged_limit, done)

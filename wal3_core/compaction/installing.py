@@ -1,0 +1,205 @@
+"""Installs what a pass merged: announce, read the cursors again, replace the fragments by one CAS.
+
+The order keeps it safe, as in a collection: a process that creates a cursor, or moves one back, writes it first and
+then reads the manifest; if that announces a pass above the cursor, it withdraws the announcement. So one of the two
+sees the other. Appends go on meanwhile. Keeps INV-41 and INV-44. Source: docs/protocol.md, "Key compaction".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.compaction.scope import cursor_offsets
+from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.model.compacting import announce_compaction, withdraw_compaction
+from wal3_core.model.splice import apply_splice, splice
+from wal3_core.runtime import US_PER_S, map_ahead
+from wal3_core.storage.documents.manifest_store import Installed
+from wal3_core.storage.documents.snapshot_store import SnapshotMissingError
+from wal3_core.storage.object_store import share_of
+
+if TYPE_CHECKING:
+    from wal3_core.compaction.compaction_options import KeyCompactorOptions
+    from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.compacting import CompactionAnnouncement
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.snapshot import Snapshot
+    from wal3_core.model.splice import Spliced
+
+
+# Correct clocks differ by less while a pass is installed.
+_CLOCKS_APART_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The manifest has the result; nothing leads to ``replaced`` any more."""
+
+    manifest: Manifest
+    replaced: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Nothing was installed, and nothing will be: plan again."""
+
+    cause: str
+
+
+class Installer:
+    """Installs one pass, of which the log holds the record."""
+
+    def __init__(self, stores: LogStores, options: KeyCompactorOptions, record: PassRecord) -> None:
+        self._stores = stores
+        self._manifests = stores.manifests
+        self._options = options
+        self._record = record
+        self._token = record.token
+        self._uploaded: set[str] = set()
+        self._replaced: dict[str, None] = {}
+        # The announcement after which cursors and policy were read.
+        self._checked: CompactionAnnouncement | None = None
+        self._announced_us = 0
+        # When it was announced, by this process's clocks.
+        self._since_s = 0.0
+        self._since_us = 0
+
+    def install(self) -> Done | Overtaken:
+        """Install the replacements, and that everything below the pass's limit is clean, or arranged by key."""
+        cause = self._announce()
+        if cause is not None:
+            return Overtaken(cause)
+        for _ in range(self._options.rebases_max):
+            base = self._manifests.load()
+            if base.manifest.compaction.token == self._token:
+                # A CAS of ours without an answer was applied.
+                return Done(base.manifest, tuple(self._replaced))
+            cause = self._hindrance(base.manifest)
+            if cause is not None:
+                return self._withdrawn(base, cause)
+            try:
+                installed = self._try(base)
+            except InvalidRequestError as error:
+                return self._withdrawn(base, str(error))
+            if installed is not None:
+                return Done(installed.manifest, tuple(self._replaced))
+        message = f"log {self._stores.url}: not compacted: the manifest changed {self._options.rebases_max} times over"
+        raise UnavailableError(message)
+
+    # ------------------------------------------------------------------ announce
+
+    def _announce(self) -> str | None:
+        """Announce the install; return the cause if it will never be done.
+
+        An announcement that is there already is made again: the clean mark's time counts from it.
+        """
+        # No cursor needs to withdraw what drops nothing.
+        limit = 0 if self._record.keeps_all else self._record.limit
+
+        def announced(manifest: Manifest) -> Manifest:
+            return announce_compaction(manifest, self._token, limit)
+
+        base = self._manifests.load()
+        cause = self._outdated(base.manifest)
+        if cause is not None:
+            # Announced, it would withdraw a pass that can still be installed.
+            return cause
+        self._manifests.change(base, announced, rebases_max=self._options.rebases_max)
+        # Before the store's time is asked for: the mark is never earlier than the install, but for a moment.
+        self._since_s, self._since_us = self._stores.runtime.monotonic_s(), self._stores.runtime.now_us()
+        self._announced_us = self._manifests.changed_us()
+        return None
+
+    def _forbidden(self) -> str | None:
+        limit = self._record.limit
+        cursors = {} if self._record.keeps_all else cursor_offsets(self._stores)
+        below = {name: offset for name, offset in cursors.items() if offset < limit}
+        if below:
+            return f"cursors below offset {limit}: {below}"
+        if self._stores.policies.load().digest != self._record.policy:
+            return "the policy was changed"
+        return None
+
+    def _hindrance(self, manifest: Manifest) -> str | None:
+        """Return why the result cannot be installed on this version."""
+        announced = manifest.compacting
+        if announced is None or announced.token != self._token:
+            return self._outdated(manifest) or "a new cursor, a changed policy or another pass withdrew it"
+        cause = self._outdated(manifest)
+        if cause is None and announced != self._checked:
+            # After the announcement: a cursor created since has seen it. Another process may have made this one, after
+            # a cursor withdrew ours.
+            cause, self._checked = self._forbidden(), announced
+        return cause
+
+    def _outdated(self, manifest: Manifest) -> str | None:
+        """Return why the result will never be installed."""
+        record, compaction = self._record, manifest.compaction
+        if manifest.log_id != record.log_id:
+            return "another log has its name now"
+        if (compaction.passes + 1, compaction.token) != (record.number, record.before):
+            return "another pass was installed"
+        if manifest.fence != record.fence:
+            # What nothing referred to may be deleted: the new fragments were among it.
+            return "orphans were marked for deletion"
+        return None
+
+    def _withdrawn(self, base: Installed, cause: str) -> Overtaken:
+        def withdraw(manifest: Manifest) -> Manifest | None:
+            ours = manifest.compacting is not None and manifest.compacting.token == self._token
+            return withdraw_compaction(manifest) if ours else None
+
+        self._manifests.change(base, withdraw, rebases_max=self._options.rebases_max)
+        return Overtaken(cause)
+
+    # ------------------------------------------------------------------ install
+
+    def _try(self, base: Installed) -> Installed | None:
+        """Try one CAS; None when it was not done, or has no answer."""
+        if self._was_suspended():
+            # The clean mark would be that much too early: its time is counted from another announcement.
+            self._announce()
+            return None
+        record, replacements = self._record, self._record.replacements
+        try:
+            spliced = splice(base.manifest, replacements, self._options.snapshots, self._stores.snapshots.load)
+        except SnapshotMissingError:
+            # No damage if maintenance has replaced it since.
+            if self._manifests.load().etag == base.etag:
+                raise
+            return None
+        # Snapshots first: the manifest must not refer to missing objects.
+        self._upload(spliced)
+        # What was tried before may be what was applied: whatever nothing leads to in the end is deleted.
+        self._replaced |= dict.fromkeys(spliced.replaced)
+        limit, swept = (0, 0) if record.partial or record.keeps_all else (record.limit, record.expired_below)
+        compaction = base.manifest.compaction.passed(
+            self._token, limit, self._now_us(), swept=swept, arranged=record.arranged
+        )
+        changed = apply_splice(base.manifest, spliced, replacements, compaction)
+        outcome = self._manifests.install(changed, base)
+        return outcome if isinstance(outcome, Installed) else None
+
+    def _now_us(self) -> int:
+        """Return the store's time: that of the announcement, and what has passed since."""
+        return self._announced_us + self._passed_us()
+
+    def _passed_us(self) -> int:
+        return int((self._stores.runtime.monotonic_s() - self._since_s) * US_PER_S)
+
+    def _was_suspended(self) -> bool:
+        """Tell whether the monotonic clock seems to have stood still since then; or the other one was set."""
+        own_us = self._stores.runtime.now_us() - self._since_us
+        return abs(own_us - self._passed_us()) > _CLOCKS_APART_S * US_PER_S
+
+    def _upload(self, spliced: Spliced) -> None:
+        def write(snapshot: Snapshot) -> str:
+            return self._stores.snapshots.write(snapshot, self._options.retry).path
+
+        # Those of a busy log's earlier tries are the same, but for those beside its newest fragments.
+        new = [each for each in spliced.written if each.pointer_to(each.to_bytes()).path not in self._uploaded]
+        share = share_of(self._stores.objects)
+        count = self._options.requests_ahead
+        self._uploaded.update(map_ahead(self._stores.runtime, write, new, count=count, share=share))

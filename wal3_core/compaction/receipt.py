@@ -1,0 +1,110 @@
+"""The erasure receipt of a key: which of its records were dropped, by which passes, and when their objects went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+
+from wal3_core.compaction.dropped import BYTES_MAX, dropped_from_bytes, key_digest
+from wal3_core.compaction.losses import DropReason
+from wal3_core.errors import MissingError
+from wal3_core.model.paths import dropped_path
+from wal3_core.storage.object_store import object_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.splice import Replacement
+    from wal3_core.model.strict_json import JsonObject
+    from wal3_core.storage.documents.pass_store import PassStore
+    from wal3_core.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """A record that a pass dropped. ``path`` is the object that held it.
+
+    ``stored`` says whether that object still exists, or one of which earlier passes had made it; ``deleted_us`` is the
+    store's time at which everything that these passes replaced was deleted, None while that is not known. It stays
+    unknown if a pin held some of it.
+    """
+
+    offset: int
+    reason: DropReason
+    token: str
+    number: int
+    planned_us: int
+    path: str
+    stored: bool
+    deleted_us: int | None
+
+    def to_json(self) -> JsonObject:
+        """Show as a JSON object."""
+        return {
+            "offset": self.offset,
+            "reason": self.reason.name.lower(),
+            "pass": self.token,
+            "number": self.number,
+            "planned_us": self.planned_us,
+            "path": self.path,
+            "stored": self.stored,
+            "deleted_us": self.deleted_us,
+        }
+
+
+def erased_records(objects: ObjectStore, passes: PassStore, key: bytes) -> Iterator[Erased]:
+    """Go through the records of a key that passes dropped, newest pass first.
+
+    Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
+    """
+    digest, found = key_digest(key), list[Erased]()
+    # The objects that held them, and which they are: an earlier pass may have made the object of others.
+    made = dict[str, list[int]]()
+    for record in passes.newest_first():
+        for replacement in record.replacements:
+            for at in made.pop(replacement.pointer.path, ()):
+                earlier = next(each for each in replacement.members if found[at].offset < each.limit.offset)
+                found[at] = _held_by(found[at], earlier.path, objects, passes, record.token)
+                made.setdefault(earlier.path, []).append(at)
+            for erased in _dropped(objects, passes, record, replacement, digest):
+                made.setdefault(erased.path, []).append(len(found))
+                found.append(erased)
+    yield from found
+
+
+def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore, token: str) -> Erased:
+    """Add an object that held the record, too, until the pass with this token replaced it."""
+    stored = erased.stored or objects.head(path) is not None
+    times = (erased.deleted_us, None if stored else passes.deleted_us(token))
+    known = [each for each in times if each is not None]
+    return replace(erased, stored=stored, deleted_us=max(known) if len(known) == len(times) else None)
+
+
+def _dropped(
+    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, digest: bytes
+) -> Iterator[Erased]:
+    if replacement.pointer.num_records == sum(member.num_records for member in replacement.members):
+        return
+    path = dropped_path(record.token, replacement.pointer.seq_no)
+    what = object_url(objects, path)
+    data = objects.read(path, length=BYTES_MAX)
+    if data is None:
+        message = f"{what}: expected the list of what pass {record.token} dropped, found none"
+        raise MissingError(message, path=path)
+    rows = dropped_from_bytes(data, what)
+    for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist():
+        held = next(member for member in replacement.members if member.seq_no == row["seq_no"])
+        stored = objects.head(held.path) is not None
+        yield Erased(
+            offset=row["offset"],
+            reason=DropReason(row["reason"]),
+            token=record.token,
+            number=record.number,
+            planned_us=record.timestamp_us,
+            path=held.path,
+            stored=stored,
+            deleted_us=None if stored else passes.deleted_us(record.token),
+        )

@@ -1,0 +1,211 @@
+"""What a pass looks at: the records below its bound, and which of them earlier passes left clean.
+
+The bound is a boundary between fragments, at or below the youngest record that the minimum lag keeps, and at or below
+every cursor: a consumer that has a cursor sees every record behind it. A pass that drops nothing does not mind cursors.
+Keeps INV-44. Source: docs/protocol.md, "Key compaction".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, KeyCompactionRefusedError
+from wal3_core.log.collect.retention import first_younger
+from wal3_core.log.read.scan import select
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.snapshot import SnapshotPointer
+from wal3_core.options import UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.policy import Policy
+    from wal3_core.model.snapshot import Pointer, Snapshot
+
+# A pass over more is made in several. Its record names each fragment that it replaces.
+DIRTY_FRAGMENTS_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """Consecutive fragments that one snapshot holds, or the manifest itself: then ``snapshot`` is None."""
+
+    snapshot: SnapshotPointer | None
+    fragments: tuple[FragmentPointer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How many bytes and records a scope has, how many of them are dirty, and the time of its oldest dirty record.
+
+    ``limit`` is the boundary between fragments where it ends, ``after_us`` the time of the record there, if any.
+    """
+
+    limit: int
+    held_bytes: int = 0
+    dirty_bytes: int = 0
+    held_records: int = 0
+    dirty_records: int = 0
+    dirty_us: int | None = None
+    after_us: int | None = None
+
+    def with_pointer(self, pointer: Pointer, *, dirty: bool) -> Extent:
+        """Return it with what follows it in the log."""
+        since_us = pointer.start.timestamp_us if dirty and self.dirty_us is None else self.dirty_us
+        return Extent(
+            limit=pointer.limit.offset,
+            held_bytes=self.held_bytes + pointer.num_bytes,
+            dirty_bytes=self.dirty_bytes + (pointer.num_bytes if dirty else 0),
+            held_records=self.held_records + pointer.num_records,
+            dirty_records=self.dirty_records + (pointer.num_records if dirty else 0),
+            dirty_us=since_us,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The records of [first, limit) of one version of a log.
+
+    From ``clean_limit`` on no pass has looked at them: below it each key has one record, or, of a log whose passes drop
+    nothing, all is arranged by key. Below ``arranged_limit`` all is, None if passes do not arrange. Tombstones below
+    ``expired_below`` have been clean for the delete retention by the store's time ``now_us``. ``bound`` says what keeps
+    the records from ``limit`` on, which is below the offset ``bound_offset``. ``leaves`` are read by ``with_leaves``.
+    """
+
+    manifest: Manifest
+    now_us: int
+    clean_limit: int
+    arranged_limit: int | None
+    extent: Extent
+    expired_below: int
+    bound: str
+    bound_offset: int
+    leaves: tuple[Leaf, ...] = ()
+
+    @property
+    def limit(self) -> int:
+        """Where it ends."""
+        return self.extent.limit
+
+    def with_leaves(self, load: Callable[[SnapshotPointer], Snapshot]) -> Scope:
+        """Return it with all of its fragments."""
+        return replace(self, leaves=tuple(_leaves(self.manifest.pointers, self.bound_offset, load)))
+
+    @property
+    def fragments(self) -> Iterator[FragmentPointer]:
+        """The fragments, in log order."""
+        return (pointer for leaf in self.leaves for pointer in leaf.fragments)
+
+    def is_dirty(self, pointer: FragmentPointer) -> bool:
+        """Whether no pass has looked at the fragment's newest records."""
+        return pointer.limit.offset > self.clean_limit
+
+
+def check_has_passes(policy: Policy, url: str, log: str) -> None:
+    """Refuse a log whose policy asks for no passes."""
+    if not policy.has_passes:
+        message = (
+            f"log {url}: expected a policy that compacts, found one that only collects: set its cleanup to compact or"
+            f" both (`wal3 policy {log} --cleanup compact`), or arrange_by_key (`wal3 policy {log} --arrange-by-key`)"
+        )
+        raise KeyCompactionRefusedError(message)
+
+
+def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> Scope:
+    """Read what a pass would look at now, without its leaves; changes only ``gc/CLOCK``.
+
+    A few requests, whatever the log's size. KeyCompactionRefusedError while a cursor cannot be read.
+    """
+    # Cursors before the manifest: they follow the log's end. One that moves back later is found before the install.
+    cursors = cursor_offsets(stores) if policy.compacts else {}
+    manifest = stores.manifests.load().manifest
+    load = stores.snapshots.load
+    limits = policy.compaction_limits
+    now_us = stores.store_now_us()
+    bounds = {"the end of the log": manifest.next.position.offset}
+    bounds |= {f"cursor {name}": offset for name, offset in cursors.items()}
+    if limits.min_compaction_lag_s:
+        kept = f"the first record younger than {limits.min_compaction_lag_s} s"
+        bounds[kept] = first_younger(manifest, limits.min_compaction_lag_s, load, stores.objects, stores.runtime)
+    if limit_offset is not None:
+        bounds["the limit given"] = limit_offset
+    clean_limit = manifest.compaction.clean_limit if policy.compacts else manifest.compaction.arranged
+    bounds |= _most(manifest, clean_limit, load)
+    bound, offset = min(bounds.items(), key=lambda item: (item[1], item[0]))
+    extent = _measure(manifest, offset, clean_limit, load)
+    expired_below = 0
+    if policy.compacts and manifest.follows is None:
+        # A successor keeps its tombstones: the logs before it may hold older records of their keys.
+        expired_below = min(extent.limit, manifest.compaction.expired_below(now_us, limits.delete_retention_s))
+    return Scope(
+        manifest=manifest,
+        now_us=now_us,
+        clean_limit=clean_limit,
+        arranged_limit=manifest.compaction.arranged if policy.arrange_by_key else None,
+        extent=extent,
+        expired_below=expired_below,
+        bound=f"{bound} is at offset {offset}",
+        bound_offset=offset,
+    )
+
+
+def _measure(manifest: Manifest, offset: int, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> Extent:
+    """Add up what lies below an offset."""
+    extent = Extent(manifest.first.position.offset)
+    for pointer in _below(manifest.pointers, offset, clean_limit, load):
+        extent = extent.with_pointer(pointer, dirty=pointer.limit.offset > clean_limit)
+    after = next(select(manifest.pointers, extent.limit, UNLIMITED, load), None)
+    return extent if after is None else replace(extent, after_us=after.start.timestamp_us)
+
+
+def _below(
+    pointers: Sequence[Pointer], offset: int, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]
+) -> Iterator[Pointer]:
+    """Yield the pointers below an offset: of a snapshot those inside only where it ends, or where the log is clean."""
+    for pointer in pointers:
+        if pointer.start.offset >= offset:
+            return
+        split = pointer.start.offset < clean_limit < pointer.limit.offset or pointer.limit.offset > offset
+        if split and isinstance(pointer, SnapshotPointer):
+            yield from _below(load(pointer).pointers, offset, clean_limit, load)
+        elif pointer.limit.offset <= offset:
+            yield pointer
+
+
+def _most(manifest: Manifest, clean_limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> dict[str, int]:
+    """Return where a pass ends that takes as many fragments as its record can name."""
+    if manifest.next.seq_no - manifest.first.seq_no < DIRTY_FRAGMENTS_MAX:
+        return {}
+    dirty = select(manifest.pointers, max(clean_limit, 1), UNLIMITED, load)
+    last = next(islice(dirty, DIRTY_FRAGMENTS_MAX - 1, None), None)
+    return {} if last is None else {f"the {DIRTY_FRAGMENTS_MAX}th dirty fragment": last.limit.offset}
+
+
+def cursor_offsets(stores: LogStores) -> dict[str, int]:
+    """Load the offsets of all cursors; KeyCompactionRefusedError if one cannot be read."""
+    try:
+        return stores.cursors.offsets()
+    except CorruptError as error:
+        message = f"log {stores.url}: nothing is compacted while a cursor cannot be read: {error}"
+        raise KeyCompactionRefusedError(message) from error
+
+
+def _leaves(pointers: Sequence[Pointer], limit: int, load: Callable[[SnapshotPointer], Snapshot]) -> Iterator[Leaf]:
+    """Yield the fragments that lie wholly below an offset, by the snapshot that holds them."""
+    loose = tuple(each for each in pointers if isinstance(each, FragmentPointer) and each.limit.offset <= limit)
+    for pointer in pointers:
+        if isinstance(pointer, FragmentPointer) or pointer.start.offset >= limit:
+            break
+        below = load(pointer).pointers
+        if pointer.depth > 1:
+            yield from _leaves(below, limit, load)
+            continue
+        inside = tuple(each for each in below if isinstance(each, FragmentPointer) and each.limit.offset <= limit)
+        if inside:
+            yield Leaf(snapshot=pointer, fragments=inside)
+    if loose:
+        yield Leaf(snapshot=None, fragments=loose)

@@ -1,0 +1,106 @@
+"""Which fragments' keys a pass reads: the dirty ones, and of the clean ones those that the new keys may touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
+
+import numpy as np
+
+from wal3_core.compaction.engine import Losses, Rows, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wal3_core.compaction.engine import Hashes
+    from wal3_core.compaction.rolling import KeyRollups
+    from wal3_core.compaction.scope import Leaf, Scope
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.key_rollup import KeyRollup
+    from wal3_core.model.policy import Policy
+    from wal3_core.model.position import FragmentSeqNo
+
+
+@dataclass(frozen=True, slots=True)
+class Selected(Generic[Rows]):
+    """The rows that were read, and of how many fragments."""
+
+    rows: tuple[Rows, ...]
+    num_read: int
+
+
+def select_rows(scope: Scope, policy: Policy, work: Work[Rows, Losses], rollups: KeyRollups) -> Selected[Rows]:
+    """Read what a pass over a log of this policy has to compare: nothing if it drops nothing."""
+    if policy.compacts:
+        return Selection(scope, work, rollups).select()
+    rollups.load_beside_dirty(scope)
+    return Selected((), 0)
+
+
+class Selection(Generic[Rows, Losses]):
+    """Selects for one pass. All of a leaf without a key roll-up is read."""
+
+    def __init__(self, scope: Scope, work: Work[Rows, Losses], rollups: KeyRollups) -> None:
+        self._work = work
+        self._scope = scope
+        self._rollups: list[tuple[Leaf, KeyRollup | None]] = []
+        self._known = rollups
+        self._rows: list[Rows] = []
+        self._read: set[FragmentSeqNo] = set()
+
+    def select(self) -> Selected[Rows]:
+        """Read what may lose a record, and all that says so."""
+        scope = self._scope
+        dirty = [pointer for pointer in scope.fragments if scope.is_dirty(pointer)]
+        found = self._add(dirty)
+        sweeping = scope.expired_below > scope.manifest.compaction.swept
+        if len(dirty) == sum(len(leaf.fragments) for leaf in scope.leaves):
+            return Selected(tuple(self._rows), len(self._read))
+        self._rollups = self._load_rollups()
+        none = np.zeros(0, dtype=np.uint64)
+        touched = self._add(self._clean(none if found is None else self._work.hashes(found), tombstones=sweeping))
+        # Of each tombstone that can be dropped, every record of its key: none may be older.
+        for rows in (found, touched) if scope.expired_below else ():
+            if rows is not None:
+                self._add(self._clean(self._work.hashes(rows, tombstones_below=scope.expired_below)))
+        return Selected(tuple(self._rows), len(self._read))
+
+    def _load_rollups(self) -> list[tuple[Leaf, KeyRollup | None]]:
+        leaves = [leaf for leaf in self._scope.leaves if not all(map(self._scope.is_dirty, leaf.fragments))]
+        held = [leaf.snapshot for leaf in leaves if leaf.snapshot is not None]
+        found = dict(zip((snapshot.path for snapshot in held), self._known.load(held), strict=True))
+        return [(leaf, None if leaf.snapshot is None else found[leaf.snapshot.path]) for leaf in leaves]
+
+    def _add(self, fragments: Sequence[FragmentPointer]) -> Rows | None:
+        if not fragments:
+            return None
+        self._read.update(pointer.seq_no for pointer in fragments)
+        rows = self._work.rows(fragments)
+        self._rows.append(rows)
+        return rows
+
+    def _clean(self, hashes: Hashes, *, tombstones: bool = False) -> list[FragmentPointer]:
+        """Find clean fragments, not read yet, that may hold a key of these hashes, or a droppable tombstone."""
+        found: list[FragmentPointer] = []
+        for leaf, rollup in self._rollups:
+            left = [pointer for pointer in leaf.fragments if pointer.seq_no not in self._read]
+            if rollup is not None:
+                left = self._touched(left, rollup.part(left), hashes, tombstones=tombstones)
+            found += left
+        return found
+
+    def _touched(
+        self, fragments: Sequence[FragmentPointer], rollup: KeyRollup, hashes: Hashes, *, tombstones: bool
+    ) -> list[FragmentPointer]:
+        """Leave out the fragments of which a roll-up says that no key, and no droppable tombstone, is in them."""
+        known = {each.seq_no for each in rollup.fragments}
+        held = set(rollup.touched(hashes))
+        marked = set(rollup.with_tombstones() if tombstones else ())
+        below = self._scope.expired_below
+        return [
+            pointer
+            for pointer in fragments
+            if pointer.seq_no not in known
+            or pointer.seq_no in held
+            or (pointer.seq_no in marked and pointer.start.offset < below)
+        ]

@@ -1,0 +1,312 @@
+"""Installs staged fragments in a log: all in one manifest CAS, or none.
+
+With ``Once``, an append that is repeated, by a process that does not know whether it was done, is done once: the tokens
+of its fragments name it, a cursor keeps them from collection and compaction until the writer's next append, and an
+installer looks for them in every manifest that it builds on.
+Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from wal3_core.arguments import checked, instance_of, make_plain, optional, several, text
+from wal3_core.errors import (
+    ContentionError,
+    CursorConflictError,
+    LogReplacedError,
+    NotDurableError,
+    SealedError,
+    UnavailableError,
+    UnknownDurabilityError,
+)
+from wal3_core.log.read.scan import select
+from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
+from wal3_core.log.write.log_clock import LogClock
+from wal3_core.log.write.snapshotter import rolled_now
+from wal3_core.log.write.staging import (
+    MESSAGE_SCHEMA,
+    StagedFragment,
+    key_required,
+    place_records,
+    write_fragment,
+)
+from wal3_core.log.write.stats import Meter
+from wal3_core.model import parquet
+from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.paths import check_cursor_name, check_fragment_path, check_log_name
+from wal3_core.model.position import FragmentSeqNo, LogPosition
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
+from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.snapshot_store import SnapshotStore
+from wal3_core.storage.object_store import a_store, log_store, object_url
+from wal3_core.storage.patient import patient
+from wal3_core.storage.retry import timeout_s_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
+    from wal3_core.storage.documents.manifest_store import Installed
+    from wal3_core.storage.object_store import ObjectStore
+
+# Of a token's sixteen digits, those that name the append; the others are random, so that no path is used again.
+_NAMING_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own."""
+
+    cursor: str
+    append: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that no cursor can have."""
+        make_plain(self, cursor=check_cursor_name, append=text)
+
+    def naming(self, log_id: LogId) -> str:
+        """Return how the tokens of the append's fragments begin."""
+        named = f"{log_id}/{self.cursor}/{self.append}".encode()
+        return hashlib.sha256(named).hexdigest()[:_NAMING_DIGITS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallReport:
+    """What became of an append; ``repeated``: the log had it already, and what was staged now is not used."""
+
+    log: str
+    num_records: int
+    num_fragments: int
+    repeated: bool
+
+
+@checked(
+    store=a_store,
+    log=check_log_name,
+    staged=several,
+    once=optional(instance_of(Once)),
+    options=optional(instance_of(WriterOptions)),
+    runtime=optional(a_runtime),
+)
+def install_staged(
+    store: ObjectStore,
+    log: str,
+    staged: Iterable[StagedFragment],
+    *,
+    once: Once | None = None,
+    options: WriterOptions | None = None,
+    runtime: Runtime | None = None,
+) -> InstallReport:
+    """Append what was staged, in the order given, in one commit: all or nothing.
+
+    Errors as ``LogWriter.append``: NotDurableError (ContentionError, SealedError, KeyRequiredError) when nothing of it
+    is in the log and never will be, also when staged objects were collected meanwhile; UnknownDurabilityError when that
+    is unknown. LogReplacedError when it was staged for another log of this name.
+    """
+    parts = list(staged)
+    if not parts:
+        return InstallReport(log=log, num_records=0, num_fragments=0, repeated=False)
+    return _Installing(store, log, parts, once, options or WriterOptions(), runtime or shared_runtime()).run()
+
+
+class _Installing:
+    """One append."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: str,
+        parts: Sequence[StagedFragment],
+        once: Once | None,
+        options: WriterOptions,
+        runtime: Runtime,
+    ) -> None:
+        log_id = parts[0].log_id
+        others = {part.log_id for part in parts} - {log_id}
+        if others:
+            message = (
+                f"log {log}: expected all to be staged for log {log_id}, found some for {min(others)}: stage again"
+            )
+            raise LogReplacedError(message)
+        self._log, self._parts, self._once = log, parts, once
+        self._options, self._runtime = options, runtime
+        self._manifests = ManifestStore(
+            patient(log_store(store, log), runtime, options.retry), runtime, options.retry, log_id=log_id
+        )
+        self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots.loaded_max)
+        self._cursors = CursorStore(store, log, runtime=runtime, retry=options.retry, log_id=log_id)
+        self._clock = LogClock(self._manifests.objects, runtime, options)
+        amend = partial(rolled_now, snapshots=self._snapshots, options=options)
+        self._committer = Committer(self._manifests, runtime, options, amend=amend, meter=Meter(runtime, log))
+        self._naming = "" if once is None else once.naming(log_id)
+
+    def run(self) -> InstallReport:
+        """Append; see ``install_staged``."""
+        since = None if self._once is None else self._begin(self._once)
+        base = self._manifests.load()
+        for _ in range(self._options.reseals_max + 1):
+            if since is not None and self._holds_it(base.manifest, since):
+                return self._report([], repeated=True)
+            found = self._append(base)
+            if not isinstance(found, Displaced):
+                return found
+            base = found.base
+        message = f"log {self._manifests.url}: other writers took the place {self._options.reseals_max + 1} times over"
+        raise ContentionError(message)
+
+    # ------------------------------------------------------------------ once
+
+    def _begin(self, once: Once) -> LogPosition:
+        """Have the cursor keep what is about to be appended; return where to look for the append."""
+        witness = self._cursors.load(once.cursor)
+        if witness is None:
+            with contextlib.suppress(CursorConflictError):
+                return self._cursors.init(once.cursor, self._end()).cursor.position
+            # Another process repeats the append just now.
+            witness = self._cursors.load(once.cursor)
+            if witness is None:
+                message = f"log {self._manifests.url}: cursor {once.cursor}: expected it to stay, found it deleted"
+                raise CursorConflictError(message)
+        since, manifest = witness.cursor.position, self._manifests.load().manifest
+        # The append before is not repeated any more. This one may be in the log: then the cursor stays.
+        if since.offset < manifest.next.position.offset and not self._holds_it(manifest, since):
+            self._cursors.save(once.cursor, manifest.next.position, witness)
+        return since
+
+    def _end(self) -> LogPosition:
+        return self._manifests.load().manifest.next.position
+
+    def _holds_it(self, manifest: Manifest, since: LogPosition) -> bool:
+        """Whether the log has the append already, at or behind the cursor."""
+        pointers = select(manifest.pointers, since, UNLIMITED, self._snapshots.load)
+        return any(check_fragment_path(each.path, each.seq_no).startswith(self._naming) for each in pointers)
+
+    # ------------------------------------------------------------------ one try
+
+    def _append(self, base: Installed) -> InstallReport | Displaced:
+        manifest, keyless = base.manifest, any(part.keyless for part in self._parts)
+        self._check_takes(base, keyless=keyless)
+        token = self._naming + self._runtime.token()[len(self._naming) :]
+        term = WriterTerm(Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no), manifest.fence)
+        pointers = list(self._place(manifest, token))
+        given_s = self._options.delivery_timeout_s
+        until_s = self._runtime.monotonic_s() + (timeout_s_of(self._manifests.url) if given_s is None else given_s)
+        result = self._clock.refusal(base, pointers, until_s) or self._committer.commit(
+            base, term, pointers, until_s, keyless=keyless
+        )
+        match result:
+            case Committed():
+                self._runtime.publish(self._manifests.url)
+                return self._report(pointers, repeated=False)
+            case Displaced():
+                return result
+            case SealedOut(found):
+                raise self._sealed(found)
+            case Failed(_, error) if error is not None and not isinstance(error, Exception):
+                # An interrupt.
+                raise error
+            case Failed(cause, error):
+                raise NotDurableError(f"log {self._manifests.url}: {cause}") from error
+            case Undetermined(cause):
+                raise UnknownDurabilityError(f"log {self._manifests.url}: {cause}")
+
+    def _check_takes(self, base: Installed, *, keyless: bool) -> None:
+        if base.manifest.seal is not None:
+            raise self._sealed(base)
+        if base.manifest.keyed and keyless:
+            raise key_required(self._manifests.url)
+
+    def _sealed(self, found: Installed) -> SealedError:
+        seal = found.manifest.seal
+        assert seal is not None
+        message = f"log {self._manifests.url}: sealed by {seal.sealed_by}: {seal.reason}"
+        return SealedError(message, successor=seal.successor or "")
+
+    def _place(self, manifest: Manifest, token: str) -> Iterator[FragmentPointer]:
+        """Put what was staged at the log's end: fragments as they are where they fit, or written again."""
+        place = manifest.next
+        time_us = max(self._clock.now_us(), place.position.timestamp_us)
+        todo: list[tuple[FragmentSeqNo, LogPosition, list[StagedFragment]]] = []
+        seq_no, offset = place.seq_no, place.position.offset
+        for group in self._groups():
+            todo.append((seq_no, LogPosition(offset, time_us), group))
+            seq_no = FragmentSeqNo(seq_no + 1)
+            offset += sum(part.pointer.num_records for part in group)
+
+        def put(each: tuple[FragmentSeqNo, LogPosition, list[StagedFragment]]) -> FragmentPointer:
+            return self._fitting(manifest, *each) or self._write(*each, token)
+
+        return map_ahead(self._runtime, put, todo, count=self._options.uploads_max)
+
+    def _groups(self) -> Iterator[list[StagedFragment]]:
+        """Join small fragments to those of the options' size."""
+        group: list[StagedFragment] = []
+        for part in self._parts:
+            joined = [*group, part]
+            if group and (
+                sum(each.num_bytes for each in joined) > self._options.batch_bytes_max
+                or sum(each.pointer.num_records for each in joined) > self._options.batch_records_max
+            ):
+                yield group
+                joined = [part]
+            group = joined
+        if group:
+            yield group
+
+    def _fitting(
+        self, manifest: Manifest, seq_no: FragmentSeqNo, start: LogPosition, group: Sequence[StagedFragment]
+    ) -> FragmentPointer | None:
+        """Return a fragment that was staged for just this place; None if it has to be written again.
+
+        The name of an append is in the paths of its fragments, so one with a name is always written again.
+        """
+        part, place = group[0], manifest.next.position
+        pointer = part.pointer
+        fits = (pointer.seq_no, pointer.start.offset, part.fence) == (seq_no, start.offset, manifest.fence)
+        # One time for all that is written again, which is not before that of the others: they come first.
+        timely = place.timestamp_us <= pointer.start.timestamp_us <= start.timestamp_us
+        return pointer if len(group) == 1 and fits and timely and not self._naming else None
+
+    def _write(
+        self, seq_no: FragmentSeqNo, start: LogPosition, group: Sequence[StagedFragment], token: str
+    ) -> FragmentPointer:
+        tables = [self._read(part.pointer).select(MESSAGE_SCHEMA.names).cast(MESSAGE_SCHEMA) for part in group]
+        table = place_records(pa.concat_tables(tables), start)
+        return write_fragment(self._manifests.objects, table, seq_no, token, self._options, self._runtime)
+
+    def _read(self, pointer: FragmentPointer) -> pa.Table:
+        store = self._manifests.objects
+        what = f"staged fragment ({object_url(store, pointer.path)})"
+        data = store.read(pointer.path, length=pointer.num_bytes + 1)
+        if data is None:
+            message = (
+                f"{what}: expected what was staged, found none: a collection of orphans took it, as the append took"
+                f" longer than the interval: stage it again"
+            )
+            raise NotDurableError(message)
+        return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
+
+    def _report(self, pointers: Sequence[FragmentPointer], *, repeated: bool) -> InstallReport:
+        """Delete the staged objects that the log does not use; what that leaves is collected as orphans."""
+        used = {pointer.path for pointer in pointers}
+        unused = [part.pointer.path for part in self._parts if part.pointer.path not in used]
+        with contextlib.suppress(UnavailableError):
+            for _ in map_ahead(self._runtime, self._manifests.objects.delete, unused, count=self._options.uploads_max):
+                pass
+        return InstallReport(
+            log=self._log,
+            num_records=sum(part.pointer.num_records for part in self._parts),
+            num_fragments=len(pointers),
+            repeated=repeated,
+        )

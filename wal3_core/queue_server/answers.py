@@ -1,0 +1,238 @@
+"""Answers: one shape for every error, and the models of results for the API's description."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from wal3_core.errors import (
+    ClosedError,
+    FencedError,
+    InvalidRequestError,
+    LogError,
+    LogExistsError,
+    LogNotFoundError,
+    LogReplacedError,
+    NotDurableError,
+    QueueFullError,
+    StaleTokenError,
+    UnavailableError,
+    UnknownDurabilityError,
+    UnknownItemError,
+)
+from wal3_core.runtime.loggers import without_secrets
+from wal3_core.views.queue import Enqueued, QueueStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What an error is over HTTP. ``retry_s``: after how long the same request may succeed."""
+
+    status: int
+    error: str
+    retry_s: int | None = None
+
+
+# The first class that fits counts.
+_KINDS: tuple[tuple[type[LogError], _Kind], ...] = (
+    (LogNotFoundError, _Kind(404, "unknown_queue")),
+    (LogExistsError, _Kind(409, "exists")),
+    (ClosedError, _Kind(503, "stopping", 1)),
+    (InvalidRequestError, _Kind(422, "invalid")),
+    (UnknownItemError, _Kind(404, "unknown_item")),
+    (StaleTokenError, _Kind(409, "stale_token")),
+    (QueueFullError, _Kind(503, "queue_full", 5)),
+    (FencedError, _Kind(503, "fenced", 60)),
+    (LogReplacedError, _Kind(503, "replaced", 1)),
+    # Not to be repeated blindly: an item may be in the queue.
+    (UnknownDurabilityError, _Kind(503, "unknown_outcome")),
+    (NotDurableError, _Kind(503, "unavailable", 1)),
+    (UnavailableError, _Kind(503, "unavailable", 5)),
+)
+_FAILED = _Kind(500, "failed")
+_RESTART = (
+    "; the server leaves the queue to it: to serve it from here again, stop the other process, and restart this server"
+)
+
+
+class BusyError(UnavailableError):
+    """The server has as much to do as it may."""
+
+
+class StoppingError(UnavailableError):
+    """The server is about to end."""
+
+
+def error_answer(
+    status: int, error: str, message: str, *, retry_s: float | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Answer with an error."""
+    more = dict(headers or {})
+    if retry_s is not None:
+        more["retry-after"] = str(max(1, ceil(retry_s)))
+    # What a client sent may not be encodable.
+    shown = without_secrets(message).encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": error, "message": shown}, status, more)
+
+
+def answer_of(error: LogError) -> JSONResponse:
+    """Answer with an error of the library."""
+    if isinstance(error, StoppingError):
+        return stopping_answer()
+    if isinstance(error, BusyError):
+        return error_answer(503, "busy", str(error), retry_s=1)
+    kind = next((kind for of, kind in _KINDS if isinstance(error, of)), _FAILED)
+    message = f"{error}{_RESTART}" if isinstance(error, FencedError) else str(error)
+    return error_answer(kind.status, kind.error, message, retry_s=kind.retry_s)
+
+
+def stopping_answer() -> JSONResponse:
+    """Answer that the server is about to end."""
+    message = "server: expected to go on, found that it is stopping: ask again, once another is there"
+    return error_answer(503, "stopping", message, retry_s=1, headers={"connection": "close"})
+
+
+class ErrorAnswer(BaseModel):
+    """What went wrong: a word for programs, and a sentence for people."""
+
+    error: str
+    message: str
+
+
+class LeasedAnswer(BaseModel):
+    """An item that was handed out: the caller's alone until `lease_until_us`."""
+
+    id: int
+    token: str
+    value: str | None = None
+    text: str | None = None
+    deadline_us: int
+    priority: int
+    lease_until_us: int
+    deliveries: int
+    enqueued_us: int
+    requeued_us: int | None
+    dedupe_key: str | None
+    dedupe_key_base64: str | None = None
+
+
+class PeekedAnswer(BaseModel):
+    """An item as it waits, or lies among the dead letters."""
+
+    id: int
+    value: str | None = None
+    text: str | None = None
+    deadline_us: int
+    priority: int
+    deliveries: int
+    enqueued_us: int
+    requeued_us: int | None
+
+
+class LeasedItems(BaseModel):
+    """Items that were handed out."""
+
+    items: list[LeasedAnswer]
+
+
+class PeekedItems(BaseModel):
+    """Items as they wait."""
+
+    items: list[PeekedAnswer]
+
+
+class EnqueuedItems(BaseModel):
+    """Items that are in the queue now, in the order of the request."""
+
+    items: list[Enqueued]
+
+
+class QueueInList(BaseModel):
+    """A queue. `open`: this server is its broker."""
+
+    queue: str
+    open: bool
+
+
+class QueueList(BaseModel):
+    """The queues of the server."""
+
+    queues: list[QueueInList]
+
+
+class DefinitionAnswer(BaseModel):
+    """What holds for a queue's items."""
+
+    lease_s: float
+    max_deliveries: int | None
+    value_bytes_max: int
+    items_max: int | None
+
+
+class QueueAnswer(BaseModel):
+    """A queue and its definition."""
+
+    queue: str
+    definition: DefinitionAnswer
+
+
+class ReleasedAnswer(BaseModel):
+    """How many items were removed."""
+
+    released: int
+
+
+class ExtendedAnswer(BaseModel):
+    """When the lease ends now."""
+
+    lease_until_us: int
+
+
+class BuriedAnswer(BaseModel):
+    """Which item is among the dead letters now."""
+
+    buried: int
+
+
+class KickedAnswer(BaseModel):
+    """Which dead letters are pending now."""
+
+    ids: list[int]
+
+
+class PurgedAnswer(BaseModel):
+    """How many items were removed; with `dry_run`, how many would be."""
+
+    items: int
+    dry_run: bool
+
+
+class HealthAnswer(BaseModel):
+    """The server takes requests."""
+
+    status: str
+
+
+class StatsAnswer(BaseModel):
+    """What a queue holds, and whether this server is its broker; else by its log, as of now."""
+
+    queue: str
+    open: bool
+    stats: QueueStats
+
+
+# For the description of every route.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": description}
+    for status, description in {
+        401: "no access token, or an unknown one",
+        404: "there is no such queue or item",
+        409: "the lease has ended, or the queue exists already",
+        413: "the body is too large",
+        422: "the request is invalid: nothing was changed",
+        429: "too many requests: see Retry-After",
+        503: "the store, the queue or the server cannot take it now: see Retry-After",
+    }.items()
+}

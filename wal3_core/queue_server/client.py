@@ -1,0 +1,206 @@
+"""A client of a queue server, on the standard library. Errors are those that the queue itself raises."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from wal3_core.errors import (
+    FencedError,
+    InvalidRequestError,
+    LogError,
+    LogExistsError,
+    LogNotFoundError,
+    OverloadedError,
+    QueueFullError,
+    StaleTokenError,
+    UnavailableError,
+    UnknownDurabilityError,
+    UnknownItemError,
+)
+from wal3_core.queue_server.item_json import item_fields
+from wal3_core.queue_server.names import log_of
+from wal3_core.runtime import Runtime, shared_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from email.message import Message
+
+    from wal3_core.queue_server.item_json import Json
+    from wal3_core.views.queue import Bury, Extend, NewItem, QueueDefinition, Requeue
+
+    # What is done with a leased item, besides releasing it.
+    OfLease = Bury | Requeue | Extend
+
+_ERRORS: dict[str, type[LogError]] = {
+    "unknown_queue": LogNotFoundError,
+    "unknown_item": UnknownItemError,
+    "stale_token": StaleTokenError,
+    "exists": LogExistsError,
+    "queue_full": QueueFullError,
+    "fenced": FencedError,
+    "stopping": UnavailableError,
+    "busy": OverloadedError,
+    "too_many_requests": OverloadedError,
+    "unknown_outcome": UnknownDurabilityError,
+}
+_INVALID = range(400, 500)
+# How long an answer takes at most, beside the time that a dequeue waits: longer than a server retries its store.
+_ANSWER_S = 150.0
+# A longer wait is made of several requests: proxies end those that are quiet for long.
+_WAIT_S = 50.0
+
+
+def _path(name: str) -> str:
+    return f"/{log_of('', name)}"
+
+
+class _Unredirected(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would carry the access token to another server."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request."""
+
+
+class QueueClient:
+    """Calls one server. ``url`` is that of the server, such as http://127.0.0.1:8790; ``token`` its access token.
+
+    A call raises UnavailableError when there is no server, UnknownDurabilityError when its answer was lost.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, runtime: Runtime | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+            message = f"server {url}: expected a URL like http://127.0.0.1:8790, found another"
+            raise InvalidRequestError(message)
+        if parts.username is not None:
+            message = "server: expected a URL without a name and a password, found one with them"
+            raise InvalidRequestError(message)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            message = "access token: expected printable ASCII characters, found others"
+            raise InvalidRequestError(message)
+        self.url = url.rstrip("/")
+        self._token = token
+        self._runtime = runtime or shared_runtime()
+        self._opener = urllib.request.build_opener(_Unredirected)
+
+    def create(self, name: str, definition: QueueDefinition) -> None:
+        """Make a queue. LogExistsError when there is one of that name."""
+        self._call("POST", "", {"queue": name, **definition.to_json()})
+
+    def names(self) -> list[str]:
+        """Return the names of the queues."""
+        return [each["queue"] for each in self._call("GET", "")["queues"]]
+
+    def enqueue_many(self, name: str, items: Sequence[NewItem]) -> list[Json]:
+        """Add items, all or none."""
+        body: Json = {"items": [item_fields(item) for item in items]}
+        found: list[Json] = self._call("POST", f"{_path(name)}/enqueue_many", body)["items"]
+        return found
+
+    def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
+        """Lease items; wait for the first one. A value that is UTF-8 is in ``text``, another as base64 in ``value``."""
+        until_s = self._runtime.monotonic_s() + timeout_s
+        while True:
+            wait_s = min(_WAIT_S, max(0.0, until_s - self._runtime.monotonic_s()))
+            body: Json = {"count": count, "timeout_s": wait_s, "lease_s": lease_s, "text": True}
+            found: list[Json] = self._call("POST", f"{_path(name)}/dequeue", body, wait_s=wait_s)["items"]
+            if found or self._runtime.monotonic_s() >= until_s:
+                return found
+
+    def release_many(self, name: str, leases: Sequence[tuple[int, str]]) -> None:
+        """Remove leased items, all or none."""
+        body: Json = {"leases": [{"id": item_id, "token": token} for item_id, token in leases]}
+        self._call("POST", f"{_path(name)}/release_many", body)
+
+    def stats(self, name: str) -> Json:
+        """Return what a queue holds."""
+        found: Json = self._call("GET", f"{_path(name)}/stats")["stats"]
+        return found
+
+    def peek(self, name: str, count: int = 1) -> list[Json]:
+        """Return the pending items that come first; values as from ``dequeue``."""
+        found: list[Json] = self._call("GET", f"{_path(name)}/peek?{urlencode({'count': count, 'text': 'true'})}")[
+            "items"
+        ]
+        return found
+
+    def dead(self, name: str, count: int = 100, *, after: int = 0) -> list[Json]:
+        """Return dead letters by rising ids, those above ``after``; values as from ``dequeue``."""
+        query = urlencode({"count": count, "after": after, "text": "true"})
+        found: list[Json] = self._call("GET", f"{_path(name)}/dead?{query}")["items"]
+        return found
+
+    def kick(self, name: str, count: int = 1, ids: Sequence[int] | None = None) -> list[int]:
+        """Make dead letters pending: those with these ids, all or none, or the ``count`` that were buried first."""
+        body: Json = {"count": count, "ids": None if ids is None else list(ids)}
+        found: list[int] = self._call("POST", f"{_path(name)}/kick", body)["ids"]
+        return found
+
+    def change(self, name: str, operations: Iterable[OfLease]) -> Iterator[Json | LogError]:
+        """Do something with each of several leased items; give each answer, or the error that refused it.
+
+        After an error that says more than that its lease has ended, none of the others is asked for.
+        """
+        for operation in operations:
+            fields = {field: each for field, each in asdict(operation).items() if each is not None}
+            if "value" in fields:
+                fields["value"] = base64.b64encode(fields["value"]).decode()
+            try:
+                yield self._call("POST", f"{_path(name)}/{type(operation).__name__.lower()}", fields)
+            except LogError as error:
+                yield error
+                if not isinstance(error, StaleTokenError):
+                    return
+
+    def purge(self, name: str, *, pending: bool, leased: bool, dead: bool, dry_run: bool) -> int:
+        """Remove items for good; return their number. With ``dry_run``, only count them."""
+        body: Json = {"pending": pending, "leased": leased, "dead": dead}
+        path = f"{_path(name)}/purge?{urlencode({'confirm': str(not dry_run).lower()})}"
+        return int(self._call("POST", path, body)["items"])
+
+    # ------------------------------------------------------------------ requests
+
+    def _call(self, method: str, path: str, body: Json | None = None, *, wait_s: float = 0.0) -> Any:  # noqa: ANN401 - each answer has its own fields
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/v1/queues{path}", data, method=method)  # noqa: S310 - http or https
+        request.add_header("accept", "application/json")
+        if data is not None:
+            request.add_header("content-type", "application/json")
+        if self._token is not None:
+            request.add_unredirected_header("authorization", f"Bearer {self._token}")
+        try:
+            with self._opener.open(request, timeout=wait_s + _ANSWER_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refused(error.code, error.headers, error.read()) from None
+        except urllib.error.URLError as error:
+            message = f"server {self.url}: expected an answer, found {error.reason}"
+            raise UnavailableError(message) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            message = f"server {self.url}: expected an answer, found that it was lost: {type(error).__name__}: {error}"
+            kind = UnavailableError if method == "GET" else UnknownDurabilityError
+            raise kind(message) from error
+
+    def _refused(self, status: int, headers: Message, data: bytes) -> LogError:
+        """Make the error that an answer reports."""
+        try:
+            fields = json.loads(data)
+            word, said = str(fields["error"]), str(fields["message"])
+        except (ValueError, TypeError, KeyError):
+            word, said = "", f"expected a queue server, found an answer of status {status} that is none of its"
+        message = f"server {self.url}: {said}"
+        if word == "unauthorized":
+            message = f"{message} (WAL3_QUEUE_TOKEN has the token)"
+        again = headers.get("retry-after")
+        if again is not None:
+            message = f"{message}; it may succeed in {again} s"
+        kind = _ERRORS.get(word) or (InvalidRequestError if status in _INVALID else UnavailableError)
+        return kind(message)

@@ -1,0 +1,245 @@
+"""The queues of a server: each is opened when something is first asked of it, and kept until the server ends.
+
+A queue that another broker has taken stays with that one: this server would take it back, and so could the other, for
+ever. Its requests get FencedError until the server is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wal3_core.errors import FencedError, LogError, LogReplacedError
+from wal3_core.queue_server.answers import BusyError, StoppingError
+from wal3_core.queue_server.names import PREFIX, log_of, names_below
+from wal3_core.queue_server.server_options import QueueServerOptions
+from wal3_core.runtime.loggers import QUEUE
+from wal3_core.views.queue import (
+    Define,
+    DelayQueue,
+    Leased,
+    QueueDefinition,
+    Requeue,
+    read_queue_dead,
+    read_queue_head,
+    read_queue_stats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.queue import Dequeue, Operation, Peeked, QueueOptions, QueueStats
+
+    T = TypeVar("T")
+
+# Of calls that block: looks, and what opens and closes queues.
+_THREADS_MAX = 64
+
+
+class OpenQueue:
+    """A queue whose broker is in this process."""
+
+    def __init__(self, queue: DelayQueue) -> None:
+        self.queue = queue
+        self.definition = queue.definition
+
+
+class QueueService:
+    """All queues below a prefix. Used from one event loop."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str = PREFIX,
+        options: QueueServerOptions | None = None,
+        *,
+        queue_options: QueueOptions | None = None,
+    ) -> None:
+        self.options = options or QueueServerOptions()
+        self._store = store
+        self._prefix = prefix
+        self._queue_options = queue_options
+        self._open: dict[str, OpenQueue] = {}
+        self._opening: dict[str, asyncio.Task[OpenQueue]] = {}
+        self._stopping = asyncio.Event()
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="wal3-queue-server")
+
+    # ------------------------------------------------------------------ which queues there are
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._stopping.is_set()
+
+    def is_open(self, name: str) -> bool:
+        """Whether a queue's broker is in this process."""
+        return name in self._open
+
+    def definition(self, name: str) -> QueueDefinition:
+        """Return the definition of an open queue, and of another one the default."""
+        held = self._open.get(name)
+        return QueueDefinition() if held is None else held.definition
+
+    async def names(self) -> list[str]:
+        """Return the names of all queues."""
+        return await self.in_thread(partial(names_below, self._store, self._prefix))
+
+    async def create(self, name: str, definition: QueueDefinition) -> None:
+        """Make a queue. LogExistsError when there is a log of that name."""
+        await self.in_thread(partial(DelayQueue.create, self._store, self._log(name), definition))
+
+    async def opened(self, name: str) -> OpenQueue:
+        """Return a queue, opened if it is not: that fences another broker. LogNotFoundError when there is none."""
+        if self.stopping:
+            raise StoppingError
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        opening = self._opening.get(name)
+        if opening is None:
+            log = self._log(name)
+            if len(self._open) + len(self._opening) >= self.options.queues_max:
+                message = f"queue {name}: expected at most {self.options.queues_max} queues to be open, found as many"
+                raise BusyError(message)
+            opening = self._opening[name] = asyncio.create_task(self._take(name, log))
+        # Others wait for it, too.
+        return await asyncio.shield(opening)
+
+    async def _take(self, name: str, log: str) -> OpenQueue:
+        try:
+            taken = await self.in_thread(
+                lambda: OpenQueue(DelayQueue.open(self._store, log, options=self._queue_options))
+            )
+            self._open[name] = taken
+            return taken
+        finally:
+            del self._opening[name]
+
+    def _log(self, name: str) -> str:
+        return log_of(self._prefix, name)
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Return what a call that blocks returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    # ------------------------------------------------------------------ what is asked of them
+
+    async def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+        """Return the result of an operation once it is durable. OverloadedError while too much waits."""
+        held = await self.opened(name)
+        try:
+            result = await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
+        except Exception as error:
+            self._forget(name, held, error)
+            raise
+        if isinstance(operation, Define):
+            held.definition = operation.definition
+        return result
+
+    async def ask(self, name: str, look: Callable[[DelayQueue], T]) -> T:
+        """Return what a method of the queue returns that blocks."""
+        held = await self.opened(name)
+        try:
+            return await self.in_thread(lambda: look(held.queue))
+        except Exception as error:
+            self._forget(name, held, error)
+            raise
+
+    async def stats(self, name: str) -> tuple[QueueStats, bool]:
+        """Return what a queue holds, and whether its broker says so: else the queue's log, and no broker is fenced."""
+        return await self._look(name, lambda queue: queue.stats(), partial(read_queue_stats, self._store))
+
+    async def head(self, name: str, count: int) -> list[Peeked]:
+        """Return the pending items that come first, as ``stats`` does."""
+        found, _ = await self._look(
+            name, lambda queue: queue.peek(count), lambda log: read_queue_head(self._store, log, count)
+        )
+        return found
+
+    async def dead(self, name: str, count: int, after: int) -> list[Peeked]:
+        """Return dead letters by rising ids, as ``stats`` does."""
+        found, _ = await self._look(
+            name,
+            lambda queue: queue.dead(count, after=after),
+            lambda log: read_queue_dead(self._store, log, count, after=after),
+        )
+        return found
+
+    async def _look(self, name: str, look: Callable[[DelayQueue], T], read: Callable[[str], T]) -> tuple[T, bool]:
+        if name in self._open:
+            try:
+                return await self.ask(name, look), True
+            except FencedError:
+                pass
+        log = self._log(name)
+        return await self.in_thread(lambda: read(log)), False
+
+    def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
+        """Open a queue again at the next request if its name leads to another log, or its broker has failed."""
+        lost = isinstance(error, LogReplacedError) or not isinstance(error, LogError)
+        if lost and self._open.get(name) is held:
+            del self._open[name]
+            self._threads.submit(held.queue.close)
+
+    # ------------------------------------------------------------------ handing items out
+
+    async def dequeue(
+        self, name: str, operation: Dequeue, gone: Callable[[], Coroutine[Any, Any, None]]
+    ) -> list[Leased]:
+        """Lease items for a client until it is ``gone``, or the server stops: then none, and no item is lost.
+
+        What was leased when the client had gone is put back at once.
+        """
+        held = await self.opened(name)
+        future = held.queue.submit(operation, timeout_s=0)
+        answer = asyncio.wrap_future(future)
+        ends = [asyncio.create_task(gone()), asyncio.create_task(self._stopping.wait())]
+        try:
+            await asyncio.wait({answer, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() and future.cancel():
+                return []
+            items: list[Leased] = await answer
+            if ends[0].done():
+                await self._give_back(held.queue, items)
+                return []
+        except Exception as error:
+            self._forget(name, held, error)
+            raise
+        finally:
+            # Also when this request is cancelled.
+            future.cancel()
+            for end in ends:
+                end.cancel()
+        return items
+
+    async def _give_back(self, queue: DelayQueue, items: list[Leased]) -> None:
+        """Put items back where they were; one that cannot be comes back when its lease ends."""
+        try:
+            futures: list[Future[Any]] = [
+                queue.submit(Requeue(item.id, item.token, item.deadline_us), timeout_s=0) for item in items
+            ]
+        except LogError as error:
+            QUEUE.info("queue %s: items of a client that is gone wait for the end of their lease: %s", queue.url, error)
+            return
+        for outcome in await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                QUEUE.info("queue %s: an item of a client that is gone was not put back: %s", queue.url, outcome)
+
+    # ------------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """Take no more requests, and answer those that wait for an item."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """Stop, and close all queues."""
+        self.stop()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        ends = [self.in_thread(held.queue.close) for held in self._open.values()]
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                QUEUE.warning("a queue was not closed: %s", outcome)
+        self._threads.shutdown(wait=False)

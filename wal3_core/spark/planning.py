@@ -1,0 +1,147 @@
+"""Which tasks read which records of which logs, and one such task: what batch and streaming reads share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from wal3_core.errors import InvalidRequestError, LogError, LogNotFoundError
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.scan import trim
+from wal3_core.model.position import AtTime
+from wal3_core.options import UNLIMITED, Limits, ReaderOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.spark.bounds import EVERYTHING
+from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
+from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
+from wal3_core.spark.fetching import Run, fragments
+from wal3_core.spark.tasks import count_tasks
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.open_store import open_store
+from wal3_core.storage.patient import patient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.paths import LogId
+    from wal3_core.spark.bounds import Bounds, Span
+    from wal3_core.spark.request import ReadRequest
+    from wal3_core.storage.object_store import ObjectStore
+
+LOGS_PLANNED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(InputPartition):
+    """What one task reads, in order."""
+
+    runs: tuple[Run, ...]
+
+
+def reader_of(store: ObjectStore, log: str, log_id: LogId | None = None, *, verify: bool = True) -> LogReader:
+    """Return a reader of a log, or of that life of it alone: LogReplacedError when the name has another by now."""
+    return LogReader(store, log, options=ReaderOptions(verify=verify), runtime=shared_runtime(), log_id=log_id)
+
+
+def manifest_unless_vacant(store: ObjectStore, log: str, *, listed: bool) -> Manifest | LogNotFoundError:
+    """Load a log's manifest; return the error when a ``listed`` name has no log: an unfinished copy, or destroyed.
+
+    A lost manifest is raised: the log's records may still exist.
+    """
+    try:
+        return reader_of(store, log).manifest()
+    except LogNotFoundError as error:
+        runtime = shared_runtime()
+        if not listed or ManifestStore(patient(log_store(store, log), runtime), runtime).look() is None:
+            raise
+        return error
+
+
+def plan_log(store: ObjectStore, log: str, manifest: Manifest, bounds: Bounds) -> list[Piece]:
+    """Return the pieces that overlap the bounds: fragments, and snapshots, opened only at the bounds' edges."""
+    return list(_touched(store, pieces_of(log, manifest), bounds))
+
+
+def tasks_of(
+    store: ObjectStore, request: ReadRequest, pieces: Sequence[Piece], bounds_of: Callable[[str], Bounds]
+) -> list[Runs]:
+    """Cut pieces into tasks of about equal cost, each bound by its log's bounds; one that reads nothing for none."""
+    total = sum(piece.cost for piece in pieces)
+    count = request.partitions or count_tasks([total], cores=os.cpu_count() or 1, task_bytes=request.partition_bytes)
+    tasks: dict[int, list[Run]] = {}
+    for number, piece in cut(store, pieces, count=count):
+        if not piece.opened:
+            _extend(tasks.setdefault(number, []), _run(piece, bounds_of(piece.log)))
+    return [Runs(tuple(runs)) for runs in tasks.values()] or [Runs(())]
+
+
+def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: Span) -> Iterator[pa.RecordBatch]:
+    """Read one task's records, verified unless asked not to; an error names the fragment."""
+    store, columns = open_store(request.store), arrow_schema(schema)
+    for run in partition.runs:
+        try:
+            yield from _read_run(store, run, columns, times, verify=request.verify)
+        except LogError as error:
+            error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
+            raise
+
+
+def _read_run(
+    store: ObjectStore, run: Run, schema: pa.Schema, times: Span, *, verify: bool
+) -> Iterator[pa.RecordBatch]:
+    # The planned life: LogReplacedError when the name has another by now.
+    reader = reader_of(store, run.log, run.log_id, verify=verify)
+    until = Limits(offset=run.limit, timestamp_us=None if times.limit == EVERYTHING.limit else times.limit)
+    for fragment, begin in fragments(reader, run):
+        table = trim(fragment.table, begin, until)
+        if times.start:
+            table = trim(table, AtTime(times.start), UNLIMITED)
+        yield from to_batches(table, schema, log=run.log, fragment=fragment.pointer.path)
+
+
+def _touched(store: ObjectStore, pieces: Iterable[Piece], bounds: Bounds) -> Iterator[Piece]:
+    for piece in pieces:
+        # An opened snapshot is covered by the pieces it holds.
+        if piece.opened or not piece.pointer.num_records or not bounds.touch(piece.pointer):
+            continue
+        below = None if bounds.hold(piece.pointer) else open_piece(store, piece)
+        if below is None:
+            yield piece
+        else:
+            yield from _touched(store, below, bounds)
+
+
+def _run(piece: Piece, bounds: Bounds) -> Run:
+    pointer = piece.pointer
+    start, limit = max(pointer.start.offset, bounds.offsets.start), min(pointer.limit.offset, bounds.offsets.limit)
+    if limit - 1 > LONG_MAX or pointer.limit.timestamp_us > LONG_MAX:
+        message = f"log {piece.log}: {pointer.path}: expected positions below 2^63, Spark's LONG, found {pointer.limit}"
+        raise InvalidRequestError(message)
+    return Run(
+        log=piece.log,
+        log_id=piece.log_id,
+        start=start,
+        limit=limit,
+        num_bytes=pointer.num_bytes,
+        first_offset=pointer.start.offset,
+        next_offset=pointer.limit.offset,
+        setsum=pointer.setsum,
+    )
+
+
+def _extend(runs: list[Run], run: Run) -> None:
+    """Join runs that follow each other, so that a task is small however many fragments it reads."""
+    last = runs[-1] if runs else None
+    if last is not None and (last.log, last.log_id, last.limit) == (run.log, run.log_id, run.start):
+        num_bytes, setsum = last.num_bytes + run.num_bytes, last.setsum + run.setsum
+        runs[-1] = replace(last, limit=run.limit, next_offset=run.next_offset, num_bytes=num_bytes, setsum=setsum)
+    else:
+        runs.append(run)

@@ -1,0 +1,197 @@
+"""``df.write.format("wal3")`` and ``df.writeStream.format("wal3")``: rows become records, each once.
+
+Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
+that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: initialize logs that do not exist),
+``writer`` and ``write_id``.
+
+Tasks only stage their rows; when all have succeeded, Spark hands the driver what one attempt of each staged, and the
+driver installs that, in one commit for each log. So an attempt that failed, or that lost against a speculative copy of
+itself, leaves orphans, which the collection of orphans takes, and a job that failed leaves nothing else. Rows lie in
+the order of Spark's partitions. Where one task alone writes a log, and no other process has written it meanwhile, its
+fragments are installed as they are; what other tasks staged is read, and written again behind them, by the driver.
+
+``writer`` and ``write_id`` name a write that may be repeated as a whole, by a scheduler say: what is in a log by then
+is not appended again. A stream's ``writer`` is its name, and Spark numbers its batches: a batch that Spark repeats
+after a restart is appended once. The cursor ``writer-NAME`` keeps from collection what its last write appended.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError
+from wal3_core.log.write.staged_install import Once, install_staged
+from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.paths import check_log_name
+from wal3_core.options import WriterOptions
+from wal3_core.runtime import map_ahead, shared_runtime
+from wal3_core.storage.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wal3_core.log.write.staging import StagedFragment
+    from wal3_core.spark.write_request import WriteRequest
+    from wal3_core.storage.object_store import ObjectStore
+
+_LOGS_AT_ONCE = 8
+# What a task holds of all logs together: a task with many logs stages smaller fragments, which the driver joins.
+_HELD_BYTES_MAX = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(WriterCommitMessage):
+    """What one task staged, by log."""
+
+    fragments: dict[str, list[StagedFragment]]
+
+
+class LogSinkWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, request: WriteRequest) -> None:
+        self._request = request
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage one task's rows."""
+        return _stage(self._request, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Install what the tasks staged; an error notes which logs have their rows already."""
+        _install(self._request, messages, f"write {self._request.write_id}")
+
+
+class LogStreamSinkWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream."""
+
+    def __init__(self, request: WriteRequest) -> None:
+        self._request = request
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage one task's rows."""
+        return _stage(self._request, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Install what the tasks staged; an error notes which logs have their rows already."""
+        _install(self._request, messages, f"batch {batchId}")
+
+
+def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
+    store, options = open_store(request.store), WriterOptions()
+    logs: dict[str, _Log] = {}
+    held = 0
+    for batch in batches:
+        for log, rows in _by_log(request.log, batch):
+            if log not in logs:
+                logs[log] = _Log(_stager(store, log, options, create=request.create), log, options)
+            held += logs[log].add(rows)
+        while held > _HELD_BYTES_MAX:
+            held -= max(logs.values(), key=lambda each: each.held).flush()
+    for each in logs.values():
+        each.flush()
+    return Staged({log: each.staged for log, each in logs.items()})
+
+
+class _Log:
+    """The rows of one log that a task holds and has staged."""
+
+    def __init__(self, stager: Stager, log: str, options: WriterOptions) -> None:
+        self._stager = stager
+        self._log = log
+        self._options = options
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+        self.held = 0
+        self.staged: list[StagedFragment] = []
+
+    def add(self, table: pa.Table) -> int:
+        """Hold rows, stage those of whole fragments; return by how much what is held has grown."""
+        before = self.held
+        self._tables.append(table)
+        self.held += table.nbytes
+        self._rows += len(table)
+        if self.held >= self._options.batch_bytes_max or self._rows >= self._options.batch_records_max:
+            self.flush()
+        return self.held - before
+
+    def flush(self) -> int:
+        """Stage what is held, and return its size."""
+        held, tables = self.held, self._tables
+        self._tables, self._rows, self.held = [], 0, 0
+        if tables:
+            try:
+                self.staged += self._stager.stage(pa.concat_tables(tables).combine_chunks())
+            except LogError as error:
+                error.add_note(f"while writing to log {self._log}")
+                raise
+        return held
+
+
+def _stager(store: ObjectStore, log: str, options: WriterOptions, *, create: bool) -> Stager:
+    try:
+        return Stager(store, log, options=options)
+    except LogNotFoundError as error:
+        if not create:
+            error.add_note(f"the option create, set to true, lets a write initialize log {log}")
+            raise
+    # Another task may have created it just now.
+    with suppress(LogExistsError):
+        LogWriter.initialize(store, log)
+    return Stager(store, log, options=options)
+
+
+def _by_log(log: str | None, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Table]]:
+    """Split a batch by log, as tables of messages."""
+    table = pa.Table.from_batches([batch])
+    if log is not None:
+        yield log, _messages(table)
+        return
+    names = pc.unique(table["log"]).to_pylist()
+    for name in names:
+        if name is None:
+            raise InvalidRequestError("write: column log: expected a log's name in each row, found null")
+        rows = table if len(names) == 1 else table.filter(pc.equal(table["log"], name))
+        yield check_log_name(name, "write: column log"), _messages(rows)
+
+
+def _messages(table: pa.Table) -> pa.Table:
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in MESSAGE_SCHEMA
+    ]
+    return pa.table(columns, schema=MESSAGE_SCHEMA)
+
+
+def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], append: str) -> None:
+    """Install, log by log, several at a time; ``append`` names it among those of the writer, if that has a name."""
+    store = open_store(request.store)
+    # Not the writer's name itself: a consumer may have a cursor of that name.
+    once = None if request.writer is None else Once(f"writer-{request.writer}", append)
+    found = [message.fragments for message in messages if isinstance(message, Staged)]
+    logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
+    outcomes = list(
+        map_ahead(shared_runtime(), partial(_install_one, store, once), list(logs.items()), count=_LOGS_AT_ONCE)
+    )
+    failed = [each for each in outcomes if isinstance(each, LogError)]
+    if failed:
+        done = [log for log, each in zip(logs, outcomes, strict=True) if not isinstance(each, LogError)]
+        failed[0].add_note(f"logs that have their rows: {', '.join(done) or 'none'}")
+        raise failed[0]
+
+
+def _install_one(store: ObjectStore, once: Once | None, log: tuple[str, list[StagedFragment]]) -> LogError | None:
+    try:
+        install_staged(store, log[0], log[1], once=once)
+    except LogError as error:
+        error.add_note(f"while writing to log {log[0]}")
+        return error
+    return None

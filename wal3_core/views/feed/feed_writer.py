@@ -1,0 +1,76 @@
+"""Publishing to a feed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from wal3_core.arguments import checked, optional, seconds
+from wal3_core.log.write.writer import LogWriter
+from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.topics import check_topic
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from wal3_core.log.write.stats import WriterStats
+    from wal3_core.model.position import LogPosition
+    from wal3_core.options import WriterOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+
+class FeedWriter:
+    """Publishes messages to a log. Safe to share between threads; close it, or use it as a context manager.
+
+    It writes through a ``LogWriter``, and its options are those of one: messages wait in memory until
+    ``batch_bytes_max`` bytes, ``batch_records_max`` messages or ``batch_age_s_max`` seconds have come together, and
+    become one fragment. No message waits longer than that age for others to come.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    @classmethod
+    def open(
+        cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
+    ) -> Self:
+        """Open a log for publishing: one GET. LogNotFoundError when it was never initialized."""
+        return cls(LogWriter.open(store, log, options=options, runtime=runtime))
+
+    @classmethod
+    def open_or_initialize(
+        cls, store: ObjectStore, log: str, *, options: WriterOptions | None = None, runtime: Runtime | None = None
+    ) -> Self:
+        """Open a log for publishing, creating it first when it does not exist."""
+        return cls(LogWriter.open_or_initialize(store, log, options=options, runtime=runtime))
+
+    @checked(topic=check_topic, timeout_s=optional(seconds))
+    def publish(self, topic: str, message: object, *, timeout_s: float | None = None) -> Future[LogPosition]:
+        """Queue one message; the future gets its place once it is durable, or an AppendError.
+
+        A message is whatever msgpack has: None, a bool, a number, text, bytes, lists and dicts of these;
+        InvalidRequestError for anything else. Blocks only while ``bytes_held_max`` bytes wait to become durable,
+        ``timeout_s`` seconds at most (0: not at all); then OverloadedError: the message is certainly not in the log.
+        """
+        return self._writer.submit(packed(message), key=topic.encode(), timeout_s=timeout_s)
+
+    def stats(self) -> WriterStats:
+        """Return what waits, for how long, and what became of the rest. Cheap; from any thread."""
+        return self._writer.stats()
+
+    def flush(self) -> None:
+        """Block until everything published so far has its outcome."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Accept no more messages, and block until those published have their outcome."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,157 @@
+"""A subscription's cursor: where it is created, and how acknowledgements of several processes come together.
+
+The floor and what is acknowledged above it are one document, replaced by CAS: no crash leaves one without the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, CursorConflictError, GarbageCollectedError, InvalidRequestError
+from wal3_core.model import strict_json
+from wal3_core.model.position import AtTime, LogPosition
+from wal3_core.model.subscription import Subscribed
+from wal3_core.options import Limits
+from wal3_core.views.feed.feed_start import begun_at
+
+if TYPE_CHECKING:
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.offset_ranges import OffsetRanges
+    from wal3_core.storage.documents.cursor_store import CursorStore, Witness
+    from wal3_core.views.feed.tail import Tail
+
+# The rest of a cursor's document is for what is acknowledged: 2,000 ranges of two numbers.
+_TOPICS_BYTES_MAX = 2**17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a caller wants a subscription to be."""
+
+    log: str
+    name: str
+    start: str | AtTime
+    topics: tuple[str, ...]
+    pins: bool
+    token: str
+
+
+class SavedSubscription:
+    """The cursor of one subscription, as this process saved or found it last."""
+
+    def __init__(self, cursors: CursorStore, wanted: Wanted, witness: Witness) -> None:
+        self._cursors = cursors
+        self._wanted = wanted
+        self._witness = witness
+        self._token = self.state.token
+
+    @classmethod
+    def open(cls, cursors: CursorStore, tail: Tail, wanted: Wanted) -> SavedSubscription:
+        """Find the subscription, or create it; InvalidRequestError when it is another than wanted."""
+        witness = cursors.load(wanted.name) or _created(cursors, tail, wanted)
+        found = witness.cursor.subscribed
+        if found is None or (found.topics, found.pins) != (wanted.topics, wanted.pins):
+            what = "the cursor of something else" if found is None else f"{found.topics}, pins {found.pins}"
+            message = (
+                f"log {wanted.log}, subscription {wanted.name}: expected one to {wanted.topics}, pins {wanted.pins},"
+                f" found {what}: open it as it is, remove it first, or take another name"
+            )
+            raise InvalidRequestError(message)
+        end, done = tail.manifest().next.position.offset, _beyond(found) or witness.cursor.position.offset
+        if done > end:
+            message = (
+                f"log {wanted.log}, subscription {wanted.name}: expected acknowledgements below the log's end, {end},"
+                f" found some up to {done}: an older manifest was restored, or the cursor was copied here: move it"
+                f" (`wal3 cursor set`), or remove it"
+            )
+            raise CorruptError(message)
+        return cls(cursors, wanted, witness)
+
+    @property
+    def name(self) -> str:
+        """The subscription's name, which is its cursor's."""
+        return self._wanted.name
+
+    @property
+    def position(self) -> LogPosition:
+        """The floor that was saved or found last."""
+        return self._witness.cursor.position
+
+    @property
+    def state(self) -> Subscribed:
+        """What was saved or found last."""
+        found = self._witness.cursor.subscribed
+        assert found is not None
+        return found
+
+    def save(self, offset: int, timestamp_us: int, done: OffsetRanges) -> bool:
+        """Save a floor and what is done above it; False, without a request, when that is what was saved last.
+
+        CursorConflictError when another process has saved since.
+        """
+        position = LogPosition(offset, max(timestamp_us, self.position.timestamp_us))
+        if offset == self.position.offset and done == self.state.done:
+            return False
+        self._witness = self._cursors.save(
+            self._wanted.name, position, self._witness, subscribed=replace(self.state, done=done)
+        )
+        return True
+
+    def look_again(self) -> bool:
+        """Load what another process has saved; False if the subscription was put back meanwhile.
+
+        CursorConflictError if it was removed, or removed and created again.
+        """
+        before, state = self.position.offset, self.state
+        witness = self._cursors.load(self._wanted.name)
+        found = None if witness is None else witness.cursor.subscribed
+        if witness is None or found is None or found.token != self._token:
+            what = "none" if witness is None else "another one of that name"
+            message = (
+                f"log {self._wanted.log}, subscription {self._wanted.name}: expected the one that was opened, found"
+                f" {what}: it was removed meanwhile, and what is acknowledged now is not saved; open it again"
+            )
+            raise CursorConflictError(message)
+        self._witness = witness
+        now = witness.cursor.position.offset
+        return before <= now and found.done.holds_all(state.done.between(now, _beyond(state)))
+
+
+def _beyond(state: Subscribed) -> int:
+    return state.done.ranges[-1][1] if state.done.ranges else 0
+
+
+def _created(cursors: CursorStore, tail: Tail, wanted: Wanted) -> Witness:
+    subscribed = Subscribed(token=wanted.token, topics=wanted.topics, pins=wanted.pins)
+    num_bytes = len(strict_json.dump(subscribed.to_json(0)))
+    if num_bytes > _TOPICS_BYTES_MAX:
+        message = f"topics: expected patterns that take at most {_TOPICS_BYTES_MAX} bytes as JSON, found {num_bytes}"
+        raise InvalidRequestError(message)
+    position = _position(tail, wanted, tail.manifest())
+    try:
+        return cursors.init(wanted.name, position, subscribed=subscribed)
+    except (CursorConflictError, GarbageCollectedError) as error:
+        # Another process has created it since; or it was, at the first record that is kept.
+        witness = cursors.load(wanted.name)
+        late = isinstance(error, GarbageCollectedError) and wanted.start != "beginning"
+        if witness is None or late:
+            # Left where it is, the next start would skip silently what this one reports.
+            found = None if witness is None else witness.cursor.subscribed
+            if late and found is not None and found.token == wanted.token:
+                cursors.delete(wanted.name)
+            raise
+        return witness
+
+
+def _position(tail: Tail, wanted: Wanted, manifest: Manifest) -> LogPosition:
+    if wanted.start == "beginning":
+        return manifest.first_kept.position
+    place = begun_at(wanted.start, manifest, wanted.log)
+    for record in tail.records(place, Limits(records=1), manifest=manifest):
+        return LogPosition(place if isinstance(place, int) else record.offset, record.timestamp_us)
+    return (
+        manifest.next.position
+        if not isinstance(place, int)
+        else LogPosition(place, manifest.next.position.timestamp_us)
+    )

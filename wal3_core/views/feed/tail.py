@@ -1,0 +1,305 @@
+"""What the followers of one log in a process share: its newest manifest, fragments and records.
+
+Of a hundred followers, one looks for a new manifest; the look fetches and decodes what is new, for all of them, and
+then wakes them. A follower that lags behind the shared fragments fetches for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from wal3_core.errors import LogError, LogReplacedError, UnavailableError
+from wal3_core.log.read.following import Following, Source, Waiting
+from wal3_core.log.read.reader import LogReader
+from wal3_core.runtime import Outcome, later
+from wal3_core.storage.object_store import share_of
+from wal3_core.views.feed.recent import Recent
+from wal3_core.views.feed.vigil import WATCH_S_MAX, Vigil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from wal3_core.log.read.scan import BegunAtTime
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.parquet import Fragment
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.record import Record
+    from wal3_core.options import ReaderOptions
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+
+# How much of the log's newest part stays in memory for the followers, as stored, in bytes; at least one fragment.
+SHARED_BYTES_MAX = 64 * 2**20
+SHARED_FRAGMENTS_MAX = 64
+# Options may set no pause between two looks: followers do not spin even then.
+_PAUSE_S_MIN = 0.001
+
+
+class TimeIsOverError(UnavailableError):
+    """A caller's time is over before the store has answered; what was begun goes on. It is not raised to callers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at the manifest: when it began, and at which version of the log's topic; and what it found."""
+
+    begun_s: float
+    version: int
+    found: Future[Manifest]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without a manifest."""
+        return self.found.done() and self.found.exception() is not None
+
+
+class Tail(LogReader):
+    """A reader of one log that any number of followers use at once."""
+
+    def __init__(self, store: ObjectStore, log: str, *, options: ReaderOptions, runtime: Runtime) -> None:
+        super().__init__(store, log, options=options, runtime=runtime)
+        # Part of the key under which tails are shared: kept, so that its id names no other store meanwhile.
+        self._origin = store
+        # The log's address: what its writers publish.
+        self.url = self._manifests.url
+        self._lock = runtime.lock()
+        self._seen: _Look | None = None
+        self._newest: Manifest | None = None
+        # When that was known, by the monotonic clock.
+        self._newest_s = 0.0
+        self._pause_s = options.poll_s_min
+        self._recent: Recent | None = None
+        self._vigil = Vigil(runtime)
+        # The generation of the manifest that the last look has found.
+        self._announced: int | None = None
+        self._fragments_shared: OrderedDict[str, tuple[int, Outcome[Fragment]]] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def news(self) -> int:
+        """How often a look has found something, or failed: for ``pause``."""
+        return self._vigil.news
+
+    # ------------------------------------------------------------------ the manifest
+
+    def newest(self, since_s: float, limit_s: float | None = None) -> Manifest:
+        """Return a manifest that shows what this process has committed, and all that was there at ``since_s``.
+
+        A look that another follower began in time serves this one, too. TimeIsOverError when it is ``limit_s``, by the
+        monotonic clock; the look goes on.
+        """
+        look, own = self._looked(since_s)
+        try:
+            return self._latest(self._found(look, limit_s), look.begun_s)
+        except TimeIsOverError:
+            raise
+        except LogError:
+            if own:
+                raise
+        # Another follower's failure: this one's own try may succeed.
+        look, _ = self._looked(self._runtime.monotonic_s())
+        return self._latest(self._found(look, limit_s), look.begun_s)
+
+    def onwards(self, offset: int | None, since_s: float, limit_s: float | None) -> tuple[Manifest, int]:
+        """Return a manifest for going on from an offset, as ``newest``, and the ``news`` behind it, for ``pause``.
+
+        One that is at hand will do while it has more records, unless a newer one is asked for.
+        """
+        found = self._recent
+        if found is not None and since_s == 0 and offset is not None and offset < found.end:
+            # There may be news behind it.
+            return found.manifest, -1
+        seen = self.news
+        return self.newest(since_s, limit_s), seen
+
+    def _looked(self, since_s: float) -> tuple[_Look, bool]:
+        """Return a look that is new enough, and whether it was begun here."""
+        version, own = self._runtime.await_topic(self.url, -1, 0.0), False
+        with self._lock:
+            look = self._seen
+            if look is None or look.failed or look.version < version or look.begun_s < since_s:
+                look, own = self._begin(version), True
+                self._seen = look
+        return look, own
+
+    def _found(self, look: _Look, limit_s: float | None) -> Manifest:
+        left_s = None if limit_s is None else max(0.0, limit_s - self._runtime.monotonic_s())
+        try:
+            return self._runtime.wait(look.found, left_s)
+        except TimeoutError:
+            message = f"log {self.url}: expected a manifest in time, found none yet"
+            raise TimeIsOverError(message) from None
+
+    def _begin(self, version: int) -> _Look:
+        """Begin a look on a worker: an interrupt of the follower that asked for it leaves no other one waiting."""
+        begun_s = self._runtime.monotonic_s()
+        found = later(self._runtime, partial(self._look, begun_s, version), share_of(self._store))
+        found.add_done_callback(self._tell)
+        return _Look(begun_s, version, found)
+
+    def _look(self, begun_s: float, version: int) -> Manifest:
+        before, recent = self._newest, self._recent
+        manifest = self.manifest()
+        if recent is None or (self._is_newer(manifest, begun_s) and manifest.generation != recent.manifest.generation):
+            moved = self._moved(recent, manifest)
+            with self._lock:
+                # A look that was begun later may have been faster.
+                if self._recent is recent:
+                    self._recent = moved
+        manifest = self._latest(manifest, begun_s)
+        news = before is None or manifest.generation != before.generation
+        options = self._options
+        self._pause_s = options.poll_s_min if news else min(2 * self._pause_s, options.poll_s_max)
+        if news and before is not None and self._runtime.await_topic(self.url, -1, 0.0) == version:
+            # It came from another process: its commits wake none of the others.
+            self._runtime.publish(self.url)
+        return manifest
+
+    def _moved(self, recent: Recent | None, manifest: Manifest) -> Recent:
+        """Fetch and decode what is new, once for all followers; on an error each of them comes to it."""
+        with contextlib.suppress(LogError):
+            if recent is not None:
+                return recent.moved_to(manifest, self.fetch)
+        return Recent.none_of(manifest)
+
+    def _tell(self, found: Future[Manifest]) -> None:
+        """Wake those that wait, if a look has failed or found another manifest."""
+        generation = None if found.exception() is not None else found.result().generation
+        with self._lock:
+            news, self._announced = generation is None or generation != self._announced, generation
+        if news:
+            self._vigil.tell()
+
+    def _is_newer(self, manifest: Manifest, begun_s: float) -> bool:
+        """Tell whether a manifest takes the place of the one known: a look that took longer may find an older one.
+
+        One that is older though the look began later was restored: followers are to see that, not to wait for ever.
+        """
+        newest = self._newest
+        return newest is None or newest.generation < manifest.generation or self._newest_s < begun_s
+
+    def _latest(self, manifest: Manifest, begun_s: float) -> Manifest:
+        """Keep a manifest if it is the newest; return the newest."""
+        with self._lock:
+            if self._is_newer(manifest, begun_s):
+                self._newest = manifest
+                self._newest_s = self._runtime.monotonic_s()
+            assert self._newest is not None
+            return self._newest
+
+    def _due_s(self) -> float:
+        """Return when the next look is due, by the monotonic clock: pauses grow while nothing is appended."""
+        with self._lock:
+            return 0.0 if self._seen is None or self._seen.failed else self._seen.begun_s + self._pause_s
+
+    def since_s(self, *, at_once: bool) -> float:
+        """Return how new a manifest has to be for a call that begins now: for ``newest``."""
+        look, now_s = self._seen, self._runtime.monotonic_s()
+        # No second look while the store does not answer the first.
+        is_due = now_s >= self._due_s() and not (look is not None and not look.found.done())
+        return now_s if at_once or is_due else 0.0
+
+    def pause(self, seen: int, limit_s: float | None) -> bool:
+        """Wait until there is more ``news`` than was seen; False if it is ``limit_s``. The error of a look that failed.
+
+        Of those that wait one looks, when this process has committed or it is time to.
+        """
+        if limit_s is not None and self._runtime.monotonic_s() >= limit_s:
+            return False
+        self._vigil.wait(seen, limit_s, partial(self._watch, limit_s))
+        look = self._seen
+        if self.news != seen and look is not None and look.failed:
+            self._runtime.wait(look.found)
+        return True
+
+    def _watch(self, limit_s: float | None) -> None:
+        """Wait until it is time to look, but not for long; then look."""
+        look, due_s, now_s = self._seen, self._due_s(), self._runtime.monotonic_s()
+        pause_s = min(max(_PAUSE_S_MIN, due_s - now_s), WATCH_S_MAX)
+        if limit_s is not None:
+            pause_s = max(0.0, min(pause_s, limit_s - now_s))
+        version = -1 if look is None else look.version
+        if self._runtime.await_topic(self.url, version, pause_s) > version or self._runtime.monotonic_s() >= due_s:
+            with contextlib.suppress(TimeIsOverError):
+                self.newest(self.since_s(at_once=False), limit_s)
+
+    # ------------------------------------------------------------------ fragments
+
+    def fetch(self, pointer: FragmentPointer) -> Fragment:
+        """Read one fragment's records: one GET for all followers that come to it while it is among the newest."""
+        with self._lock:
+            shared = self._fragments_shared.get(pointer.path)
+            if shared is None:
+                found: Outcome[Fragment] = Outcome()
+                self._share(pointer, found)
+        if shared is None:
+            return self._fetch_for_all(pointer, found)
+        try:
+            fragment = self._runtime.wait(shared[1])
+        except LogError:
+            return super().fetch(pointer)
+        # Another pointer may name the same file, for another range.
+        return fragment if fragment.pointer == pointer else super().fetch(pointer)
+
+    def _fetch_for_all(self, pointer: FragmentPointer, found: Outcome[Fragment]) -> Fragment:
+        try:
+            fragment = super().fetch(pointer)
+        except BaseException as error:
+            with self._lock:
+                self._drop(pointer.path)
+            found.set_exception(error if isinstance(error, LogError) else UnavailableError("a fetch was cut short"))
+            raise
+        found.set_result(fragment)
+        return fragment
+
+    def _share(self, pointer: FragmentPointer, found: Outcome[Fragment]) -> None:
+        self._fragments_shared[pointer.path] = pointer.num_bytes, found
+        self._num_bytes += pointer.num_bytes
+        while len(self._fragments_shared) > 1 and (
+            self._num_bytes > SHARED_BYTES_MAX or len(self._fragments_shared) > SHARED_FRAGMENTS_MAX
+        ):
+            self._drop(next(iter(self._fragments_shared)))
+
+    def _drop(self, path: str) -> None:
+        dropped = self._fragments_shared.pop(path, None)
+        self._num_bytes -= 0 if dropped is None else dropped[0]
+
+    # ------------------------------------------------------------------ followers
+
+    def followed(self, start: int | BegunAtTime, manifest: Callable[[], Manifest]) -> Following:
+        """Return a pass over the log from a start; ``manifest`` says how it looks for a newer one."""
+        log = share_of(self._store).log.rstrip("/")
+        waiting = Waiting(self._runtime, self._options, idle_s=None)
+        return Following(Source(manifest, self._read_on), self._runtime, waiting, topic=self.url, log=log, start=start)
+
+    def _read_on(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:
+        """Go through a manifest's records: those that all followers share, or else by requests of this one."""
+        recent = self._recent
+        found = recent.records(start, manifest) if recent is not None and isinstance(start, int) else None
+        return self._followed(start, manifest) if found is None else found
+
+
+# By store, log, options and runtime; a tail lives as long as its followers.
+_TAILS: WeakValueDictionary[tuple[object, ...], Tail] = WeakValueDictionary()
+
+
+def tail_of(store: ObjectStore, log: str, options: ReaderOptions, runtime: Runtime) -> Tail:
+    """Return the tail that the followers of a log in this process share; one GET, LogNotFoundError."""
+    key = (id(store), log, options, id(runtime))
+    tail = _TAILS.get(key)
+    if tail is not None:
+        with contextlib.suppress(LogReplacedError):
+            tail.newest(runtime.monotonic_s())
+            return tail
+    # Two that come at the same time may each make one: they share less, and that is all.
+    tail = Tail(store, log, options=options, runtime=runtime)
+    tail.newest(runtime.monotonic_s())
+    _TAILS[key] = tail
+    return tail

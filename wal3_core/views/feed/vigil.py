@@ -1,0 +1,94 @@
+"""Waiting at the end of a log: one of its followers in a process keeps watch, the others sleep until it is worth it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from wal3_core.runtime import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.runtime import Runtime
+
+# How long a watcher watches at a time, and how long others sleep, in seconds. One that was interrupted in the wrong
+# moment has called no other to watch: those that sleep find it.
+WATCH_S_MAX = 1.0
+_SLEEP_S_MAX = 4.0
+
+
+class Vigil:
+    """The followers that wait for news of one log: news wakes each of them once; for all else one is awake.
+
+    ``news`` grows with each look that has found something, or failed.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self.news = 0
+        self._watcher: Outcome[None] | None = None
+        self._watched_s = 0.0
+        # In the order in which they came.
+        self._sleepers: dict[Outcome[None], None] = {}
+
+    def wait(self, seen: int, limit_s: float | None, watch: Callable[[], None]) -> None:
+        """Wait until there is more news than ``seen``, or it is ``limit_s`` by the monotonic clock.
+
+        ``watch`` is called by one of those that wait, again and again; an error of it ends that one's wait.
+        """
+        own: Outcome[None] = Outcome()
+        try:
+            while self._is_on(seen, limit_s):
+                if self._watches(own, seen):
+                    self._watched_s = self._runtime.monotonic_s()
+                    watch()
+                else:
+                    self._sleep(own, limit_s)
+        finally:
+            self._leave(own)
+
+    def tell(self) -> None:
+        """Wake all: there is news."""
+        with self._lock:
+            self.news += 1
+            woken, self._sleepers = self._sleepers, {}
+        for sleeper in woken:
+            _wake(sleeper)
+
+    def _is_on(self, seen: int, limit_s: float | None) -> bool:
+        return self.news == seen and (limit_s is None or self._runtime.monotonic_s() < limit_s)
+
+    def _watches(self, own: Outcome[None], seen: int) -> bool:
+        """Return whether this one is to watch; else it may sleep."""
+        now_s = self._runtime.monotonic_s()
+        with self._lock:
+            if self._watcher is None or now_s > self._watched_s + _SLEEP_S_MAX:
+                self._watcher, self._watched_s = own, now_s
+            if self._watcher is own:
+                self._sleepers.pop(own, None)
+                return True
+            if self.news == seen:
+                self._sleepers[own] = None
+        return False
+
+    def _sleep(self, own: Outcome[None], limit_s: float | None) -> None:
+        left_s = _SLEEP_S_MAX if limit_s is None else min(_SLEEP_S_MAX, limit_s - self._runtime.monotonic_s())
+        with contextlib.suppress(TimeoutError):
+            self._runtime.wait(own, left_s)
+
+    def _leave(self, own: Outcome[None]) -> None:
+        called = None
+        with self._lock:
+            self._sleepers.pop(own, None)
+            if self._watcher is own:
+                called = self._watcher = next(iter(self._sleepers), None)
+                self._watched_s = self._runtime.monotonic_s()
+        if called is not None:
+            _wake(called)
+
+
+def _wake(sleeper: Outcome[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

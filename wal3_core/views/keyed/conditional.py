@@ -1,0 +1,108 @@
+"""Appends on the condition that a key's last record is the expected one, by the log's own condition on its end.
+
+The record lands exactly at the end of the log that was looked at, or not at all: so no record of the key comes between.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import ConditionNotMetError, ContentionError, TailMismatchError
+from wal3_core.log.write.outcomes import call_each
+from wal3_core.runtime import Outcome, callbacks_held
+from wal3_core.workers import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from wal3_core.log.write.writer import LogWriter
+    from wal3_core.model.position import LogPosition
+    from wal3_core.model.record import Message
+    from wal3_core.runtime import Runtime
+    from wal3_core.views.keyed.key_tails import KeyTails
+
+# In place of a store: these callbacks share no workers with the tries that they may wait for.
+_CALLBACKS = "callbacks of conditional appends"
+
+
+class ConditionalAppend:
+    """One append; ``outcome`` gets the position of its first record, or the error that says why there is none.
+
+    It is tried again while only other keys have got records. The first try is made in the caller's thread, any other
+    in the callback of the one before it.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        tails: KeyTails,
+        expected: Mapping[bytes, int],
+        records: Sequence[Message],
+        runtime: Runtime,
+    ) -> None:
+        self._writer = writer
+        self._tails = tails
+        self._expected = expected
+        self._records = records
+        self._runtime = runtime
+        self.outcome: Outcome[LogPosition] = Outcome()
+
+    def begin(self, tries_max: int) -> None:
+        """Make the first of ``tries_max`` tries; raises what keeps it from being made, but for another last record."""
+        try:
+            self._submit(tries_max)
+        except TailMismatchError as error:
+            self.outcome.set_exception(error)
+        except BaseException as failure:
+            # No try is under way: nothing may wait for it.
+            self.outcome.set_exception(failure)
+            raise
+
+    def _submit(self, tries_left: int) -> None:
+        future = self._writer.submit_many(self._records, expect_next=self._end())
+        future.add_done_callback(lambda done: self._done(done, tries_left - 1))
+
+    def _end(self) -> int:
+        """Return the end of the log up to which each key's last record is the expected one."""
+        ends = []
+        for key, expected in self._expected.items():
+            tail, end = self._tails.find(key)
+            if tail != expected:
+                wanted = f"its last record at offset {expected}" if expected else "no record"
+                message = f"key {ascii(key)[:80]}: expected {wanted}, found {f'it at {tail}' if tail else 'none'}"
+                raise TailMismatchError(message, tail=tail)
+            ends.append(end)
+        # What was appended after the first look may be of its key: then the condition on the end fails.
+        return min(ends)
+
+    def _done(self, done: Future[LogPosition], tries_left: int) -> None:
+        callbacks: list[Callable[[], None]] = []
+        with callbacks_held(callbacks):
+            self._decide(done, tries_left)
+        if callbacks:
+            # Callers' code: it may wait for other conditional appends, whose tries may end behind this one, in this
+            # thread.
+            self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._tails.url))
+
+    def _decide(self, done: Future[LogPosition], tries_left: int) -> None:
+        error = done.exception()
+        try:
+            if not isinstance(error, ConditionNotMetError):
+                if error is None:
+                    self.outcome.set_result(done.result())
+                else:
+                    self.outcome.set_exception(error)
+            elif tries_left:
+                self._submit(tries_left)
+            else:
+                self.outcome.set_exception(_crowded(error))
+        except BaseException as failure:  # noqa: BLE001 - it is raised where the outcome is awaited
+            self.outcome.set_exception(failure)
+
+
+def _crowded(error: ConditionNotMetError) -> ContentionError:
+    crowded = ContentionError(f"other keys got records at each try of a conditional append: {error}")
+    crowded.__cause__ = error
+    return crowded

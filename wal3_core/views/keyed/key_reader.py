@@ -1,0 +1,375 @@
+"""Finds the fragments that hold records of some keys, and reads their keys, and then their rows where there are any.
+
+A snapshot's key roll-up says which of its fragments can hold a key at all; a fragment's key columns say which records
+it has. Of a large fragment that is arranged by key only the row groups with the keys are read. All of this is read
+once, and shared by all that the process has open of the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from wal3_core.errors import CorruptError, GarbageCollectedError, MissingError
+from wal3_core.log.log_stores import LogStores
+from wal3_core.log.read.key_columns import KeyColumns
+from wal3_core.log.read.reader import LogReader
+from wal3_core.log.read.reloading import Reloading, check_whole, may_lack
+from wal3_core.log.read.scan import check_start, offset_of
+from wal3_core.log.read.walk import Loader, Walk
+from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.key_hashes import hash_keys
+from wal3_core.model.key_rollup import KeyRollup
+from wal3_core.model.parquet import Arrangement, unreadable
+from wal3_core.options import Limits
+from wal3_core.storage.object_store import log_store, object_url, place_of, share_of
+from wal3_core.views.keyed.hits import Hit, Run
+from wal3_core.views.keyed.key_index import KeyIndex
+from wal3_core.views.keyed.shared_reads import each_ahead, shared_reads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wal3_core.model.key_hashes import Hashes
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import ReadStart
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
+    from wal3_core.runtime import Runtime
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.keyed.key_index import KeyMatch
+    from wal3_core.views.keyed.keyed_options import KeyedOptions
+
+T = TypeVar("T")
+
+# Such a file takes one request, whether its keys are read or all of it.
+WHOLE_BYTES_MAX = 2**16
+
+
+class KeyReader:
+    """Reads one life of a log by key. Safe to share between threads."""
+
+    def __init__(self, store: ObjectStore, log: str, options: KeyedOptions, runtime: Runtime) -> None:
+        self.options = options.reader
+        self.runtime = runtime
+        self.reader = LogReader.open(store, log, options=options.reader, runtime=runtime)
+        self.known = self.reader.manifest()
+        self.stores = LogStores(
+            store,
+            log,
+            runtime=runtime,
+            retry=options.reader.retry,
+            snapshots_loaded_max=options.reader.snapshots_loaded_max,
+            log_id=self.known.log_id,
+        )
+        self.share = share_of(self.stores.objects)
+        self.shared = shared_reads(runtime, place_of(log_store(store, log).url), self.known.log_id, options)
+        plain = replace(options.reader, verify=False)
+        self._again = LogReader(store, log, options=plain, runtime=runtime, log_id=self.known.log_id)
+        self._columns = KeyColumns(self.stores.objects, options.reader)
+
+    def manifest(self) -> Manifest:
+        """Load the newest manifest: one GET, cheap when nothing has changed."""
+        self.known = self.reader.manifest()
+        return self.known
+
+    def steady(self, start: int | None, limit: int | None, work: Callable[[Manifest, int, int], T]) -> T:
+        """Do a work that reads the newest manifest's records of a range, cut to what that one holds.
+
+        It is done again with a newer one, to that one's end, if records are compacted away meanwhile: the newer record
+        of a key, for which they were dropped, may lie behind the end of the manifest before. GarbageCollectedError when
+        the log no longer holds the start.
+        """
+        for _ in range(self.options.reloads_max):
+            manifest = self.manifest()
+            begin, end = within(manifest, start, limit)
+            try:
+                return work(manifest, begin, end)
+            except GarbageCollectedError:
+                continue
+        manifest = self.manifest()
+        return work(manifest, *within(manifest, start, limit))
+
+    def hits(self, match: KeyMatch, start: ReadStart, limit: int, manifest: Manifest) -> Iterator[tuple[Hit, int]]:
+        """Go through the fragments that have records of the keys, in order; each with the offset to read it from.
+
+        A read that lacks records that the manifest had, since they were compacted away, raises GarbageCollectedError.
+        """
+        steps = self._reloading(match, manifest, exact=True).steps(
+            manifest, start, Limits(offset=limit), partial(self.indexed, match), lambda hit: hit.pointer
+        )
+        return ((hit, offset_of(begin) or 0) for hit, begin in steps)
+
+    def hits_with_rows(
+        self,
+        match: KeyMatch,
+        start: ReadStart,
+        limit: int,
+        manifest: Manifest,
+        *,
+        chosen: Callable[[Iterator[Hit]], Iterator[Hit]] | None = None,
+        exact: bool = True,
+    ) -> Iterator[tuple[Hit, pa.Table, int]]:
+        """Go through fragments as ``hits`` does, and read all, or those that ``chosen`` leaves, ahead of the caller.
+
+        What is missing is looked up in a newer manifest. Unless ``exact``, records that it lacks are left out.
+        """
+
+        def steps(walk: Walk) -> Iterator[tuple[Hit, pa.Table]]:
+            count = max(1, self.options.prefetch_fragments)
+            hits = self.indexed(match, walk, rows=chosen is None)
+            return each_ahead(hits if chosen is None else chosen(hits), self.begin_rows, lambda: count)
+
+        reloading = self._reloading(match, manifest, exact=exact)
+        limits = Limits(offset=limit)
+        for (hit, table), begin in reloading.steps(manifest, start, limits, steps, lambda step: step[0].pointer):
+            yield hit, table, offset_of(begin) or 0
+
+    def _reloading(self, match: KeyMatch, manifest: Manifest, *, exact: bool) -> Reloading:
+        return Reloading(
+            source=_Source(self, match, manifest if exact else None),
+            url=self.stores.url,
+            log_id=manifest.log_id,
+            reloads_max=self.options.reloads_max,
+            exact=exact,
+        )
+
+    def indexed(self, match: KeyMatch, walk: Walk, *, rows: bool = False) -> Iterator[Hit]:
+        """Read the keys of fragments, a few ahead of the caller, and yield those that have records of the keys.
+
+        With ``rows``, the rows of all these fragments are wanted.
+        """
+        run = Run(self.options.prefetch_fragments, wanted=rows)
+
+        def begin(pointer: FragmentPointer) -> Callable[[], Hit]:
+            whole = run.goes_on_with(pointer) and self.shared.keys.get(pointer.path) is None
+            return self._begin_whole(pointer) if whole else self.begin_hit(match, pointer)
+
+        for _, hit in each_ahead(walk, begin, lambda: run.ahead, lambda: walk.ready):
+            held = hit.index.has(match)
+            run.add(hit, held=held)
+            if held:
+                yield hit
+
+    def known_hit(self, match: KeyMatch, pointer: FragmentPointer) -> Hit | None:
+        """Look a fragment up in memory alone."""
+        known = self.shared.keys.get(pointer.path)
+        if isinstance(known, Arrangement):
+            numbers = wanted(known, match)
+            part = self.shared.keys.get((pointer.path, numbers)) if numbers else KeyIndex.EMPTY
+            return Hit(pointer, part, numbers) if isinstance(part, KeyIndex) else None
+        return None if known is None else Hit(pointer, known)
+
+    def begin_hit(self, match: KeyMatch, pointer: FragmentPointer) -> Callable[[], Hit]:
+        """Begin to look a fragment up; return how to wait for that."""
+        known = self.shared.keys.get(pointer.path)
+        if isinstance(known, Arrangement):
+            return self._begin_part(match, pointer, known)
+        wait = self.shared.keys.begin(pointer.path, partial(self._load_keys, match, pointer), self.share)
+
+        def found() -> Hit:
+            keys = wait()
+            return Hit(pointer, keys) if isinstance(keys, KeyIndex) else self._begin_part(match, pointer, keys)()
+
+        return found
+
+    def _begin_whole(self, pointer: FragmentPointer) -> Callable[[], Hit]:
+        wait = self.shared.rows.begin(pointer.path, partial(self.load_rows, pointer), self.share)
+
+        def found() -> Hit:
+            table = wait()
+            index = KeyIndex.of(table)
+            self.shared.keys.keep(pointer.path, index)
+            return Hit(pointer, index, table=table)
+
+        return found
+
+    def load_hit(self, match: KeyMatch, pointer: FragmentPointer) -> Hit:
+        """Look a fragment up: one request of a small one, else two or three."""
+        keys = self.shared.keys.get(pointer.path)
+        if keys is None:
+            keys = self._load_keys(match, pointer)
+            self.shared.keys.keep(pointer.path, keys)
+        return Hit(pointer, keys) if isinstance(keys, KeyIndex) else self._load_part(match, pointer, keys)
+
+    def _load_keys(self, match: KeyMatch, pointer: FragmentPointer) -> KeyIndex | Arrangement:
+        """Read a fragment's keys, or how it is arranged by key; then also its records of the keys wanted."""
+        if pointer.num_bytes <= WHOLE_BYTES_MAX:
+            table = self.load_rows(pointer)
+            self.shared.rows.keep(pointer.path, table)
+            return KeyIndex.of(table)
+        found = self._columns.read_or_arrangement(pointer)
+        if not isinstance(found, Arrangement):
+            return KeyIndex.of(found)
+        self._load_part(match, pointer, found)
+        return found
+
+    def _begin_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Callable[[], Hit]:
+        numbers = wanted(arrangement, match)
+        index = self.shared.keys.get((pointer.path, numbers)) if numbers else KeyIndex.EMPTY
+        if isinstance(index, KeyIndex):
+            return partial(Hit, pointer, index, numbers)
+        load = partial(self._load_groups, pointer, arrangement, numbers)
+        wait = self.shared.rows.begin((pointer.path, numbers), load, self.share)
+        return lambda: self._indexed_part(pointer, numbers, wait())
+
+    def _load_part(self, match: KeyMatch, pointer: FragmentPointer, arrangement: Arrangement) -> Hit:
+        numbers = wanted(arrangement, match)
+        index = self.shared.keys.get((pointer.path, numbers)) if numbers else KeyIndex.EMPTY
+        if isinstance(index, KeyIndex):
+            return Hit(pointer, index, numbers)
+        rows = self._load_groups(pointer, arrangement, numbers)
+        self.shared.rows.keep((pointer.path, numbers), rows)
+        return self._indexed_part(pointer, numbers, rows)
+
+    def _indexed_part(self, pointer: FragmentPointer, numbers: range, rows: pa.Table) -> Hit:
+        index = KeyIndex.of(rows)
+        self.shared.keys.keep((pointer.path, numbers), index)
+        return Hit(pointer, index, numbers)
+
+    def _load_groups(self, pointer: FragmentPointer, arrangement: Arrangement, numbers: range) -> pa.Table:
+        if len(numbers) == len(arrangement.groups):
+            return self.load_rows(pointer)
+        try:
+            return self._columns.groups(pointer, arrangement, numbers)
+        except MissingError:
+            raise
+        except CorruptError:
+            # Perhaps not these are damaged, but what was read of the footer then: no checksum covers where they lie.
+            again = self._columns.read_or_arrangement(pointer)
+            if not isinstance(again, Arrangement) or again == arrangement or again.groups != arrangement.groups:
+                raise
+        self.shared.keys.keep(pointer.path, again)
+        return self._columns.groups(pointer, again, numbers)
+
+    def begin_rows(self, hit: Hit) -> Callable[[], pa.Table]:
+        """Begin to read the rows of a fragment that was looked up; return how to wait for them."""
+        pointer, table = hit.pointer, hit.table
+        if table is not None:
+            return lambda: table
+        if hit.numbers is None:
+            return self.shared.rows.begin(pointer.path, partial(self.load_rows, pointer), self.share)
+        load = partial(self._load_rows_of, hit)
+        return self.shared.rows.begin((pointer.path, hit.numbers), load, self.share)
+
+    def _load_rows_of(self, hit: Hit) -> pa.Table:
+        """Read row groups again: what was read of them was dropped from memory, and so may be where they lie."""
+        assert hit.numbers is not None
+        known = self.shared.keys.get(hit.pointer.path)
+        if not isinstance(known, Arrangement):
+            known = self._columns.read_or_arrangement(hit.pointer)
+            assert isinstance(known, Arrangement), "expected a fragment that stays as it is"
+            self.shared.keys.keep(hit.pointer.path, known)
+        return self._load_groups(hit.pointer, known, hit.numbers)
+
+    def load_rows(self, pointer: FragmentPointer) -> pa.Table:
+        """Read a fragment: one request. Its setsum, which takes most of the time, is checked by the first read alone.
+
+        A later one checks the pages, and ``rows`` the offsets and keys of what is given.
+        """
+        if self.shared.verified.get(pointer.path):
+            return self._again.fetch(pointer).table
+        table = self.reader.fetch(pointer).table
+        if self.options.verify:
+            self.shared.verified.keep(pointer.path, value=True)
+        return table
+
+    def rows(self, hit: Hit, table: pa.Table, match: KeyMatch, start: int, limit: int) -> pa.Table:
+        """Return those of a fragment's rows that are records of the keys in [start, limit); CorruptError if not all."""
+        wanted = hit.index.offsets_of(match, start, limit)
+        places = np.searchsorted(table["offset"].to_numpy(), wanted)
+        found = table.take(pa.array(places[places < len(table)]))
+        right = np.array_equal(found["offset"].to_numpy(), wanted)
+        if not right or not all(match.fits(key) for key in found["key"].to_pylist()):
+            what = f"fragment {hit.pointer.seq_no} ({object_url(self.stores.objects, hit.pointer.path)})"
+            raise unreadable(what, "expected the keys that its key columns had when they were read, found others")
+        return found
+
+    def load_snapshot(self, pointer: SnapshotPointer) -> Snapshot:
+        """Load a snapshot."""
+        return self.stores.snapshots.load(pointer)
+
+    def rollup(self, pointer: SnapshotPointer) -> KeyRollup:
+        """Load the key roll-up of a snapshot of depth 1; one of no fragments when there is none."""
+        known = self.shared.rollups.get(pointer.path)
+        if known is None:
+            known = self.stores.key_rollups.load(pointer) or NO_ROLLUP
+            self.shared.rollups.keep(pointer.path, known)
+        return known
+
+
+NO_ROLLUP = KeyRollup(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A log of which only the fragments that may hold some keys are walked.
+
+    With ``began``, a read gives what that manifest has, or raises.
+    """
+
+    keys: KeyReader
+    match: KeyMatch
+    began: Manifest | None
+
+    def manifest(self) -> Manifest:
+        return self.keys.manifest()
+
+    def walk(self, manifest: Manifest, start: ReadStart, limits: Limits) -> Walk:
+        if self.began is not None and may_lack(manifest, self.began):
+            # A fragment that lost all records of the keys looks like one that never had any.
+            for pointer in self._walk(manifest, start, limits, self.keys.load_snapshot):
+                check_whole(self.keys.stores.url, pointer)
+        return self._walk(manifest, start, limits, partial(load_matching, self.keys, self.match))
+
+    def _walk(
+        self, manifest: Manifest, start: ReadStart, limits: Limits, load: Callable[[SnapshotPointer], Snapshot]
+    ) -> Walk:
+        loader = Loader(self.keys.runtime, load, self.keys.options.prefetch_snapshots, self.keys.share)
+        return Walk(manifest.pointers, start, limits, loader=loader)
+
+
+def within(manifest: Manifest, start: int | None, limit: int | None) -> tuple[int, int]:
+    """Cut a range to what the log holds; refuse a start that it does not hold."""
+    first, end = manifest.first.position.offset, manifest.next.position.offset
+    if start is not None:
+        check_start(manifest, start)
+    begin = first if start is None else start
+    return begin, max(begin, end if limit is None else min(limit, end))
+
+
+def load_matching(keys: KeyReader, match: KeyMatch, pointer: SnapshotPointer) -> Snapshot:
+    """Load a snapshot, without those of its fragments that certainly hold none of the keys."""
+    snapshot = keys.load_snapshot(pointer)
+    fragments = [each for each in snapshot.pointers if isinstance(each, FragmentPointer)]
+    if not fragments or match.prefix or all(keys.known_hit(match, each) for each in fragments):
+        return snapshot
+    absent = without_key(keys.rollup(pointer), fragments, key_hash(match.key))
+    return replace(snapshot, pointers=tuple(each for each in fragments if each.path not in absent))
+
+
+def wanted(arrangement: Arrangement, match: KeyMatch) -> range:
+    """Return the numbers of the row groups that hold the keys; all, if it is more than half of them."""
+    numbers = arrangement.span(match.key, prefix=match.prefix)
+    every = range(len(arrangement.groups))
+    return every if 2 * len(numbers) > len(every) else numbers
+
+
+def key_hash(key: bytes) -> Hashes:
+    """Hash one key."""
+    return hash_keys(pa.array([key], pa.binary()))
+
+
+def without_key(rollup: KeyRollup, fragments: list[FragmentPointer], hashes: Hashes) -> set[str]:
+    """Name the fragments that a key roll-up knows not to hold a key."""
+    known = {each.seq_no: each for each in rollup.fragments}
+    found = ((pointer, known.get(pointer.seq_no)) for pointer in fragments)
+    # A compacted fragment may have the number of another one.
+    return {
+        pointer.path
+        for pointer, each in found
+        if each is not None and each.is_of(pointer) and not each.may_hold_any(hashes)
+    }

@@ -1,0 +1,173 @@
+"""A consumer by key: how far it has come in each key's log, in one object, which keeps the records that it needs.
+
+The object is a cursor. Its position is the floor: below it, all records are processed, and from there on collections
+and key compaction leave every record alone. Keys that are ahead of the floor stand beside it, in the same object, so
+that no crash comes between the two. Source: docs/keyed.md, "Consumers".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wal3_core.arguments import checked, instance_of, optional, record_bytes, seconds
+from wal3_core.errors import CursorConflictError, InvalidRequestError
+from wal3_core.model.cursor import KEYS_MAX
+from wal3_core.model.position import LogPosition
+from wal3_core.model.record import Record
+from wal3_core.views.keyed.key_count import count_exactly
+from wal3_core.views.keyed.key_following import follow_keys
+from wal3_core.views.keyed.key_index import KeyMatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.log.read.consumed import Opening
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.views.keyed.hits import Hit
+    from wal3_core.views.keyed.key_reader import KeyReader
+
+# Well below what a cursor can take.
+_KEYS_BYTES_MAX = 3 * 2**16
+
+
+def open_consumer(keys: KeyReader, opening: Opening, log: str, prefix: bytes) -> KeyedConsumer:
+    """Open a consumer where it was saved last; without a cursor of its name, create one."""
+    opening.place(log)
+    witness = keys.stores.cursors.load(opening.name)
+    if witness is None:
+        message = f"log {log}, consumer {opening.name}: expected its cursor, which was just there, found it deleted"
+        raise CursorConflictError(message)
+    _check_within(keys.manifest(), f"log {log}, consumer {opening.name}", witness)
+    return KeyedConsumer(keys, opening.name, prefix, witness)
+
+
+def _check_within(manifest: Manifest, what: str, witness: Witness) -> None:
+    """Refuse positions beyond the log's end, as after the restore of an older manifest: they would skip records."""
+    cursor, end = witness.cursor, manifest.next.position.offset
+    furthest = max([cursor.position.offset, *(offset for _, offset in cursor.keys)])
+    if furthest > end:
+        message = f"{what}: expected positions up to the log's end, {end}, found {furthest}: move its cursor"
+        raise InvalidRequestError(message)
+
+
+class KeyedConsumer:
+    """A named consumer of the keys with a prefix, each at a position of its own; ``KeyedLog.consumer`` opens it.
+
+    At least once: a key's position moves past a record only when that is processed, and is saved by ``save`` alone.
+    Records of other keys, and those without a key, do not concern it. One thread at a time may use it.
+    """
+
+    def __init__(self, keys: KeyReader, name: str, prefix: bytes, witness: Witness) -> None:
+        self._keys = keys
+        self._name = name
+        self._match = KeyMatch(prefix, prefix=True)
+        self._witness = witness
+        self._floor = witness.cursor.position
+        self._ahead = dict(witness.cursor.keys)
+
+    @property
+    def floor(self) -> int:
+        """The offset below which the records of all its keys are processed; every record from there on is kept."""
+        return self._floor.offset
+
+    @checked(key=record_bytes)
+    def position(self, key: bytes) -> int:
+        """Return the offset from which on a key's records are not processed."""
+        return max(self._floor.offset, self._ahead.get(key, 0))
+
+    @checked(record=instance_of(Record))
+    def finish(self, record: Record) -> None:
+        """Count a record, and all before it of its key, as processed; that is saved by the next ``save``.
+
+        InvalidRequestError for a record that is not of the consumer's keys, or lies beyond the log's end.
+        """
+        if record.key is None or not self._match.fits(record.key):
+            message = f"consumer {self._name}: expected a record of its keys, found the key {ascii(record.key)[:80]}"
+            raise InvalidRequestError(message)
+        end = self._keys.known.next.position.offset
+        if record.offset >= end and record.offset >= (end := self._keys.manifest().next.position.offset):
+            # A position beyond the end would skip what is appended there.
+            message = f"consumer {self._name}: expected a record below the log's end, {end}, found {record.offset}"
+            raise InvalidRequestError(message)
+        self._ahead[record.key] = max(self.position(record.key), record.offset + 1)
+
+    @checked(idle_s=optional(seconds))
+    def follow(self, *, idle_s: float | None = None) -> Iterator[Record]:
+        """Go through the records that are not processed, in the order of the log, then wait for more, as a reader does.
+
+        A record that is finished before its turn is left out.
+        """
+        for record in follow_keys(self._keys, self._match, self.floor, idle_s).records():
+            if record.key is not None and record.offset >= self.position(record.key):
+                yield record
+
+    @checked(key=record_bytes)
+    def lag(self, key: bytes) -> int:
+        """Count the records of a key that are not processed, exactly; no values are read."""
+        return count_exactly(self._keys, KeyMatch(key), self.position(key), None)
+
+    def lags(self) -> dict[bytes, int]:
+        """Count the records that are not processed, by key, of all keys that have any; no values are read."""
+
+        def counted(manifest: Manifest, floor: int, end: int) -> dict[bytes, int]:
+            found: dict[bytes, int] = {}
+            for _, key, left in self._left(manifest, floor, end):
+                found[key] = found.get(key, 0) + left
+            return found
+
+        return self._keys.steady(self.floor, None, counted)
+
+    def save(self) -> int:
+        """Raise the floor as far as all below it is processed, and save it with the keys that are ahead of it.
+
+        Return how many of these did not fit, 0 in general: their records are given again after a restart. At most
+        8192 fit, in 192 KiB, those that are farthest ahead first. CursorConflictError when another process has moved
+        the cursor.
+        """
+        floor = self._keys.steady(self.floor, None, self._risen)
+        ahead = {key: offset for key, offset in self._ahead.items() if offset > floor.offset}
+        stored = _fitting(ahead)
+        if (floor.offset, stored) != (self._witness.cursor.position.offset, self._witness.cursor.keys):
+            self._witness = self._keys.stores.cursors.save(self._name, floor, self._witness, keys=stored)
+        self._floor, self._ahead = floor, ahead
+        return len(ahead) - len(stored)
+
+    def delete(self) -> None:
+        """Delete the cursor: the records that it kept can be collected. Its name can be used again at once."""
+        self._keys.stores.cursors.delete(self._name)
+
+    def _risen(self, manifest: Manifest, floor: int, end: int) -> LogPosition:
+        """Return the position of the first record that is not processed, the log's end when all are."""
+        first = next(self._left(manifest, floor, end), None)
+        if first is None:
+            return max(self._floor, manifest.next.position)
+        hit = first[0]
+        offsets = (
+            offset
+            for key, group in hit.index.groups_of(self._match, floor, end)
+            for offset in group[np.searchsorted(group, np.uint64(self.position(key))) :][:1].tolist()
+        )
+        return LogPosition(min(offsets), hit.pointer.start.timestamp_us)
+
+    def _left(self, manifest: Manifest, floor: int, end: int) -> Iterator[tuple[Hit, bytes, int]]:
+        """Yield, for each fragment from the floor on, the keys that are not processed there, and how many records."""
+        for hit, begin in self._keys.hits(self._match, floor, end, manifest):
+            for key, group in hit.index.groups_of(self._match, begin, end):
+                left = len(group) - int(np.searchsorted(group, np.uint64(self.position(key))))
+                if left:
+                    yield hit, key, left
+
+
+def _fitting(ahead: dict[bytes, int]) -> tuple[tuple[bytes, int], ...]:
+    """Return the keys that fit into a cursor, rising; of too many, those that are farthest ahead."""
+    kept, num_bytes = [], 0
+    for key, offset in sorted(ahead.items(), key=lambda item: (-item[1], item[0]))[:KEYS_MAX]:
+        # As base64 and digits, between marks.
+        size = (len(key) + 2) // 3 * 4 + len(str(offset)) + len('"":,')
+        if num_bytes + size <= _KEYS_BYTES_MAX:
+            kept.append((key, offset))
+            num_bytes += size
+    return tuple(sorted(kept))

@@ -1,0 +1,46 @@
+"""A durable delay queue on a log."""
+
+from wal3_core.views.queue.definition import QueueDefinition
+from wal3_core.views.queue.delay_queue import DelayQueue
+from wal3_core.views.queue.items import Enqueued, ItemState, ItemStats, Leased, NewItem, Peeked, QueueStats
+from wal3_core.views.queue.operations import (
+    Bury,
+    Define,
+    Dequeue,
+    Enqueue,
+    Extend,
+    Kick,
+    Operation,
+    Purge,
+    Release,
+    Requeue,
+)
+from wal3_core.views.queue.queue_options import QueueOptions
+from wal3_core.views.queue.queue_reading import is_queue, read_queue_dead, read_queue_head, read_queue_stats
+
+__all__ = [
+    "Bury",
+    "Define",
+    "DelayQueue",
+    "Dequeue",
+    "Enqueue",
+    "Enqueued",
+    "Extend",
+    "ItemState",
+    "ItemStats",
+    "Kick",
+    "Leased",
+    "NewItem",
+    "Operation",
+    "Peeked",
+    "Purge",
+    "QueueDefinition",
+    "QueueOptions",
+    "QueueStats",
+    "Release",
+    "Requeue",
+    "is_queue",
+    "read_queue_dead",
+    "read_queue_head",
+    "read_queue_stats",
+]

@@ -1,0 +1,277 @@
+"""The public API of a delay queue: items ordered by deadline, in one log, held by one broker at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Self
+
+from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several
+from wal3_core.errors import LogExistsError
+from wal3_core.model.paths import check_log_name
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.object_store import a_store
+from wal3_core.views.queue.answering import peeked
+from wal3_core.views.queue.broker import Broker
+from wal3_core.views.queue.creating import create_queue
+from wal3_core.views.queue.definition import QueueDefinition
+from wal3_core.views.queue.items import NewItem, positive
+from wal3_core.views.queue.operations import (
+    Bury,
+    Define,
+    Dequeue,
+    Extend,
+    Kick,
+    Operation,
+    Purge,
+    Release,
+    Requeue,
+    listed,
+)
+from wal3_core.views.queue.queue_options import QueueOptions
+from wal3_core.views.queue.waiting import Look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.queue.items import Enqueued, ItemStats, Leased, Peeked, QueueStats
+    from wal3_core.views.queue.queue_state import QueueState
+
+
+class DelayQueue:
+    """A queue and its one broker, which is this object. Safe to share between threads; a context manager.
+
+    Each call returns when its effect is durable. To open a queue takes it from the broker before, whose calls raise
+    FencedError from then on. When the store fails a call, its error says whether it may have had its effect, as of an
+    append; the queue is then loaded again from its log. Any call raises ClosedError after ``close``.
+    """
+
+    def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.log = log
+        self._broker = Broker(store, log, options, runtime)
+
+    @classmethod
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        definition=optional(instance_of(QueueDefinition)),
+        runtime=optional(a_runtime),
+    )
+    def create(
+        cls, store: ObjectStore, log: str, definition: QueueDefinition | None = None, *, runtime: Runtime | None = None
+    ) -> None:
+        """Make a queue. LogExistsError when there is a log of that name, unless it is an empty one."""
+        create_queue(store, log, definition or QueueDefinition(), runtime or shared_runtime())
+
+    @classmethod
+    @checked(
+        store=a_store, log=check_log_name, options=optional(instance_of(QueueOptions)), runtime=optional(a_runtime)
+    )
+    def open(
+        cls, store: ObjectStore, log: str, *, options: QueueOptions | None = None, runtime: Runtime | None = None
+    ) -> Self:
+        """Take a queue: the broker before is fenced. LogNotFoundError when there is none of that name.
+
+        InvalidRequestError when the log is no queue; nothing is written then.
+        """
+        return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
+
+    @classmethod
+    @checked(
+        store=a_store,
+        log=check_log_name,
+        definition=optional(instance_of(QueueDefinition)),
+        options=optional(instance_of(QueueOptions)),
+        runtime=optional(a_runtime),
+    )
+    def open_or_create(
+        cls,
+        store: ObjectStore,
+        log: str,
+        definition: QueueDefinition | None = None,
+        *,
+        options: QueueOptions | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """Take a queue, making it first when there is none; an existing one keeps its definition."""
+        with contextlib.suppress(LogExistsError):
+            cls.create(store, log, definition, runtime=runtime)
+        return cls.open(store, log, options=options, runtime=runtime)
+
+    @property
+    def url(self) -> str:
+        """Where the queue's log is."""
+        return self._broker.url
+
+    @property
+    def definition(self) -> QueueDefinition:
+        """What holds for its items."""
+        definition: QueueDefinition = self._look(lambda state, _now: state.definition)
+        return definition
+
+    def define(self, definition: QueueDefinition) -> None:
+        """Give the queue another definition; leases that were given keep their time."""
+        self._wait(self.submit(Define(definition)))
+
+    # ------------------------------------------------------------------ items
+
+    def enqueue(
+        self,
+        value: bytes,
+        *,
+        deadline_us: int | None = None,
+        delay_s: float | None = None,
+        priority: int = 100,
+        dedupe_key: bytes | None = None,
+    ) -> Enqueued:
+        """Add an item; see ``NewItem``. QueueFullError when the queue has as many as its definition allows."""
+        return self.enqueue_many([NewItem(value, deadline_us, delay_s, priority, dedupe_key)])[0]
+
+    def enqueue_many(self, items: Iterable[NewItem]) -> list[Enqueued]:
+        """Add items, all or none: at most 10,000, and 32 MiB."""
+        result: list[Enqueued] = self._wait(self.submit(listed(items)))
+        return result
+
+    def dequeue(self, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Leased]:
+        """Lease up to ``count`` due items; wait up to ``timeout_s`` seconds for the first one.
+
+        Calls that wait are served in their order. An item is the caller's alone for ``lease_s`` seconds, or as the
+        definition says; then it comes back, unless it was released.
+        """
+        future = self.submit(Dequeue(count, timeout_s, lease_s))
+        try:
+            result: list[Leased] = self._wait(future)
+        except BaseException:
+            # Interrupted: no caller would get the items.
+            future.cancel()
+            raise
+        return result
+
+    @checked(item_id=integer)
+    def release(self, item_id: int, token: str) -> None:
+        """Remove a leased item: its work is done. StaleTokenError when the lease has ended, or is another one."""
+        self.release_many([(item_id, token)])
+
+    def release_many(self, leases: Iterable[tuple[int, str]]) -> None:
+        """Remove leased items, all or none."""
+        several(leases, "leases")
+        self._wait(self.submit(Release(tuple(leases))))
+
+    @checked(item_id=integer)
+    def requeue(
+        self,
+        item_id: int,
+        token: str,
+        *,
+        deadline_us: int | None = None,
+        delay_s: float | None = None,
+        value: bytes | None = None,
+    ) -> Enqueued:
+        """Put a leased item back, due now unless a time is given; with a value that replaces the old one.
+
+        It goes to the dead letters instead when it was handed out as often as the definition allows.
+        """
+        result: Enqueued = self._wait(self.submit(Requeue(item_id, token, deadline_us, delay_s, value)))
+        return result
+
+    @checked(item_id=integer)
+    def extend(self, item_id: int, token: str, lease_s: float) -> int:
+        """Let a lease end ``lease_s`` seconds from now; return that time in microseconds."""
+        result: int = self._wait(self.submit(Extend(item_id, token, lease_s)))
+        return result
+
+    @checked(item_id=integer)
+    def bury(self, item_id: int, token: str) -> None:
+        """Put a leased item among the dead letters."""
+        self._wait(self.submit(Bury(item_id, token)))
+
+    def kick(self, count: int = 1) -> list[int]:
+        """Make the ``count`` dead letters that were buried first pending, due now, and return their ids.
+
+        They count as not handed out yet.
+        """
+        result: list[int] = self._wait(self.submit(Kick(count)))
+        return result
+
+    def kick_ids(self, ids: Iterable[int]) -> None:
+        """Make these dead letters pending, all or none. UnknownItemError names one that is none."""
+        several(ids, "ids")
+        self._wait(self.submit(Kick(1, tuple(ids))))
+
+    @checked(pending=instance_of(bool), leased=instance_of(bool), dead=instance_of(bool), dry_run=instance_of(bool))
+    def purge(self, *, pending: bool = True, leased: bool = False, dead: bool = False, dry_run: bool = False) -> int:
+        """Remove all items of these states for good; return their number. With ``dry_run``, only count them."""
+        if dry_run:
+            counted: int = self._look(
+                lambda state, _now: pending * state.num_pending + leased * len(state.leased) + dead * len(state.dead)
+            )
+            return counted
+        result: int = self._wait(self.submit(Purge(pending, leased, dead)))
+        return result
+
+    # ------------------------------------------------------------------ looking
+
+    @checked(count=positive)
+    def peek(self, count: int = 1) -> list[Peeked]:
+        """Return the pending items that come first, also if they are not due yet."""
+        head: list[Peeked] = self._look(lambda state, _now: peeked(state.head(count)))
+        return head
+
+    @checked(count=positive, after=integer)
+    def dead(self, count: int = 100, *, after: int = 0) -> list[Peeked]:
+        """Return dead letters by rising ids: at most ``count``, with ids above ``after``."""
+        letters: list[Peeked] = self._look(lambda state, _now: peeked(state.letters(count, after)))
+        return letters
+
+    @checked(item_id=integer)
+    def item(self, item_id: int) -> ItemStats:
+        """Return what is known of an item. UnknownItemError when the queue has none of that id."""
+        stats: ItemStats = self._look(lambda state, _now: state.item_stats(item_id))
+        return stats
+
+    def stats(self) -> QueueStats:
+        """Return what the queue holds."""
+        broker = self._broker
+        stats: QueueStats = self._look(lambda state, now_ms: state.stats(now_ms, broker.num_waiting))
+        return stats
+
+    # ------------------------------------------------------------------ the broker
+
+    @checked(operation=instance_of(*Operation.__args__), timeout_s=optional(seconds))
+    def submit(self, operation: Operation, *, timeout_s: float | None = None) -> Future[Any]:
+        """Ask for an operation; the future gets its result when that is durable.
+
+        Blocks only while too many bytes wait for their turn, ``timeout_s`` seconds at most: then OverloadedError.
+        An operation whose future is cancelled before its turn is not done. Callbacks of the future run in the broker's
+        thread, and must not wait for another operation.
+        """
+        self._runtime.check_process()
+        return self._broker.inbox.put(operation, timeout_s)
+
+    def _look(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
+        self._runtime.check_process()
+        return self._wait(self._broker.inbox.put(Look(ask), None))
+
+    def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result
+        return self._runtime.wait(future)
+
+    def checkpoint(self) -> None:
+        """Write the index now, so that loading the queue takes least time, and key compaction can go as far."""
+        broker = self._broker
+        waiting: Future[None] = self._look(lambda _state, _now: broker.checkpointer.want())
+        self._wait(waiting)
+
+    def close(self) -> None:
+        """Do what was asked for so far, and end; calls that wait for an item get none."""
+        self._broker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""Looks at a queue without taking it: its broker goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import checked, integer, optional
+from wal3_core.model.paths import check_log_name
+from wal3_core.options import ReaderOptions
+from wal3_core.runtime import Runtime, a_runtime, shared_runtime
+from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.object_store import a_store
+from wal3_core.views.queue.answering import peeked
+from wal3_core.views.queue.clock import QueueClock
+from wal3_core.views.queue.items import positive
+from wal3_core.views.queue.loading import CURSOR, QueueLoader
+from wal3_core.views.queue.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.queue.items import Peeked, QueueStats
+    from wal3_core.views.queue.queue_state import QueueState
+    from wal3_core.views.queue.runs import Row
+
+_CACHE_BYTES = 64 * 2**20
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def is_queue(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> bool:
+    """Tell whether a log is a queue, by its cursor: one GET."""
+    return CursorStore(store, log, runtime=runtime).load(CURSOR) is not None
+
+
+@checked(store=a_store, log=check_log_name, runtime=optional(a_runtime))
+def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = None) -> QueueStats:
+    """Return what a queue holds, by its log as of now; no call is known to wait. LogNotFoundError, as ``open``.
+
+    Reads the newest checkpoint and all that came after it. An item whose lease has ended counts as leased until its
+    broker takes it back.
+    """
+    runtime = runtime or shared_runtime()
+    loaded = QueueLoader(store, log, ReaderOptions(), runtime).load()
+    clock = QueueClock(runtime)
+    clock.begin_at(loaded.meta.now_ms)
+    return loaded.state.stats(clock.now_ms(), 0)
+
+
+@checked(store=a_store, log=check_log_name, count=positive, runtime=optional(a_runtime))
+def read_queue_head(store: ObjectStore, log: str, count: int = 1, *, runtime: Runtime | None = None) -> list[Peeked]:
+    """Return the pending items that come first, as ``DelayQueue.peek`` does, by the queue's log as of now."""
+    return _read_items(store, log, lambda state: state.head(count), runtime)
+
+
+@checked(store=a_store, log=check_log_name, count=positive, after=integer, runtime=optional(a_runtime))
+def read_queue_dead(
+    store: ObjectStore, log: str, count: int = 100, *, after: int = 0, runtime: Runtime | None = None
+) -> list[Peeked]:
+    """Return dead letters by rising ids, as ``DelayQueue.dead`` does, by the queue's log as of now."""
+    return _read_items(store, log, lambda state: state.letters(count, after), runtime)
+
+
+def _read_items(
+    store: ObjectStore, log: str, choose: Callable[[QueueState], list[tuple[Row, int]]], runtime: Runtime | None
+) -> list[Peeked]:
+    runtime = runtime or shared_runtime()
+    loader = QueueLoader(store, log, ReaderOptions(), runtime)
+    state = loader.load().state
+    wanted = peeked(choose(state))
+    values = Values(loader.reader, _CACHE_BYTES, runtime, f"{store.url}/{log}")
+    result: list[Peeked] = wanted.make(enumerate(values.read(wanted.rows, state.created_ms)))
+    return result

@@ -1,0 +1,259 @@
+"""How each operation changes a queue in memory: no store, no clock, no threads.
+
+An operation is checked, then applied; the records that make it durable are added to the turn's. It is answered when
+these are durable. When they are not, the state is wrong, and is loaded again from the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import InvalidRequestError, QueueFullError, StaleTokenError, UnknownItemError
+from wal3_core.views.queue import encoding
+from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, Meta, StateRecord, id_key, state_body, value_body
+from wal3_core.views.queue.held_items import US_PER_MS, Buried, HeldItems, Lease
+from wal3_core.views.queue.items import Enqueued, ItemState, whole_ms
+from wal3_core.views.queue.runs import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from wal3_core.views.queue.definition import QueueDefinition
+    from wal3_core.views.queue.items import NewItem
+    from wal3_core.views.queue.operations import Requeue
+
+
+class Turn:
+    """The records of some operations, as two columns; the first one lands at ``start``."""
+
+    def __init__(self, start: int, now_ms: int) -> None:
+        self.start: int = start
+        self.now_ms: int = now_ms
+        self.keys: list[bytes] = []
+        self.bodies: list[bytes | None] = []
+        self.num_bytes = 0
+        # An answer from memory alone would be wrong if another broker has the queue by now.
+        self.must_be_durable = False
+
+    def add(self, key: bytes, body: bytes | None) -> int:
+        """Add a record; return its offset."""
+        self.keys.append(key)
+        self.bodies.append(body)
+        self.num_bytes += len(key) + len(body or b"")
+        return self.start + len(self.keys) - 1
+
+    def add_meta(self, state: QueueState, broker: bytes, as_of: int, parts: tuple[int, ...]) -> None:
+        """Add what the queue as a whole has come to, its newest checkpoint included."""
+        meta = Meta(
+            broker=broker,
+            definition=state.definition_at,
+            last_id=state.last_id,
+            created_ms=state.created_ms,
+            now_ms=self.now_ms,
+            floors_ms=state.floors_ms,
+            as_of=as_of,
+            parts=parts,
+        )
+        self.add(encoding.META_KEY, meta.to_bytes())
+
+
+class QueueState(HeldItems):
+    """A queue in memory, and its operations."""
+
+    def enqueue(self, items: tuple[NewItem, ...], turn: Turn) -> list[Enqueued]:
+        """Add items, all or none."""
+        limits = self.definition
+        for index, item in enumerate(items):
+            if len(item.value) > limits.value_bytes_max:
+                message = (
+                    f"item {index}: expected a value of at most {limits.value_bytes_max} bytes, found {len(item.value)}"
+                )
+                raise InvalidRequestError(message)
+        # A difference from the keys of the dictionary would go over all of them.
+        new = {item.dedupe_key for item in items if item.dedupe_key not in self.ids_by_key} - {None}
+        added = len(new) + sum(item.dedupe_key is None for item in items)
+        if limits.items_max is not None and len(self) + added > limits.items_max:
+            message = f"queue: expected at most {limits.items_max} items, found {len(self)} and {added} more"
+            raise QueueFullError(message)
+        return [self._enqueue(item, turn) for item in items]
+
+    def _enqueue(self, item: NewItem, turn: Turn) -> Enqueued:
+        known = None if item.dedupe_key is None else self.ids_by_key.get(item.dedupe_key)
+        if known is not None:
+            turn.must_be_durable = True
+            return Enqueued(known, self.named_deadline_ms(known) * US_PER_MS, duplicate=True)
+        self.last_id += 1
+        item_id = self.last_id
+        deadline_ms, advanced = self._deadline(item.deadline_us, item.delay_s, item.priority, turn.now_ms)
+        body = value_body(item.value, deadline_ms, turn.now_ms, self.created_ms, item.priority, item.dedupe_key)
+        offset = turn.add(id_key(encoding.VALUE, item_id), body)
+        row = Row(deadline_ms, item_id, offset, len(item.value), 0, turn.now_ms, NEVER)
+        self.name(row, item.dedupe_key)
+        self.add_pending(row, item.priority)
+        self.num_bytes += len(item.value)
+        return Enqueued(item_id, deadline_ms * US_PER_MS, advanced=advanced)
+
+    def _deadline(self, deadline_us: int | None, delay_s: float | None, priority: int, now_ms: int) -> tuple[int, bool]:
+        """Return the deadline that an item gets, and whether it had to be advanced."""
+        later_ms = now_ms + whole_ms(delay_s or 0)
+        wanted = later_ms if deadline_us is None else -(-deadline_us // US_PER_MS)
+        floor = self.floors_ms.get(priority, 0)
+        return max(wanted, floor), wanted < floor
+
+    def lease(self, count: int, lease_s: float | None, token: Callable[[], bytes], turn: Turn) -> list[Lease]:
+        """Hand out up to ``count`` due items."""
+        until_ms = turn.now_ms + max(1, whole_ms(lease_s or self.definition.lease_s))
+        leases: list[Lease] = []
+        for priority in sorted(self.pending):
+            for row in self.pending[priority].take(count - len(leases), turn.now_ms):
+                row = row._replace(deliveries=row.deliveries + 1)  # noqa: PLW2901 - it is handed out once more
+                self.floors_ms[priority] = row.deadline_ms
+                leases.append(self._lease(Lease(row, priority, until_ms, token()), turn))
+            if not len(self.pending[priority]):
+                del self.pending[priority]
+            if len(leases) == count:
+                break
+        return leases
+
+    def _lease(self, lease: Lease, turn: Turn) -> Lease:
+        row = lease.row
+        state = StateRecord(
+            encoding.LEASED, row.deadline_ms, row.deliveries, row.requeued_ms, lease.until_ms, lease.token
+        )
+        turn.add(id_key(encoding.STATE, row.id), state_body(state))
+        self.hold(lease)
+        return lease
+
+    def held(self, item_id: int, token: str, now_ms: int) -> Lease:
+        """Return the lease of an item; StaleTokenError unless it is by this token, and has not ended."""
+        lease = self.leased.get(item_id)
+        if lease is None or lease.token.hex() != token:
+            message = f"item {item_id}: expected it to be leased by token {token[:40]}, found " + (
+                "no lease" if lease is None else "another lease"
+            )
+            raise StaleTokenError(message)
+        if lease.until_ms <= now_ms:
+            message = (
+                f"item {item_id}: expected a lease that goes on, found one that ended {now_ms - lease.until_ms} ms ago"
+            )
+            raise StaleTokenError(message)
+        return lease
+
+    def release(self, leases: tuple[tuple[int, str], ...], turn: Turn) -> None:
+        """Remove leased items, all or none."""
+        for item_id, token in leases:
+            self.held(item_id, token, turn.now_ms)
+        for item_id, _ in leases:
+            self._remove(self.leased.pop(item_id).row, turn)
+
+    def _remove(self, row: Row, turn: Turn) -> None:
+        turn.add(id_key(encoding.VALUE, row.id), None)
+        turn.add(id_key(encoding.STATE, row.id), None)
+        self.num_bytes -= row.length
+        self.forget_name(row.id)
+
+    def requeue(self, wanted: Requeue, turn: Turn) -> Enqueued:
+        """Put a leased item back."""
+        lease = self.held(wanted.id, wanted.token, turn.now_ms)
+        row = lease.row
+        deadline_ms, advanced = self._deadline(wanted.deadline_us, wanted.delay_s, lease.priority, turn.now_ms)
+        if wanted.value is not None:
+            if len(wanted.value) > self.definition.value_bytes_max:
+                message = (
+                    f"item {wanted.id}: expected a value of at most {self.definition.value_bytes_max} bytes,"
+                    f" found {len(wanted.value)}"
+                )
+                raise InvalidRequestError(message)
+            dedupe_key = self.dedupe_keys.get(row.id)
+            body = value_body(wanted.value, deadline_ms, row.enqueued_ms, self.created_ms, lease.priority, dedupe_key)
+            self.num_bytes += len(wanted.value) - row.length
+            row = row._replace(offset=turn.add(id_key(encoding.VALUE, row.id), body), length=len(wanted.value))
+        del self.leased[wanted.id]
+        row = row._replace(deadline_ms=deadline_ms, requeued_ms=turn.now_ms)
+        self._come_back(row, lease.priority, turn)
+        return Enqueued(wanted.id, deadline_ms * US_PER_MS, advanced=advanced)
+
+    def _come_back(self, row: Row, priority: int, turn: Turn) -> None:
+        """Put an item in line again, or among the dead letters if it was handed out as often as it may be."""
+        most = self.definition.max_deliveries
+        if most is not None and row.deliveries >= most:
+            self._bury(row, priority, turn)
+            return
+        self._save(encoding.PENDING, row, turn)
+        self.add_pending(row, priority)
+
+    def _save(self, kind: bytes, row: Row, turn: Turn) -> None:
+        state = StateRecord(kind, row.deadline_ms, row.deliveries, row.requeued_ms, NEVER, NO_TOKEN)
+        turn.add(id_key(encoding.STATE, row.id), state_body(state))
+
+    def _bury(self, row: Row, priority: int, turn: Turn) -> None:
+        self._save(encoding.DEAD, row, turn)
+        self.dead[row.id] = Buried(row, priority)
+
+    def extend(self, item_id: int, token: str, lease_s: float, turn: Turn) -> int:
+        """Let a lease end that long from now; return when."""
+        lease = self.held(item_id, token, turn.now_ms)
+        until_ms = turn.now_ms + max(1, whole_ms(lease_s))
+        self._lease(lease._replace(until_ms=until_ms), turn)
+        return until_ms * US_PER_MS
+
+    def bury(self, item_id: int, token: str, turn: Turn) -> None:
+        """Put a leased item among the dead letters."""
+        lease = self.held(item_id, token, turn.now_ms)
+        del self.leased[item_id]
+        self._bury(lease.row, lease.priority, turn)
+
+    def define(self, definition: QueueDefinition, turn: Turn) -> None:
+        """Take another definition."""
+        self.definition_at = turn.add(encoding.DEFINITION_KEY, definition.to_bytes())
+        self.definition = definition
+
+    def kick(self, count: int, ids: Iterable[int] | None, turn: Turn) -> list[int]:
+        """Make dead letters pending, due now, as if they had not been handed out yet; UnknownItemError for others."""
+        ids = list(self.dead)[:count] if ids is None else list(ids)
+        for item_id in ids:
+            if item_id not in self.dead:
+                message = f"item {item_id}: expected one of the dead letters, found none"
+                raise UnknownItemError(message)
+        for item_id in ids:
+            row, priority = self.dead.pop(item_id)
+            deadline_ms, _ = self._deadline(None, None, priority, turn.now_ms)
+            row = row._replace(deadline_ms=deadline_ms, deliveries=0, requeued_ms=turn.now_ms)
+            self._save(encoding.PENDING, row, turn)
+            self.add_pending(row, priority)
+        return ids
+
+    def end_leases(self, count: int, turn: Turn) -> int:
+        """Put items back whose leases have ended, at most ``count``; return how many."""
+        ended = 0
+        while ended < count and (until_ms := self._first_end_ms()) is not None and until_ms <= turn.now_ms:
+            lease = self.leased.pop(self._ends[0][1])
+            floor = self.floors_ms.get(lease.priority, until_ms)
+            self._come_back(lease.row._replace(deadline_ms=max(until_ms, floor)), lease.priority, turn)
+            ended += 1
+        return ended
+
+    def purge(self, states: Iterable[ItemState], count: int, turn: Turn) -> int:
+        """Remove up to ``count`` items of these states; return how many."""
+        removed = 0
+        for row in self._taken(states, count):
+            self._remove(row, turn)
+            removed += 1
+        return removed
+
+    def _taken(self, states: Iterable[ItemState], count: int) -> Iterator[Row]:
+        for state in states:
+            if state is ItemState.PENDING:
+                for priority in list(self.pending):
+                    rows = self.pending[priority].take(count)
+                    count -= len(rows)
+                    yield from rows
+                    if not len(self.pending[priority]):
+                        del self.pending[priority]
+            else:
+                held = self.leased if state is ItemState.LEASED else self.dead
+                ids = list(held)[:count]
+                count -= len(ids)
+                yield from [held.pop(item_id).row for item_id in ids]
+            if count == 0:
+                return

@@ -1,0 +1,195 @@
+"""Operations that wait for their turn, and calls of dequeue that wait for an item."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wal3_core.errors import ClosedError, OverloadedError
+from wal3_core.views.queue.operations import Enqueue, Requeue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wal3_core.runtime import Runtime
+    from wal3_core.views.queue.operations import Dequeue, Operation
+    from wal3_core.views.queue.queue_state import QueueState
+
+# What an operation takes besides its values.
+_OPERATION_BYTES = 512
+# How long one wait lasts at most; a topic is forgotten when it was not used for long.
+_SLICE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A question about the queue; its answer is given when all that it shows is durable."""
+
+    ask: Callable[[QueueState, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation and the future of its result."""
+
+    operation: Operation | Look
+    future: Future[Any]
+    num_bytes: int
+    # Of a purge, by earlier turns.
+    num_removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A dequeue for which there was no item; ``until_s`` is by the monotonic clock."""
+
+    operation: Dequeue
+    future: Future[Any]
+    until_s: float
+
+
+class Line:
+    """The calls of dequeue that wait for an item, in their order."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._waiters: deque[Waiter] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def join(self, operation: Dequeue, future: Future[Any]) -> None:
+        """Add a call; its time begins now."""
+        self._waiters.append(Waiter(operation, future, self._runtime.monotonic_s() + operation.timeout_s))
+
+    def first(self) -> Waiter | None:
+        """Return who is next; those who gave up leave."""
+        while self._waiters and self._waiters[0].future.cancelled():
+            self._waiters.popleft()
+        return self._waiters[0] if self._waiters else None
+
+    def leave(self) -> None:
+        """Take the first one out."""
+        self._waiters.popleft()
+
+    def futures(self) -> set[Future[Any]]:
+        """Return those of all who wait."""
+        return {each.future for each in self._waiters}
+
+    def left_s(self) -> float | None:
+        """Return how long until one has waited enough; None when there is none."""
+        until_s = min((each.until_s for each in self._waiters), default=None)
+        return None if until_s is None else until_s - self._runtime.monotonic_s()
+
+    def over(self, *, last: bool) -> list[Future[Any]]:
+        """Take those out who have waited enough, with the ``last`` turn all, and those who gave up."""
+        now_s = self._runtime.monotonic_s()
+        over = [each for each in self._waiters if last or each.until_s <= now_s or each.future.cancelled()]
+        if over:
+            gone = {id(each) for each in over}
+            self._waiters = deque(each for each in self._waiters if id(each) not in gone)
+        return [each.future for each in over]
+
+
+class Inbox:
+    """What callers ask for, in order. ``bytes_max`` bounds what waits, but for what ``taken_here`` is true of.
+
+    A callback that asks for more runs where all is taken from here: it would wait for itself.
+    """
+
+    def __init__(self, bytes_max: int, url: str, runtime: Runtime, taken_here: Callable[[], bool]) -> None:
+        self._taken_here = taken_here
+        self._bytes_max = bytes_max
+        self._url = url
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self._calls: deque[Call] = deque()
+        self._num_bytes = 0
+        self._closed: Exception | None = None
+        # What the broker awaits, and what callers await when there is no room.
+        name = f"queue {url} {runtime.token()}"
+        self._news, self._room = f"{name} news", f"{name} room"
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more operations are taken."""
+        return self._closed is not None
+
+    def put(self, operation: Operation | Look, timeout_s: float | None) -> Future[Any]:
+        """Add an operation; block while too many bytes wait, ``timeout_s`` seconds at most: then OverloadedError."""
+        call = Call(operation, Future(), _size(operation))
+        since_s = self._runtime.monotonic_s()
+        version = -1
+        while not self._add(call):
+            left_s = _SLICE_S
+            if timeout_s is not None:
+                left_s = min(left_s, since_s + timeout_s - self._runtime.monotonic_s())
+            if left_s <= 0:
+                message = f"queue {self._url}: expected at most {self._bytes_max} bytes to wait, found more"
+                raise OverloadedError(message)
+            # The first look only learns the version.
+            version = self._runtime.await_topic(self._room, version, 0.0 if version < 0 else left_s)
+        self._runtime.publish(self._news)
+        return call.future
+
+    def _add(self, call: Call) -> bool:
+        with self._lock:
+            if self._closed is not None:
+                # Of one that is raised again and again, each frame would be kept.
+                raise self._closed.with_traceback(None)
+            is_full = self._calls and self._num_bytes + call.num_bytes > self._bytes_max
+            if is_full and not self._taken_here():
+                return False
+            self._calls.append(call)
+            self._num_bytes += call.num_bytes
+            return True
+
+    def take(self, timeout_s: float | None) -> list[Call]:
+        """Return what waits, after at most ``timeout_s`` seconds; at once when it is closed."""
+        version = self._runtime.await_topic(self._news, -1, 0.0)
+        calls = self._take()
+        if calls or self.closed or timeout_s == 0:
+            return calls
+        self._runtime.await_topic(self._news, version, _SLICE_S if timeout_s is None else timeout_s)
+        return self._take()
+
+    def _take(self) -> list[Call]:
+        with self._lock:
+            calls = list(self._calls)
+            self._calls.clear()
+            return calls
+
+    def put_back(self, calls: list[Call]) -> None:
+        """Return calls that had no room in this turn, to be the first of the next one."""
+        with self._lock:
+            self._calls.extendleft(reversed(calls))
+
+    def done(self, num_bytes: int) -> None:
+        """Make room for others."""
+        with self._lock:
+            self._num_bytes -= num_bytes
+        self._runtime.publish(self._room)
+
+    def wake(self) -> None:
+        """End the broker's sleep."""
+        self._runtime.publish(self._news)
+
+    def close(self, error: Exception | None = None) -> None:
+        """Take no more operations; ``error`` is what callers get from now on."""
+        with self._lock:
+            if self._closed is None or error is not None:
+                self._closed = error or ClosedError(f"queue {self._url}: expected an open queue, found it closed")
+        self._runtime.publish(self._news)
+        self._runtime.publish(self._room)
+
+
+def _size(operation: Operation | Look) -> int:
+    match operation:
+        case Enqueue(items=items):
+            return sum(_OPERATION_BYTES + len(item.value) for item in items)
+        case Requeue(value=bytes() as value):
+            return _OPERATION_BYTES + len(value)
+        case _:
+            return _OPERATION_BYTES

@@ -1,0 +1,1 @@
+"""Delay queues: an asset with its checks, and the sensor that looks at each queue."""
