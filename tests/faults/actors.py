@@ -83,7 +83,8 @@ class Stage:
             return not self.world.names[LOG].turns
         if isinstance(error, GarbageCollectedError):
             begins = max((life.begins for life in self.world.names.lives.values()), default=1)
-            return not self.world.oracle.seen["announced"] and begins == 1
+            seen = self.world.oracle.seen
+            return not seen["announced"] and not seen["records superseded or expired"] and begins == 1
         if isinstance(error, CorruptError):
             return not self.world.plan.may_spoil
         return isinstance(error, UnavailableError) and self.world.plan.quiet

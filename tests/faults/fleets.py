@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from wal3_core import LogPosition
     from wal3_core.fleet.fleet_options import FleetOptions
 
+SOON_S = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class FleetWriter:
@@ -109,10 +111,16 @@ class OpenedFleet:
         """What has work is open, within the limit."""
         before = [future for future in self.under_way if not future.done()]
         stats = self.fleet.stats()
+
+        def counted() -> bool:
+            return sum(not future.done() for future in before) <= stats.appends_waiting
+
+        # An append is counted as ended just before its outcome is set; twice, as the process may be frozen in between.
+        for _ in range(2):
+            self.stage.simulation.block(counted, SOON_S)
+        if not counted():
+            self.stage.fail(f"a log was closed with {len(before)} appends under way: {stats}")
         self.under_way = [future for future in self.under_way if not future.done()]
-        num_waiting = sum(future in self.under_way for future in before)
-        if stats.appends_waiting < num_waiting:
-            self.stage.fail(f"a log was closed with {num_waiting} appends under way: {stats}")
         if stats.logs_open > self.logs_open_max:
             self.stage.fail(f"expected at most {self.logs_open_max} open logs: {stats}")
         self.stage.world.fired["closed for another log"] += stats.logs_closed > 0
