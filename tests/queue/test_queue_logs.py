@@ -9,7 +9,7 @@ import pytest
 
 from tests.queue.pair import COMPACTING
 from tests.spec.collecting import NOW, ClockStore
-from tests.stores import damage, life_path
+from tests.stores import FaultyStore, damage, life_path
 from wal3_core import (
     Cleanup,
     CorruptError,
@@ -38,6 +38,7 @@ from wal3_core import (
     update_copy,
 )
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 
@@ -230,6 +231,31 @@ def test_broker_with_an_old_checkpoint_reads_what_passes_have_arranged_and_delet
         assert again.peek(1000) == before[0]
         assert again.stats().leased == before[1].leased
     assert read_queue_head(store, LOG, 1000) == before[0]
+
+
+def test_item_that_is_released_and_compacted_away_while_it_is_looked_at(memory_store: MemoryStore) -> None:
+    store = FaultyStore(memory_store)
+    queue = DelayQueue.open_or_create(memory_store, LOG, options=COLD)
+    queue.enqueue_many([NewItem(b"1"), NewItem(b"2")])
+    asked: list[str] = []
+    store.before = lambda kind, path: asked.append(path) if kind == "get" and path.endswith(MANIFEST) else None
+    assert [item.value for item in read_queue_head(store, LOG, 2)] == [b"1", b"2"]
+    before_values = len(asked)
+
+    def release(kind: str, path: str) -> None:
+        asked.extend([path] * (kind == "get" and path.endswith(MANIFEST)))
+        if len(asked) == before_values:
+            asked.append("released")
+            (first,) = queue.dequeue()
+            queue.release(first.id, first.token)
+            queue.checkpoint()
+            KeyCompactor(memory_store, LOG, options=COMPACTING).compact(force=True)
+
+    asked.clear()
+    store.before = release
+    assert [item.value for item in read_queue_head(store, LOG, 2)] == [b"2"]
+    assert "released" in asked
+    queue.close()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, integer, optional
+from wal3_core.errors import CorruptError
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
@@ -66,8 +67,17 @@ def _read_items(
 ) -> list[Peeked]:
     runtime = runtime or shared_runtime()
     loader = QueueLoader(store, log, ReaderOptions(), runtime)
-    state = loader.load().state
-    wanted = peeked(choose(state))
-    values = Values(loader.reader, _CACHE_BYTES, runtime, f"{store.url}/{log}")
-    result: list[Peeked] = wanted.make(enumerate(values.read(wanted.rows, state.created_ms)))
-    return result
+    found = ""
+    while True:
+        state = loader.load().state
+        wanted = peeked(choose(state))
+        values = Values(loader.reader, _CACHE_BYTES, runtime, f"{store.url}/{log}")
+        try:
+            result: list[Peeked] = wanted.make(enumerate(values.read(wanted.rows, state.created_ms)))
+        except CorruptError as error:
+            # An item may have been released meanwhile, and its value compacted away. Damage is found again.
+            if str(error) == found:
+                raise
+            found = str(error)
+        else:
+            return result
