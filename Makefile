@@ -33,9 +33,9 @@ demo: java setup ## Fill a local store with real input, verify it through Dagste
 dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 	$(BIN)/python -m wal3_orchestration.demo --dev
 
-# In parallel workers, each with an S3 server of its own; two more than there are cores, as many tests mostly wait.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
-PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadgroup
+# In parallel workers, each with an S3 server of its own; three more than there are cores, as many tests mostly wait.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
+PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
 test: java setup lint types ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
 	$(PYTEST) -m "not repeat"

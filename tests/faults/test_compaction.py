@@ -12,7 +12,7 @@ from tests.faults.story import Story
 from tests.mutations import Mutation, applied
 from wal3_core import LogError
 
-SEEDS = 40
+SEEDS = 20
 SEEDS_FOR_A_MUTANT = 200
 FIRST = 1000
 HAPPENED = {

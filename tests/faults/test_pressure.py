@@ -10,7 +10,7 @@ import pytest
 from tests.faults.pressed import check_lifted, pressed_cast
 from tests.faults.story import Story
 
-SEEDS = 24
+SEEDS = 10
 
 
 @pytest.mark.slow

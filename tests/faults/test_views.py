@@ -18,7 +18,7 @@ from tests.mutations import Mutation, applied
 if TYPE_CHECKING:
     from tests.faults.view_consumers import KeyConsuming, Subscribing
 
-SEEDS = 30
+SEEDS = 20
 SEEDS_FOR_A_MUTANT = 100
 Drawn = Callable[[random.Random], "Subscribing | KeyConsuming"]
 HAPPENED = {"given", "given again", "pruned", "killed", "frozen"}

@@ -275,6 +275,7 @@ def test_run_that_continues_after_being_marked_failed_does_no_harm(
         _assert_collected(fleet, log)
 
 
+@pytest.mark.repeat
 def test_two_concurrent_runs_in_any_phase_give_the_result_of_one(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run
 ) -> None:

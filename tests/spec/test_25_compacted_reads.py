@@ -87,7 +87,7 @@ def selected(records: Iterable[Record], start: ReadStart, limits: Limits) -> lis
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data(), shapes())
 def test_any_read_of_a_log_with_gaps_gives_what_a_list_gives(data: st.DataObject, shape: Shaped) -> None:
     store = new_store()
