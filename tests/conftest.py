@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
+from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store

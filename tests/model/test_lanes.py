@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import logging
+import mmap
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -36,6 +38,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the extra fast is not installed"),
 ]
 TYPES = (pa.binary(), pa.large_binary())
+# PROT_NONE of mprotect.
+_NO_ACCESS = 0
 # FIPS 202's examples, as NIST publishes them: messages of 448, 896, 1,600 and 8,000,000 bits, and their digests.
 NIST = {
     b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq": (
@@ -194,3 +198,42 @@ def test_code_with_other_digests_is_refused_with_a_warning(
     assert "expected the digests of hashlib, found others" in misled.hashing().because
     assert "records are hashed by hashlib" in caplog.text
     assert not misled.may_sum(1000, 100_000)
+
+
+def _guarded(data: bytes, *, at_end: bool) -> pa.Buffer:
+    """Put bytes beside a page that cannot be read: the one after them, or the one before them."""
+    page = mmap.PAGESIZE
+    inner = -(-max(len(data), 1) // page) * page
+    whole = mmap.mmap(-1, inner + 2 * page)
+    start = np.frombuffer(whole, dtype=np.uint8).ctypes.data
+    for guard in (start, start + page + inner):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), page, _NO_ACCESS) == 0
+    place = page + (inner - len(data) if at_end else 0)
+    whole[place : place + len(data)] = data
+    return pa.foreign_buffer(start + place, len(data), whole)
+
+
+def _guarded_column(column: pa.Array, *, at_end: bool) -> pa.Array:
+    found = [None if each is None else each.to_pybytes() for each in column.buffers()]
+    # Arrow's own buffers are longer than they need to be.
+    needed = [-(-len(column) // 8), 8 * len(column)]
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        needed[1:] = [(len(column) + 1) * (4 if column.type == pa.binary() else 8), len(found[2] or b"")]
+    buffers = [
+        None if each is None else _guarded(each[:size], at_end=at_end) for each, size in zip(found, needed, strict=True)
+    ]
+    return pa.Array.from_buffers(column.type, len(column), buffers)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("binary", TYPES)
+def test_nothing_is_read_beside_the_columns(binary: pa.DataType, *, at_end: bool) -> None:
+    for seed in range(8):
+        lengths = [random.Random(seed + row).choice((0, 1, 7, 8, 100, 135, 136, 137, 400)) for row in range(37)]
+        records = random_records(seed, lengths, keyed=seed % 2 == 1)
+        [batch] = table(records, binary).combine_chunks().to_batches()
+        columns = [_guarded_column(column, at_end=at_end) for column in batch.columns]
+
+        found = lanes_setsums(pa.Table.from_arrays(columns, names=batch.schema.names), [0])
+
+        assert found == [by_hashlib(records)]

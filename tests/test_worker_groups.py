@@ -1,0 +1,48 @@
+"""A run of tests comes to its end also when one of its workers dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(60))
+def test_alone(number):
+    if number == 23:
+        os._exit(3)
+
+@pytest.mark.xdist_group("together")
+@pytest.mark.parametrize("number", range(10))
+def test_together(number):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_dead_worker_fails_one_test_and_the_others_are_run_once(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "test_dying.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.worker_groups"]
+    command += [f"--numprocesses={workers}", "--dist=loadgroup", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "1 failed, 69 passed" in ended.stdout
+    assert "crashed while running 'test_dying.py::test_alone[23]'" in ended.stdout
