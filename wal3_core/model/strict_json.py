@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -78,7 +79,8 @@ def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
             object_pairs_hook=_object_of_pairs,
             parse_constant=_refuse_number,
             parse_float=_refuse_number,
-            parse_int=_integer,
+            # A function is called for each of a manifest's hundred numbers; ``Fields.integer`` checks them too.
+            parse_int=int if _long_numbers_refused() else _integer,
         )
     except (ValueError, RecursionError) as error:
         message = f"{what}: expected JSON, found {_shown(data)} ({error})"
@@ -119,8 +121,12 @@ def _refuse_number(text: str) -> JsonValue:
     raise ValueError(message)
 
 
+def _long_numbers_refused() -> bool:
+    """Whether Python refuses to convert a long run of digits, which takes quadratic time; its user may allow it."""
+    return 0 < sys.get_int_max_str_digits() <= sys.int_info.default_max_str_digits
+
+
 def _integer(text: str) -> int:
-    # A long run of digits is refused before it is converted, which takes quadratic time.
     if len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX:
         message = f"number {text[:40]} is not within u64"
         raise ValueError(message)
@@ -184,8 +190,8 @@ class Fields:
     def integer(self, key: str) -> int:
         """Take an integer within u64."""
         value = self._take(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(key, "an integer", value)
+        if type(value) is not int or not 0 <= value <= U64_MAX:
+            raise self._wrong(key, "an integer within u64", value)
         return value
 
     def flag(self, key: str) -> bool:
