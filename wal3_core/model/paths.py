@@ -44,6 +44,8 @@ GARBAGE_FOLDER = "gc/"
 PIN_FOLDER = "pin/"
 # Only within a life, as KEY_ROLLUP_FOLDER.
 COMPACTION_FOLDER = "compaction/"
+# Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
+WRITER_CURSOR = "writer-"
 # Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
@@ -109,6 +111,14 @@ def is_name_part(part: str) -> bool:
 def check_cursor_name(name: object, _argument: str = "name") -> str:
     """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
     return _check_part(name, "cursor name")
+
+
+def check_writer_cursor_name(name: object, argument: str = "name") -> str:
+    """Return the name when it may name the cursor of a writer that repeats appends."""
+    name = check_cursor_name(name)
+    if not name.startswith(WRITER_CURSOR):
+        raise wrong(argument, f"a cursor's name that begins with {WRITER_CURSOR}", name)
+    return name
 
 
 def _check_part(name: object, what: str) -> str:
