@@ -16,7 +16,7 @@ from wal3_core.errors import CorruptError, KeyCompactionRefusedError
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.log.read.scan import select
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import WRITER_CURSOR
+from wal3_core.model.paths import WRITER_CURSOR, is_dirty_log
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED
 
@@ -114,6 +114,10 @@ def check_has_passes(policy: Policy, url: str, log: str) -> None:
             f"log {url}: expected a policy that compacts, found one that only collects: set its cleanup to compact or"
             f" both (`wal3 policy {log} --cleanup compact`), or arrange_by_key (`wal3 policy {log} --arrange-by-key`)"
         )
+        raise KeyCompactionRefusedError(message)
+    if policy.compacts and is_dirty_log(log):
+        # The policy may be that of a log that was copied here.
+        message = f"log {url}: expected no dirty log, whose markers all count, found one: set its cleanup to collect"
         raise KeyCompactionRefusedError(message)
 
 

@@ -44,6 +44,8 @@ GARBAGE_FOLDER = "gc/"
 PIN_FOLDER = "pin/"
 # Only within a life, as KEY_ROLLUP_FOLDER.
 COMPACTION_FOLDER = "compaction/"
+# A server's dirty log is named for it, below this.
+DIRTY = "dirty"
 # Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
 WRITER_CURSOR = "writer-"
 # Rewritten only to read the store's time.
@@ -101,6 +103,11 @@ def check_log_name(name: object, what: str = "log") -> str:
             )
             raise InvalidRequestError(message)
     return name
+
+
+def is_dirty_log(name: str) -> bool:
+    """Return whether a log's name is that of a dirty log, or of one of its lanes."""
+    return name.startswith(f"{DIRTY}/")
 
 
 def is_name_part(part: str) -> bool:
