@@ -75,8 +75,8 @@ def pressure_of(
     """Measure a log by the offsets of its cursors, and by its policy if it has one.
 
     ``cursors`` None: they were not read, and all that the log holds counts as unprocessed. These have no limit: a
-    sealed log, whose appends fail for good, and a log without cursors whose policy says that it needs none, or that it is
-    only compacted, unless the policy sets a limit.
+    sealed log, whose appends fail for good, and a log without cursors that needs none by its policy, unless that sets a
+    limit.
     """
     limit = unprocessed_max
     if policy is not None and policy.unprocessed_max is not None:
