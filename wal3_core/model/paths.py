@@ -38,12 +38,12 @@ FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
 # Only within a life, whose folder is no part of a log's name: a log may have this name.
 KEY_ROLLUP_FOLDER = "keys/"
-# The folders of the objects that are deleted once nothing refers to them.
-DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER)
-GARBAGE_FOLDER = "gc/"
-PIN_FOLDER = "pin/"
 # Only within a life, as KEY_ROLLUP_FOLDER.
 COMPACTION_FOLDER = "compaction/"
+# The folders of the objects that are deleted once nothing refers to them, or their pass is never installed.
+DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER, COMPACTION_FOLDER)
+GARBAGE_FOLDER = "gc/"
+PIN_FOLDER = "pin/"
 # A server's dirty log is named for it, below this.
 DIRTY = "dirty"
 # Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
@@ -235,8 +235,11 @@ def is_snapshot_path(path: str) -> bool:
 
 
 def check_object_path(path: str) -> str:
-    """Return the path when it is a fragment's, a snapshot's or a key roll-up's; CorruptError for anything else."""
-    if not is_snapshot_path(path) and rolled_up_path(path) is None:
+    """Return the path if an orphan may have it; CorruptError for anything else.
+
+    That is the path of a fragment, a snapshot or a key roll-up, or of the record or a list of a pass.
+    """
+    if not is_snapshot_path(path) and rolled_up_path(path) is None and pass_object_token(path) is None:
         check_fragment_path(path, fragment_seq_no(path))
     return path
 
@@ -323,6 +326,18 @@ def pass_token(path: str) -> str:
         message = f"{path[:200]!r}: expected {COMPACTION_FOLDER}PASS, DROPPED or DELETED with a pass's token"
         raise CorruptError(message)
     return next(token for token in match.groupdict().values() if token is not None)
+
+
+def pass_object_token(path: str) -> str | None:
+    """Token of the pass whose record, or list of dropped records, is at a path; None for any other path."""
+    match = _PASS.fullmatch(path)
+    return None if match is None else match["passed"] or match["dropped"]
+
+
+def deleted_token(path: str) -> str | None:
+    """Token of the pass of which an object says that what it replaced is deleted; None for any other path."""
+    match = _PASS.fullmatch(path)
+    return None if match is None else match["deleted"]
 
 
 def garbage_token(path: str) -> str:
