@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from wal3_core.fleet.assignment import DIRTY
+from wal3_core.model.paths import DIRTY
 from wal3_orchestration.remedy_table import REMEDIES
 from wal3_orchestration.runbook import Section, address, command
 

@@ -220,9 +220,14 @@ def test_pass_that_a_cursor_overtakes_is_no_failure_and_is_planned_again(
     CursorStore(fleet, "a").init("late", LogPosition(3, 0))
 
     overtaken = run("compaction_job", request, only="installed_manifest")
+    for meta in list(life_store(fleet, "a").list_objects("compaction/")):
+        # As a collection does, an interval later.
+        life_store(fleet, "a").delete(meta.path)
+    later = run("compaction_job", request, only="installed_manifest")
     again = run("compaction_job", request)
 
-    assert (overtaken.success, again.success) == (True, True)
+    assert (overtaken.success, later.success, again.success) == (True, True, True)
+    assert metadata_of(later, "installed_manifest")["a"]["overtaken"] == "what it left was deleted as orphans"
     found = metadata_of(overtaken, "installed_manifest")["a"]
     assert (found["installed"], found["overtaken"]) == (False, "cursors below offset 7: {'late': 3}")
     assert metadata_of(again, "compaction_plan")["a"]["reason"] == "cursor late is at offset 3"

@@ -25,23 +25,30 @@ from tests.spec.rolling import (
 )
 from tests.stores import CountingStore, FaultyStore, damage
 from wal3_core import (
+    Cleanup,
     CorruptError,
     CursorStore,
     InvalidRequestError,
+    LogAt,
     LogNotFoundError,
     LogPosition,
     LogWriter,
     Message,
+    Policy,
     collect,
+    copy,
     destroy,
     seal,
 )
+from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.rollup import RollUp, RollUpEnd
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import LogId
 from wal3_core.model.rollup import Decision
 from wal3_core.model.rollup_options import RollUpOptions
 from wal3_core.model.rollup_plan import RollUpPlan
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
@@ -309,6 +316,35 @@ def test_foreign_record_in_a_dirty_log_stops_the_roll_up_and_is_named(store: Obj
         read(store)
 
     assert place_of(store) is None
+
+
+def test_dirty_log_is_never_compacted(memory_store: MemoryStore) -> None:
+    grow(memory_store, "a", 3)
+    policies = PolicyStore(memory_store, DIRTY)
+
+    with pytest.raises(InvalidRequestError, match="each marker of a dirty log counts until a roll-up has read it"):
+        policies.change(lambda policy: replace(policy, cleanup=Cleanup.COMPACT))
+
+    assert policies.load() == Policy()
+
+
+def test_dirty_log_that_was_copied_from_a_compacted_log_keeps_its_markers_and_is_rolled_up(
+    memory_store: MemoryStore,
+) -> None:
+    grow(memory_store, "a", 3)
+    grow(memory_store, "a", 2)
+    copy(LogAt(memory_store, DIRTY), LogAt(memory_store, "kept"))
+    PolicyStore(memory_store, "kept").change(lambda _: Policy(cleanup=Cleanup.COMPACT, min_dirty_percent=0))
+    destroy(memory_store, DIRTY)
+    copy(LogAt(memory_store, "kept"), LogAt(memory_store, DIRTY))
+
+    with pytest.raises(KeyCompactionRefusedError, match="expected no dirty log"):
+        KeyCompactor(memory_store, DIRTY).compact()
+    plan = read(memory_store, ALL)
+    done = RollUp(memory_store, DIRTY, options=ALL).finish(plan, ["a"])
+
+    assert [(each.log, each.num_records) for each in plan.logs] == [("a", 5)]
+    assert done.outcome is RollUpEnd.ADVANCED
 
 
 def test_missing_dirty_log_is_an_error(store: ObjectStore) -> None:

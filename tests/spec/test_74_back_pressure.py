@@ -14,6 +14,7 @@ from tests.stores import CountingStore, FaultyStore, damage, life_store
 from wal3_core import (
     AppendReplacedError,
     BackPressureError,
+    Cleanup,
     CursorStore,
     FleetOptions,
     InvalidRequestError,
@@ -172,6 +173,17 @@ def test_log_whose_policy_says_that_it_has_no_cursors_has_the_limit_of_its_polic
     policies.change(lambda policy: replace(policy, unprocessed_max=LIMIT))
 
     assert [each.log for each in over_limit(memory_store, ["a"])] == ["a"]
+
+
+def test_log_that_is_only_compacted_is_not_refused_for_what_it_keeps(memory_store: MemoryStore) -> None:
+    fill(memory_store)
+    policies = PolicyStore(memory_store, "a")
+
+    for cleanup, over in ((Cleanup.COLLECT, 1), (Cleanup.COMPACT, 0), (Cleanup.BOTH, 1)):
+        policies.change(lambda policy, cleanup=cleanup: replace(policy, cleanup=cleanup))  # type: ignore[misc]  # bound
+        assert len(over_limit(memory_store, ["a"], unprocessed_max=LIMIT)) == over, cleanup
+    policies.change(lambda policy: replace(policy, cleanup=Cleanup.COMPACT, unprocessed_max=LIMIT))
+    assert over_limit(memory_store, ["a"])
 
 
 def test_policy_s_limit_goes_before_that_of_the_fleet(memory_store: MemoryStore, runtime: Later) -> None:

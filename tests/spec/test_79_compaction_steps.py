@@ -18,6 +18,7 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
 from wal3_core.model.compacting import announce_compaction
+from wal3_core.model.paths import pass_token
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import UNLIMITED
@@ -270,8 +271,8 @@ def test_pass_of_a_machine_that_was_suspended_is_clean_since_it_was_installed(me
     assert len(early) <= 1
 
 
-def test_pass_that_was_merged_and_never_installed_leaves_its_record_and_its_lists(memory_store: MemoryStore) -> None:
-    """Recovery: its fragments are deleted as orphans; what it left in ``compaction/`` is part of no receipt."""
+def test_all_that_a_pass_has_left_which_was_never_installed_is_deleted_as_orphans(memory_store: MemoryStore) -> None:
+    """Recovery: its fragments, its record and its lists; those of installed passes stay, for receipts."""
     store = ClockStore(memory_store)
     grown(store)
     lost = merged(store)
@@ -279,18 +280,69 @@ def test_pass_that_was_merged_and_never_installed_leaves_its_record_and_its_list
     installed = compactor(store).compact(force=True).token
     assert installed is not None
 
+    objects, left = life_store(store, LOG), []
     for _ in range(3):
+        left.append([meta.path for meta in objects.list_objects("") if lost in meta.path])
         store.pass_s(2 * DAY_S)
         collect(store, LOG, options=LATER)
 
-    objects = life_store(store, LOG)
-    assert not [meta.path for meta in objects.list_objects("log/") if lost in meta.path]
-    left = [meta.path for meta in objects.list_objects("compaction/") if lost in meta.path]
-    assert sorted(path.partition(".")[0] for path in left) == ["compaction/DROPPED", "compaction/PASS"]
+    # They wait for an interval after they were marked, as all orphans do.
+    assert [len(paths) for paths in left] == [3, 3, 0]
+    kept = [meta.path.partition(".")[0] for meta in objects.list_objects("compaction/") if installed in meta.path]
+    assert sorted(kept) == ["compaction/DELETED", "compaction/DROPPED", "compaction/PASS"]
     assert {(each.offset, each.token, each.stored) for each in compactor(store).erased(b"a")} == {
         (1, installed, False),
         (4, installed, False),
     }
+
+
+def test_pass_that_is_installed_while_its_record_is_taken_for_an_orphan_keeps_it(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    grown(store)
+    token = merged(store)
+    store.pass_s(2 * DAY_S)
+    faulty = FaultyStore(store)
+
+    def install(kind: str, path: str) -> None:
+        if kind == "create" and "GARBAGE" in path:
+            # It was found by the search already; its fragments are, too.
+            faulty.before = lambda _kind, _path: None
+            assert compactor(store).install(token).overtaken is None
+
+    faulty.before = install
+    for _ in range(3):
+        collect(faulty, LOG, options=LATER)
+        store.pass_s(2 * DAY_S)
+
+    assert held(store) == NEWEST
+    assert {each.token for each in compactor(store).erased(b"a")} == {token}
+
+
+def test_pass_whose_replaced_files_are_not_known_to_be_deleted_keeps_its_record_however_many_follow(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ClockStore(memory_store)
+    grown(store)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Collector, "mark_orphans", killed)
+        compactor(store).compact()
+    first = manifest_of(store).compaction.token
+    tokens = [first]
+    for number in range(5):
+        append(store, [(b"a", b"%d" % number)])
+        tokens.append(str(compactor(store).compact(force=True).token))
+        lost = merged(store, force=True)
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+
+    for _ in range(2):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+
+    left = {pass_token(meta.path) for meta in life_store(store, LOG).list_objects("compaction/")}
+    assert left == set(tokens)
+    assert lost not in left
+    assert len(list(compactor(store).erased(b"a"))) == 6
 
 
 def test_receipt_has_no_time_of_deletion_if_the_pass_was_killed_before_it_marked_what_it_replaced(

@@ -24,6 +24,7 @@ from wal3_core import (
     destroy,
     seal,
 )
+from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyRequiredError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.write.staged_install import Once, install_staged
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
 OPTIONS = WriterOptions(retry=QUICK, batch_records_max=3, delivery_timeout_s=0.2)
-ONCE = Once("nightly", "batch 7")
+ONCE = Once("writer-nightly", "batch 7")
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_named_append_that_is_repeated_is_in_the_log_once(log: MemoryStore) -> N
     assert again.repeated
     assert install_staged(log, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS).num_records
     assert [body for body in bodies(log) if body is not None and b"other" not in body] == [b"1", b"2", b"3"]
-    assert CursorStore(log, "a").offsets() == {"nightly": 43}
+    assert CursorStore(log, "a").offsets() == {"writer-nightly": 43}
     assert fragments(log) == {each.path for each in LogReader.open(log, "a").scan()}
 
 
@@ -146,6 +147,45 @@ def test_named_append_is_in_the_log_once_wherever_it_is_cut_short(memory_store: 
             break
     else:
         pytest.fail("it never ended")
+
+
+def test_named_append_that_is_repeated_after_a_pass_arranged_the_log_is_in_it_once(log: MemoryStore) -> None:
+    PolicyStore(log, "a").change(lambda _: Policy(arrange_by_key=True, min_dirty_percent=0))
+    install_staged(log, "a", stage(log, (b"j", b"0")), once=replace(ONCE, append="6"), options=OPTIONS)
+    install_staged(log, "a", stage(log, (b"k", b"1")), once=ONCE, options=OPTIONS)
+    report = KeyCompactor(log, "a").compact()
+
+    again = install_staged(log, "a", stage(log, (b"k", b"1")), once=ONCE, options=OPTIONS)
+
+    assert (report.installed, report.plan.limit) == (True, 2)
+    assert again.repeated
+    assert bodies(log) == [b"0", b"1"]
+
+
+def test_named_append_that_is_made_while_a_pass_arranges_the_log_is_in_it_once(log: MemoryStore) -> None:
+    PolicyStore(log, "a").change(lambda _: Policy(arrange_by_key=True, min_dirty_percent=0))
+    with LogWriter.open(log, "a") as writer:
+        writer.append(b"0", key=b"j")
+    faulty, seen = FaultyStore(log), list[str]()
+
+    def append(kind: str, path: str) -> None:
+        seen.append(kind)
+        if "list" in seen and "MANIFEST" in path:
+            # Between the pass's reads of the cursors and of the manifest.
+            faulty.before = lambda _kind, _path: None
+            install_staged(log, "a", stage(log, (b"k", b"1")), once=ONCE, options=OPTIONS)
+
+    faulty.before = append
+    report = KeyCompactor(faulty, "a").compact()
+
+    assert (report.installed, report.num_overtaken) == (True, 1)
+    assert install_staged(log, "a", stage(log, (b"k", b"1")), once=ONCE, options=OPTIONS).repeated
+    assert bodies(log) == [b"0", b"1"]
+
+
+def test_cursor_of_a_writer_has_a_name_that_passes_know() -> None:
+    with pytest.raises(InvalidRequestError, match="cursor: expected a cursor's name that begins with writer-, found"):
+        Once("nightly", "batch 7")
 
 
 def test_two_that_repeat_a_named_append_at_once_append_it_once(log: MemoryStore) -> None:

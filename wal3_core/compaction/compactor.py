@@ -217,7 +217,8 @@ class KeyCompactor:
         """Install a merged pass, in this process or another one, now or later; once, however often this is called.
 
         It is overtaken if anything changed that it depends on: a cursor, the policy, another pass, or orphans that were
-        marked for deletion. Then it is merged again. MissingError when there is no such pass.
+        marked for deletion. Then it is merged again. MissingError when there is no such pass, or when it was not
+        installed for so long that a collection has deleted what it left.
         """
         record = self._passes.load(token)
         if not self._passes.is_installed(record):

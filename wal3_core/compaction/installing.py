@@ -95,7 +95,7 @@ class Installer:
 
         An announcement that is there already is made again: the clean mark's time counts from it.
         """
-        # No cursor needs to withdraw what drops nothing.
+        # No cursor needs to withdraw what drops nothing: one of a writer is only ever put at the log's end.
         limit = 0 if self._record.keeps_all else self._record.limit
 
         def announced(manifest: Manifest) -> Manifest:
@@ -114,7 +114,7 @@ class Installer:
 
     def _forbidden(self) -> str | None:
         limit = self._record.limit
-        cursors = {} if self._record.keeps_all else cursor_offsets(self._stores)
+        cursors = cursor_offsets(self._stores, keeps_all=self._record.keeps_all)
         below = {name: offset for name, offset in cursors.items() if offset < limit}
         if below:
             return f"cursors below offset {limit}: {below}"

@@ -1,7 +1,8 @@
 """What a pass looks at: the records below its bound, and which of them earlier passes left clean.
 
 The bound is a boundary between fragments, at or below the youngest record that the minimum lag keeps, and at or below
-every cursor: a consumer that has a cursor sees every record behind it. A pass that drops nothing does not mind cursors.
+every cursor: a consumer that has a cursor sees every record behind it. A pass that drops nothing minds the cursors of
+writers alone, which find an append by its paths.
 Keeps INV-44. Source: docs/protocol.md, "Key compaction".
 """
 
@@ -15,6 +16,7 @@ from wal3_core.errors import CorruptError, KeyCompactionRefusedError
 from wal3_core.log.collect.retention import first_younger
 from wal3_core.log.read.scan import select
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.paths import WRITER_CURSOR, is_dirty_log
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import UNLIMITED
 
@@ -113,6 +115,10 @@ def check_has_passes(policy: Policy, url: str, log: str) -> None:
             f" both (`wal3 policy {log} --cleanup compact`), or arrange_by_key (`wal3 policy {log} --arrange-by-key`)"
         )
         raise KeyCompactionRefusedError(message)
+    if policy.compacts and is_dirty_log(log):
+        # The policy may be that of a log that was copied here.
+        message = f"log {url}: expected no dirty log, whose markers all count, found one: set its cleanup to collect"
+        raise KeyCompactionRefusedError(message)
 
 
 def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> Scope:
@@ -121,7 +127,7 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
     A few requests, whatever the log's size. KeyCompactionRefusedError while a cursor cannot be read.
     """
     # Cursors before the manifest: they follow the log's end. One that moves back later is found before the install.
-    cursors = cursor_offsets(stores) if policy.compacts else {}
+    cursors = cursor_offsets(stores, keeps_all=not policy.compacts)
     manifest = stores.manifests.load().manifest
     load = stores.snapshots.load
     limits = policy.compaction_limits
@@ -185,10 +191,14 @@ def _most(manifest: Manifest, clean_limit: int, load: Callable[[SnapshotPointer]
     return {} if last is None else {f"the {DIRTY_FRAGMENTS_MAX}th dirty fragment": last.limit.offset}
 
 
-def cursor_offsets(stores: LogStores) -> dict[str, int]:
-    """Load the offsets of all cursors; KeyCompactionRefusedError if one cannot be read."""
+def cursor_offsets(stores: LogStores, *, keeps_all: bool) -> dict[str, int]:
+    """Load the offsets of the cursors that a pass minds; KeyCompactionRefusedError if one cannot be read.
+
+    A pass that ``keeps_all`` records still changes their paths.
+    """
     try:
-        return stores.cursors.offsets()
+        offsets = stores.cursors.offsets()
+        return {name: at for name, at in offsets.items() if name.startswith(WRITER_CURSOR) or not keeps_all}
     except CorruptError as error:
         message = f"log {stores.url}: nothing is compacted while a cursor cannot be read: {error}"
         raise KeyCompactionRefusedError(message) from error

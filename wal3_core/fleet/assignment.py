@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, several
 from wal3_core.errors import InvalidRequestError
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.model.paths import DIRTY
 from wal3_core.storage.object_store import a_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wal3_core.storage.object_store import ObjectStore
-
-# A server's dirty log is named for it, below this.
-DIRTY = "dirty"
 
 
 @checked(store=a_store)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, text
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
-from wal3_core.fleet.assignment import DIRTY
 from wal3_core.fleet.writers import ends_writer
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.marker import Marker
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import DIRTY, check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several, text
 from wal3_core.errors import InvalidRequestError, LogError, UnmarkedError
-from wal3_core.fleet.assignment import DIRTY
 from wal3_core.fleet.back_pressure import BackPressure
 from wal3_core.fleet.dirty_log import DirtyLog
 from wal3_core.fleet.fleet_options import FleetOptions
@@ -22,7 +21,7 @@ from wal3_core.fleet.slots import Use
 from wal3_core.log.write.columns import check_records, one_record
 from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.log.write.writer import submit_columns
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
 
@@ -67,7 +66,7 @@ def _check_written(log: object, what: str) -> str:
     A record there that is no marker would stop the roll-ups of all logs that are marked beside it.
     """
     name = check_log_name(log, what)
-    if name.startswith(f"{DIRTY}/"):
+    if is_dirty_log(name):
         message = f"{what} {name!r}: expected none below {DIRTY}/, where servers mark what they append"
         raise InvalidRequestError(message)
     return name

@@ -73,7 +73,7 @@ class PassRecord:
     leaves nothing clean, and the next one goes on.
 
     Below ``arranged`` the log is arranged by key after it, 0 if it did not arrange. ``keeps_all``: it was not to drop
-    any record, and does not look at cursors.
+    any record, and minds the cursors of writers alone.
     """
 
     log_id: LogId

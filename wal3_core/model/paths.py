@@ -38,12 +38,16 @@ FRAGMENT_FOLDER = "log/"
 SNAPSHOT_FOLDER = "snapshot/"
 # Only within a life, whose folder is no part of a log's name: a log may have this name.
 KEY_ROLLUP_FOLDER = "keys/"
-# The folders of the objects that are deleted once nothing refers to them.
-DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER)
-GARBAGE_FOLDER = "gc/"
-PIN_FOLDER = "pin/"
 # Only within a life, as KEY_ROLLUP_FOLDER.
 COMPACTION_FOLDER = "compaction/"
+# The folders of the objects that are deleted once nothing refers to them, or their pass is never installed.
+DATA_FOLDERS = (FRAGMENT_FOLDER, SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER, COMPACTION_FOLDER)
+GARBAGE_FOLDER = "gc/"
+PIN_FOLDER = "pin/"
+# A server's dirty log is named for it, below this.
+DIRTY = "dirty"
+# Begins the name of a cursor that finds a writer's last append again, by the paths of its fragments.
+WRITER_CURSOR = "writer-"
 # Rewritten only to read the store's time.
 CLOCK = "gc/CLOCK"
 POLICY = "policy.json"
@@ -101,6 +105,11 @@ def check_log_name(name: object, what: str = "log") -> str:
     return name
 
 
+def is_dirty_log(name: str) -> bool:
+    """Return whether a log's name is that of a dirty log, or of one of its lanes."""
+    return name.startswith(f"{DIRTY}/")
+
+
 def is_name_part(part: str) -> bool:
     """Return whether a log's name may have this part."""
     return _PART.fullmatch(part) is not None and part not in RESERVED_PARTS and len(part) <= PART_LENGTH_MAX
@@ -109,6 +118,14 @@ def is_name_part(part: str) -> bool:
 def check_cursor_name(name: object, _argument: str = "name") -> str:
     """Return the name when it may name a cursor: one part of ``[A-Za-z0-9_-]``."""
     return _check_part(name, "cursor name")
+
+
+def check_writer_cursor_name(name: object, argument: str = "name") -> str:
+    """Return the name when it may name the cursor of a writer that repeats appends."""
+    name = check_cursor_name(name)
+    if not name.startswith(WRITER_CURSOR):
+        raise wrong(argument, f"a cursor's name that begins with {WRITER_CURSOR}", name)
+    return name
 
 
 def _check_part(name: object, what: str) -> str:
@@ -218,8 +235,11 @@ def is_snapshot_path(path: str) -> bool:
 
 
 def check_object_path(path: str) -> str:
-    """Return the path when it is a fragment's, a snapshot's or a key roll-up's; CorruptError for anything else."""
-    if not is_snapshot_path(path) and rolled_up_path(path) is None:
+    """Return the path if an orphan may have it; CorruptError for anything else.
+
+    That is the path of a fragment, a snapshot or a key roll-up, or of the record or a list of a pass.
+    """
+    if not is_snapshot_path(path) and rolled_up_path(path) is None and pass_object_token(path) is None:
         check_fragment_path(path, fragment_seq_no(path))
     return path
 
@@ -306,6 +326,18 @@ def pass_token(path: str) -> str:
         message = f"{path[:200]!r}: expected {COMPACTION_FOLDER}PASS, DROPPED or DELETED with a pass's token"
         raise CorruptError(message)
     return next(token for token in match.groupdict().values() if token is not None)
+
+
+def pass_object_token(path: str) -> str | None:
+    """Token of the pass whose record, or list of dropped records, is at a path; None for any other path."""
+    match = _PASS.fullmatch(path)
+    return None if match is None else match["passed"] or match["dropped"]
+
+
+def deleted_token(path: str) -> str | None:
+    """Token of the pass of which an object says that what it replaced is deleted; None for any other path."""
+    match = _PASS.fullmatch(path)
+    return None if match is None else match["deleted"]
 
 
 def garbage_token(path: str) -> str:

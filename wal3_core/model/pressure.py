@@ -64,19 +64,24 @@ class Pressure:
         }
 
 
+def _needs_no_cursor(policy: Policy) -> bool:
+    """Whether a log without cursors is as its owner wants it: what is compacted alone holds what is newest."""
+    return policy.without_cursors or not policy.collects
+
+
 def pressure_of(
     log: str, manifest: Manifest, cursors: Mapping[str, int] | None, policy: Policy | None, unprocessed_max: int | None
 ) -> Pressure:
     """Measure a log by the offsets of its cursors, and by its policy if it has one.
 
     ``cursors`` None: they were not read, and all that the log holds counts as unprocessed. These have no limit: a
-    sealed log, whose appends fail for good, and a log without cursors whose policy says that it needs none, unless
-    the policy sets a limit.
+    sealed log, whose appends fail for good, and a log without cursors that needs none by its policy, unless that sets a
+    limit.
     """
     limit = unprocessed_max
     if policy is not None and policy.unprocessed_max is not None:
         limit = policy.unprocessed_max
-    elif policy is not None and policy.without_cursors and cursors is not None and not cursors:
+    elif policy is not None and _needs_no_cursor(policy) and cursors is not None and not cursors:
         limit = None
     if manifest.seal is not None:
         limit = None

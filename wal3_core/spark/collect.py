@@ -16,7 +16,7 @@ from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.fleet.survey import Survey
 from wal3_core.log.collect.deleter import Deleter, DeletionReport
 from wal3_core.log.collect.orphans import oldest
-from wal3_core.model.paths import FRAGMENT_FOLDER, KEY_ROLLUP_FOLDER, SNAPSHOT_FOLDER, check_log_name
+from wal3_core.model.paths import DATA_FOLDERS, FRAGMENT_FOLDER, SNAPSHOT_FOLDER, check_log_name
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import map_ahead, shared_runtime
@@ -97,7 +97,8 @@ def _folders(store: ObjectStore, log: str) -> list[str]:
     runtime = shared_runtime()
     objects = ManifestStore(patient(log_store(store, log), runtime), runtime).objects
     try:
-        return [*objects.list_folders(FRAGMENT_FOLDER), SNAPSHOT_FOLDER, KEY_ROLLUP_FOLDER]
+        others = [folder for folder in DATA_FOLDERS if folder != FRAGMENT_FOLDER]
+        return [*objects.list_folders(FRAGMENT_FOLDER), *others]
     except LogError:
         # Its task reports the error.
         return [SNAPSHOT_FOLDER]

@@ -31,7 +31,7 @@ from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogN
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import WRITER_CURSOR, check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.open_store import open_store
@@ -175,7 +175,7 @@ def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | Non
     """Install, log by log, several at a time; ``append`` names it among those of the writer, if that has a name."""
     store = open_store(request.store)
     # Not the writer's name itself: a consumer may have a cursor of that name.
-    once = None if request.writer is None else Once(f"writer-{request.writer}", append)
+    once = None if request.writer is None else Once(f"{WRITER_CURSOR}{request.writer}", append)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
     logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
     outcomes = list(

@@ -16,9 +16,9 @@ from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.targets import check_store
 from wal3_core.cli.times import Duration
 from wal3_core.errors import InvalidRequestError
-from wal3_core.fleet.assignment import DIRTY, dirty_logs
+from wal3_core.fleet.assignment import dirty_logs
 from wal3_core.fleet.rollup import RollUp, RollUpEnd
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import DIRTY, check_log_name
 from wal3_core.model.rollup_options import RollUpOptions
 
 if TYPE_CHECKING:

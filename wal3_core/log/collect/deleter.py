@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wal3_core.arguments import checked, function, instance_of, integer, optional, several
 from wal3_core.errors import CorruptError, InvalidRequestError, MissingError
 from wal3_core.log.collect.orphans import OrphanFinder
-from wal3_core.log.collect.references import References, every_path, hold_any, read_references
+from wal3_core.log.collect.references import Holding, References, every_path, hold_any, read_references
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import (
@@ -98,7 +98,7 @@ class DeletionPart:
 class _Pass:
     """One pass over a garbage document, and what came of it so far."""
 
-    def __init__(self, references: Sequence[References], progress: Callable[[int], None]) -> None:
+    def __init__(self, references: Sequence[Holding], progress: Callable[[int], None]) -> None:
         self.references = references
         self.progress = progress
         self.num_deleted = 0
@@ -227,7 +227,7 @@ class Deleter:
 
         All were marked before that read: what they name is in no later manifest, and so in no later pin.
         """
-        references: list[References] | None = None
+        references: list[Holding] | None = None
         done = []
         for each in found:
             if isinstance(each, DeletionReport):
@@ -251,7 +251,7 @@ class Deleter:
                 yield path, pins
 
     @checked(garbage=instance_of(Garbage), references=optional(several))
-    def objects(self, garbage: Garbage, references: Sequence[References] | None = None) -> Iterator[str]:
+    def objects(self, garbage: Garbage, references: Sequence[Holding] | None = None) -> Iterator[str]:
         """Name what deleting a garbage document's objects would delete now: all that nothing refers to."""
         references = self.references() if references is None else references
         for path in chain(self.dropped_objects(garbage), garbage.orphans):
@@ -329,7 +329,7 @@ class Deleter:
             if seen is not None:
                 yield seen.document
 
-    def references(self) -> list[References]:
+    def references(self) -> list[Holding]:
         """Read what is referred to: CollectionRefusedError when a cursor or pin cannot be read, or dangles."""
         return read_references(self._stores)
 

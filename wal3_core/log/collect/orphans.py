@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.references import Leaving, hold_any, read_references
-from wal3_core.model.paths import check_object_path
+from wal3_core.model.paths import COMPACTION_FOLDER, check_object_path, deleted_token, pass_object_token
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -44,12 +44,24 @@ class OrphanFinder:
 
     def _data_objects(self, folders: Sequence[str]) -> Iterator[ObjectMeta]:
         for folder in folders:
-            for meta in self._stores.objects.list_objects(folder):
+            for meta in self._listed(folder):
                 try:
                     check_object_path(meta.path)
                 except CorruptError as error:
                     message = f"log {self._stores.url}: nothing is collected while a foreign file lies there: {error}"
                     raise CollectionRefusedError(f"{message}: move it away") from error
+                yield meta
+
+    def _listed(self, folder: str) -> Iterator[ObjectMeta]:
+        """List a folder; of that of key compaction only what may be of a pass that was not installed."""
+        installed = set[str]()
+        for meta in self._stores.objects.list_objects(folder):
+            if folder != COMPACTION_FOLDER:
+                yield meta
+            elif (token := deleted_token(meta.path)) is not None:
+                # In the order of their names these come first.
+                installed.add(token)
+            elif pass_object_token(meta.path) not in installed:
                 yield meta
 
 

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, assert_never
 
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, UnavailableError
-from wal3_core.log.collect.references import References
+from wal3_core.log.collect.references import hold_any, references_of
 from wal3_core.model.garbage import Garbage
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import Seen
@@ -212,9 +212,10 @@ class Pruner:
         if seen.document.pruned:
             return self._mark(path, seen)
         self._change(base, lambda manifest: replace(manifest, fence=fence + 1) if manifest.fence == fence else None)
-        # An object linked before the fence moved is no orphan. If pruned later, it stays an interval for readers.
-        references = References([self._manifests.load().manifest.pointers], self._stores.snapshots.load)
-        left = tuple(orphan for orphan in seen.document.orphans if not references.hold(orphan))
+        # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
+        # it stays an interval for readers.
+        references = references_of(self._stores, self._manifests.load().manifest)
+        left = tuple(orphan for orphan in seen.document.orphans if not hold_any(references, orphan))
         COLLECT.info("log %s: %d orphans will be deleted; %s names them", self._stores.url, len(left), path)
         return self._mark(path, Seen(replace(seen.document, orphans=left), seen.etag))
 

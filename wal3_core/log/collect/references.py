@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
+from wal3_core.log.collect.passes import InstalledPasses
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, rolled_up_path
+from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, pass_object_token, rolled_up_path
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.storage.retry import attempts, within
 
@@ -61,7 +62,12 @@ class References:
         self._snapshots = {pointer.path for run in self._runs for pointer in self._every_snapshot(run)}
 
     def hold(self, path: str) -> bool:
-        """Tell whether an object is referred to, a key roll-up as its snapshot is; CorruptError for any other path."""
+        """Tell whether an object is referred to, a key roll-up as its snapshot is; CorruptError for any other path.
+
+        No pointer leads to an object of a pass.
+        """
+        if pass_object_token(path) is not None:
+            return False
         path = rolled_up_path(path) or path
         if path.startswith(SNAPSHOT_FOLDER):
             return path in self._snapshots
@@ -120,12 +126,25 @@ class Leaving:
         return False
 
 
-def hold_any(every: Iterable[References], path: str) -> bool:
+class Holding(Protocol):
+    """What keeps objects from being deleted."""
+
+    def hold(self, path: str) -> bool:
+        """Tell whether it keeps the object at a path."""
+        ...
+
+
+def hold_any(every: Iterable[Holding], path: str) -> bool:
     """Tell whether an object is referred to from anywhere."""
     return any(references.hold(path) for references in every)
 
 
-def read_references(stores: LogStores) -> list[References]:
+def references_of(stores: LogStores, manifest: Manifest) -> list[Holding]:
+    """Return what a manifest refers to, and the objects of the passes that it has."""
+    return [References([manifest.pointers], stores.snapshots.load), InstalledPasses(stores, manifest)]
+
+
+def read_references(stores: LogStores) -> list[Holding]:
     """Read what the manifest and the pins refer to; CollectionRefusedError when a cursor or pin is bad."""
     manifest = stores.manifests.load().manifest
     try:
@@ -134,7 +153,7 @@ def read_references(stores: LogStores) -> list[References]:
     except CorruptError as error:
         message = f"log {stores.url}: nothing is deleted while a cursor or pin cannot be read: {error}"
         raise CollectionRefusedError(message) from error
-    return [References([manifest.pointers], stores.snapshots.load), *pinned]
+    return [*references_of(stores, manifest), *pinned]
 
 
 def _pinned(stores: LogStores) -> list[References]:

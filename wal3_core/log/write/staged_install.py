@@ -40,7 +40,7 @@ from wal3_core.log.write.staging import (
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Epoch
-from wal3_core.model.paths import check_cursor_name, check_fragment_path, check_log_name
+from wal3_core.model.paths import check_fragment_path, check_log_name, check_writer_cursor_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
@@ -66,14 +66,17 @@ _NAMING_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own."""
+    """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own.
+
+    The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths.
+    """
 
     cursor: str
     append: str
 
     def __post_init__(self) -> None:
         """Refuse names that no cursor can have."""
-        make_plain(self, cursor=check_cursor_name, append=text)
+        make_plain(self, cursor=check_writer_cursor_name, append=text)
 
     def naming(self, log_id: LogId) -> str:
         """Return how the tokens of the append's fragments begin."""

@@ -62,13 +62,14 @@ class PassStore:
 
     def last_of(self, manifest: Manifest) -> PassRecord | None:
         """Load the record of the last pass that a manifest has; None when there was none, or its record is gone."""
-        return next(self._back_from(manifest.compaction.token), None)
+        return next(self.back_from(manifest.compaction.token), None)
 
     def newest_first(self) -> Iterator[PassRecord]:
         """Load the records of all installed passes, from the newest on; ends where one is gone."""
-        return self._back_from(self._manifests.load().manifest.compaction.token)
+        return self.back_from(self._manifests.load().manifest.compaction.token)
 
-    def _back_from(self, token: str) -> Iterator[PassRecord]:
+    def back_from(self, token: str) -> Iterator[PassRecord]:
+        """Load the record of an installed pass, and of those before it; ends where one is gone."""
         while token:
             try:
                 record = self.load(token)

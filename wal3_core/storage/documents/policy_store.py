@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import checked, function, wrong
-from wal3_core.errors import UnavailableError
-from wal3_core.model.paths import POLICY
+from wal3_core.errors import InvalidRequestError, UnavailableError
+from wal3_core.model.paths import POLICY, is_dirty_log
 from wal3_core.model.policy import BYTES_MAX, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import Runtime, shared_runtime
@@ -47,6 +47,7 @@ class PolicyStore:
         log_id: LogId | None = None,
     ) -> None:
         self._runtime, self._retry = runtime or shared_runtime(), retry or RetryOptions()
+        self._log = log
         inside = patient(log_store(store, log), self._runtime, self._retry)
         self._manifests = ManifestStore(inside, self._runtime, self._retry, log_id=log_id)
         self._documents = DocumentStore(
@@ -91,6 +92,7 @@ class PolicyStore:
                 raise wrong("change", "a Policy to be returned", wanted)
             changed = replace(wanted, generation=before.generation + 1)
             changed.check()
+            self._check_markers_stay(changed)
             saved = self._documents.swap(POLICY, changed, None if seen is None else seen.etag)
             if isinstance(saved, Seen):
                 base = self._manifests.load()
@@ -106,6 +108,15 @@ class PolicyStore:
                 raise UnavailableError(message)
         message = f"log {self._manifests.url}: {POLICY}: others changed it {_TRIES_MAX} times over: try again"
         raise UnavailableError(message)
+
+    def _check_markers_stay(self, changed: Policy) -> None:
+        """Refuse to have a dirty log compacted: a newer marker of a log does not stand for the older ones."""
+        if changed.compacts and is_dirty_log(self._log):
+            message = (
+                f"log {self._manifests.url}: policy: cleanup: expected collect, as each marker of a dirty log counts"
+                f" until a roll-up has read it, found {changed.cleanup}"
+            )
+            raise InvalidRequestError(message)
 
     def _withdraw_announced(self, base: Installed) -> None:
         """Withdraw an announced collection or compaction: it may have read the earlier policy, and is planned again."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import KeyCompactionRefusedError, LogError
+from wal3_core.errors import KeyCompactionRefusedError, LogError, MissingError
 from wal3_core.fleet.asking import ask
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.model.paths import pass_path
 from wal3_orchestration.outcomes import IDLE, Outcome
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def install_log(
         ).manifest().num_bytes <= limits.compaction_verified_bytes_max
         verified = compactor.verify() if small else None
     except LogError as error:
+        if isinstance(error, MissingError) and error.path == pass_path(token):
+            return Installed(outcome=_overtaken(log, token, "what it left was deleted as orphans"))
         refusal = Refusal.of(error)
         return Installed(outcome=Outcome(log=log, refusal=refusal))
     metadata: dict[str, Value] = {"installed": fresh, IDENTITY: token, "verified": verified is not None}
@@ -163,6 +166,12 @@ def install_log(
         verified=verified,
         problem=None if verified is None or verified.holds else _said(verified),
     )
+
+
+def _overtaken(log: str, token: str, cause: str) -> Outcome:
+    """Return the outcome of a pass that was not installed in time, and is gone by now."""
+    metadata: dict[str, Value] = {"installed": False, IDENTITY: token, "verified": False, "overtaken": cause}
+    return Outcome(log=log, state=f"overtaken {token}", metadata=metadata)
 
 
 def _said(found: Verification) -> str:

@@ -1,0 +1,63 @@
+"""Which objects of key compaction belong to passes that were installed: these stay as long as the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError, MissingError
+from wal3_core.model.paths import pass_object_token
+from wal3_core.storage.documents.pass_store import PassStore
+
+if TYPE_CHECKING:
+    from wal3_core.log.log_stores import LogStores
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.pass_record import PassRecord
+
+# What a pass longer ago than so many has left is not looked up: it stays.
+_PASSES_MAX = 1024
+
+
+class InstalledPasses:
+    """The passes that one version of a log has. What is not known counts as installed."""
+
+    def __init__(self, stores: LogStores, manifest: Manifest) -> None:
+        self._passes = PassStore(stores.manifests, stores.runtime, stores.retry)
+        self._compaction = manifest.compaction
+        self._known: dict[str, bool] = {}
+        # Walked back only as far as needed: by number, the tokens of those found so far.
+        self._walk = self._passes.back_from(manifest.compaction.token)
+        self._tokens: dict[int, str] = {}
+
+    def hold(self, path: str) -> bool:
+        """Tell whether an object is of an installed pass; False for an object that is not of any pass."""
+        token = pass_object_token(path)
+        if token is None:
+            return False
+        if token not in self._known:
+            self._known[token] = self._is_installed(token)
+        return self._known[token]
+
+    def _is_installed(self, token: str) -> bool:
+        if token == self._compaction.token or self._passes.deleted_us(token) is not None:
+            return True
+        try:
+            record = self._passes.load(token)
+        except MissingError:
+            # The record is written before the install, and goes with the lists.
+            return False
+        except CorruptError:
+            return True
+        return self._has(record)
+
+    def _has(self, record: PassRecord) -> bool:
+        passes, number = self._compaction.passes, record.number
+        if number > passes:
+            return False
+        if passes - number >= _PASSES_MAX:
+            return True
+        while number not in self._tokens:
+            found = next(self._walk, None)
+            if found is None:
+                return True
+            self._tokens[found.number] = found.token
+        return self._tokens[number] == record.token
