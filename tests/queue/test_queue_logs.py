@@ -41,6 +41,7 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.views.queue import checkpoint, checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,6 +307,21 @@ def test_damaged_value_holds_up_no_other_item(memory_store: MemoryStore) -> None
         queue.kick_ids([2])
         with pytest.raises(CorruptError):
             queue.dequeue()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_checkpoint_that_is_no_parquet_file_leaves_the_queue_as_its_log_has_it(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, compacted: bool
+) -> None:
+    monkeypatch.setattr(checkpointing, "encode", lambda table: [part[:-40] for part in checkpoint.encode(table)])
+    leases = filled(memory_store)
+    monkeypatch.undo()
+    PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, delete_retention_s=0))
+    for _ in range(2 * compacted):
+        KeyCompactor(memory_store, LOG, options=COMPACTING).compact(force=True)
+
+    check_filled(memory_store, LOG, leases)
+    assert "the queue is read from all of its log instead" in caplog.text
 
 
 def test_cursor_that_another_has_made_meanwhile_does_not_hinder_the_opening(memory_store: MemoryStore) -> None:

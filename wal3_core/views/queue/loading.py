@@ -215,8 +215,13 @@ class QueueLoader:
         witness = self._cursor(manifest)
         if witness is None or witness.cursor.position.offset > meta.as_of:
             return None
-        parts = [self._body(offset, manifest) for offset in meta.parts]
-        return decode(parts, meta.last_id, what=f"queue {self._url}: checkpoint at {meta.as_of}")
+        try:
+            parts = [self._body(offset, manifest) for offset in meta.parts]
+            return decode(parts, meta.last_id, what=f"queue {self._url}: checkpoint at {meta.as_of}")
+        except CorruptError as error:
+            # All that it says is in the log, too. A fragment that is damaged is found again on the way there.
+            QUEUE.warning("%s: the queue is read from all of its log instead", error)
+            return None
 
     def _fold(self, batch: pa.RecordBatch, tail: _Tail, meta: Meta) -> Tail:
         """Take note of records; return how much they are."""
