@@ -7,12 +7,13 @@ Source: docs/protocol.md, "Delay queue".
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import Limits
 from wal3_core.runtime.loggers import QUEUE
@@ -55,6 +56,17 @@ _OF_ITEMS = (encoding.VALUE, encoding.STATE)
 # How many records of others may lie behind the last of a queue that has lost its cursor.
 _FOREIGN_MAX = 100_000
 _TRIES_MAX = 8
+
+
+@contextlib.contextmanager
+def expecting_a_queue() -> Iterator[None]:
+    """Say of a log that does not exist how a queue is made: `wal3 init` makes none."""
+    try:
+        yield
+    except LogNotFoundError as error:
+        found, _, _ = str(error).partition(": initialize the log first")
+        message = f"{found}: create the queue first (`wal3 queue create`, or DelayQueue.create)"
+        raise LogNotFoundError(message) from error
 
 
 class _Value(NamedTuple):
