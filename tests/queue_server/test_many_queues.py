@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.stores import FaultyStore
 from wal3_core.views.queue import DelayQueue
 
 from .serving import DEADLINE_S, answer_of, serving
@@ -94,6 +95,35 @@ def test_many_clients_of_many_queues_lose_and_repeat_nothing(server: Running) ->
 
     assert errors == []
     assert sorted(got) == sorted(f"{name}/{number}" for name in NAMES for number in range(3))
+
+
+@pytest.mark.slow
+def test_few_queues_are_read_at_a_time_by_looks(memory_store: MemoryStore) -> None:
+    for name in NAMES:
+        DelayQueue.create(memory_store, f"queues/{name}")
+    store, free, begun = FaultyStore(memory_store), threading.Event(), threading.Semaphore(0)
+    with serving(store) as server:
+        queues = "/v1/queues"
+
+        def hang(kind: str, _path: str) -> None:
+            if kind == "get" and not free.is_set():
+                begun.release()
+                free.wait(DEADLINE_S)
+
+        store.before = hang
+        asking = [
+            threading.Thread(target=server.ok, args=("GET", f"{queues}/{name}/stats"), daemon=True) for name in NAMES
+        ]
+        for thread in asking:
+            thread.start()
+        for _ in range(4):
+            assert begun.acquire(timeout=DEADLINE_S)
+        # None of the others has begun, however long they are given.
+        assert not begun.acquire(timeout=0.2)
+        free.set()
+        for thread in asking:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
 
 
 def asked_again(server: Running, name: str, operation: str, **body: object) -> dict[str, list[dict[str, str]]]:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Of calls that block: looks, and what opens and closes queues.
 _THREADS_MAX = 64
+# Of queues that are not open, for a look: each takes as much memory as the queue while it is open, and more.
+_READS_AT_ONCE = 4
 
 
 class OpenQueue:
@@ -73,6 +75,7 @@ class QueueService:
         self._opening: dict[str, asyncio.Task[OpenQueue]] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="wal3-queue-server")
 
     # ------------------------------------------------------------------ which queues there are
@@ -210,7 +213,8 @@ class QueueService:
             except FencedError:
                 pass
         log = self._log(name)
-        return await self.in_thread(lambda: read(log)), False
+        async with self._reads:
+            return await self.in_thread(lambda: read(log)), False
 
     def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
         """Open a queue again at the next request if its name leads to another log, or its broker has failed."""
