@@ -1,10 +1,11 @@
 """A delay queue beside other queues with acknowledgements, on the same disk in the same run.
 
-python benchmarks/delay_queue.py [--parts rates disk many] [--seconds N] [--messages N] [--items N] [--folder DIR]
+python benchmarks/delay_queue.py [--parts rates disk many month] [--seconds N] [--messages N] [--items N] [--folder DIR]
 
 rates: messages a second, one at a time, in batches, and one by one with a thousand under way. A queue is filled for
 ``--seconds``, or until it has ``--messages``; then it is emptied for as long. disk: bytes on disk for each message,
-less the message, which is random. many: a queue of ``--items``: memory for each, and the time to open it.
+less the message, which is random. many: a queue of ``--items``: memory for each, and the time to open it. month: what
+one item that is due in 30 days keeps on disk after ``--items`` others were released.
 
 Peers: litequeue and persist-queue (pip install litequeue persist-queue), and beanstalkd (apt-get install beanstalkd). A
 peer that is not installed is left out. What each promises is printed, as it is not the same.
@@ -19,12 +20,14 @@ import random
 import tempfile
 import time
 import tracemalloc
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.queue_peers import LOG, PEERS, Beanstalk, NotInstalledError, Peer, Wal3, size_of
-from wal3_core import KeyCompactor, LogReader, open_store
+from wal3_core import CollectorOptions, KeyCompactor, LogReader, PolicyStore, open_store
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.views.queue import DelayQueue, NewItem
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ FILLING = 1000
 DAY_S = 86_400
 PAGE_BYTES = 4096
 DEADLINE_S = 1800.0
+PARTS = ["rates", "disk", "many", "month"]
 
 
 def values(count: int, seed: int = 1) -> list[bytes]:
@@ -238,6 +242,41 @@ def show_peer_many(folder: Path, peer: type[Any], count: int) -> None:
     print(f"| {peer.name}, until the first is dequeued | {took_s:.2f} | {memory} | |", flush=True)
 
 
+# ---------------------------------------------------------------------- month
+
+
+def show_month(folder: Path, count: int) -> None:
+    """Release all items but one, compact, and delete what passes have replaced; without waiting for an hour."""
+    store = open_store(folder.as_uri())
+    some, batch = values(FILLING), FILLING
+    print(f"\nOne item that is due in 30 days, and {count:,} that were enqueued and released\n")
+    print("| | records | bytes of fragments | on disk beside them |\n|---|---:|---:|---:|")
+    with DelayQueue.open_or_create(store, LOG) as queue:
+        PolicyStore(store, LOG).change(lambda policy: replace(policy, delete_retention_s=0))
+        queue.enqueue(some[0], delay_s=30 * DAY_S)
+        for _ in range(0, count, batch):
+            queue.enqueue_many([NewItem(each) for each in some])
+            queue.release_many([(each.id, each.token) for each in queue.dequeue(batch)])
+        show_log(folder, "released")
+        queue.checkpoint()
+        began_s = time.perf_counter()
+        # The first pass drops the items, and the second one their tombstones.
+        for _ in range(2):
+            KeyCompactor(store, LOG).compact(force=True)
+        took_s = time.perf_counter() - began_s
+        deleter = Deleter(store, LOG, options=CollectorOptions(interval_s=0, fraction_max=1, deletes_per_s=1e9))
+        for path in [meta.path for meta in deleter.documents()]:
+            deleter.delete(path)
+        show_log(folder, f"compacted in {took_s:.1f} s")
+        assert queue.stats().scheduled == 1
+
+
+def show_log(folder: Path, what: str) -> None:
+    pointers = list(LogReader.open(open_store(folder.as_uri()), LOG).scan())
+    records, num_bytes = (sum(getattr(each, name) for each in pointers) for name in ("num_records", "num_bytes"))
+    print(f"| {what} | {records:,} | {num_bytes:,} | {size_of(folder) - num_bytes:,} |", flush=True)
+
+
 @contextlib.contextmanager
 def place_for(folder: str | None, part: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{part}-") as made:
@@ -246,7 +285,7 @@ def place_for(folder: str | None, part: str) -> Iterator[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=["rates", "disk", "many"], default=["rates", "disk", "many"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--messages", type=int, default=100_000, help="at most, of each measurement")
     parser.add_argument("--items", type=int, default=1_000_000, help="in a queue of many")
@@ -260,8 +299,10 @@ def main() -> None:
                 show_rates(folder, peers, given.seconds, given.messages)
             elif part == "disk":
                 show_disk(folder, peers, given.messages)
-            else:
+            elif part == "many":
                 show_many(folder, peers, given.items)
+            else:
+                show_month(folder, given.items)
 
 
 if __name__ == "__main__":

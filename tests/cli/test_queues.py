@@ -231,6 +231,20 @@ def test_stats_are_a_table(wal3: Command) -> None:
     assert shown.splitlines()[-2].split()[:6] == ["jobs", "1", "0", "0", "0", "1"]
 
 
+def test_queue_that_cannot_be_read_hides_no_other(queue: Command, wal3: Command) -> None:
+    wal3.ok("init", "queues/broken")
+    wal3.ok("cursor", "set", "queues/broken", "queue", "first")
+
+    result = queue("queue", "stats", "--json")
+    none = queue("queue", "stats", "none")
+
+    assert [json.loads(line)["queue"] for line in result.stdout.splitlines()] == ["jobs"]
+    assert result.exit_code == 2
+    assert "queues/broken: expected a queue" in result.stderr
+    assert none.exit_code == 2
+    assert "create the queue first (`wal3 queue create`" in none.stderr
+
+
 def test_prefix_says_where_the_queues_are(wal3: Command) -> None:
     wal3.ok("queue", "create", "jobs", "--prefix", "teams/a")
 

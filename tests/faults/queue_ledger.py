@@ -81,6 +81,8 @@ class Ledger:
     kicked: Counter[int] = field(default_factory=Counter)
     asked: Counter[Change] = field(default_factory=Counter)
     done: Counter[Change] = field(default_factory=Counter)
+    # What was done, or the items were purged.
+    either: set[Change] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
     counts: list[Counts] = field(default_factory=lambda: [Counts(0, 0, 0, 0, 0)])
     definition: QueueDefinition = field(default_factory=QueueDefinition)
@@ -202,9 +204,12 @@ class Ledger:
         item = self.items.pop(item_id)
         release = "release", item.token
         live = item.kind == LEASED and item.until_ms > self.now_ms
-        if live and self.done[release] < self.asked[release]:
+        released = live and self.done[release] < self.asked[release]
+        if released and not self.asked["purge", item.kind]:
             self._did(release)
         else:
+            # Of a lease whose release has no outcome, no record says whether that or a purge has ended it.
+            self.either |= {release} if released else set()
             assert self.asked["purge", item.kind], f"no caller has it removed: {item}"
             self.seen["purge"] += 1
         self.removed[item_id] = self.turns

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.queue.queue_model import QueueModel
 from tests.spec.collecting import NOW, QUICK, SMALL, ClockStore
-from wal3_core import KeyCompactor, KeyCompactorOptions, LogReader, WriterOptions
+from wal3_core import (
+    KeyCompactor,
+    KeyCompactorOptions,
+    LogAt,
+    LogNotFoundError,
+    LogReader,
+    LogReplacedError,
+    WriterOptions,
+    copy,
+    destroy,
+)
 from wal3_core.errors import FencedError, LogError
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import ThreadRuntime, shared_runtime
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
 
     from wal3_core.views.queue import Enqueued
 
-LOG = "q"
+LOG, BACKUP = "q", "backup"
 START_US = 1_700_000_000_000_000
 EVERYTHING = 10_000
 # Values come from the store, there are many checkpoints, and few fragments make a snapshot. Nothing waits for a clock.
@@ -70,7 +82,9 @@ class Pair:
         self._monotonic_ms = 0
         # What the queue's clock is known to have been when something was last written.
         self._durable_ms = self.model.now_ms
-        self.restarts = self.compactions = 0
+        # The model and that time as they were when the backup was made.
+        self._backup: tuple[QueueModel, int] | None = None
+        self.restarts = self.compactions = self.restores = 0
 
     def _open(self) -> DelayQueue:
         return DelayQueue.open(self.store, LOG, options=self._options, runtime=self.runtime)
@@ -182,7 +196,7 @@ class Pair:
             earlier.close()
         self.queue = self._open()
         if not closes:
-            _check_fenced(earlier)
+            _check_displaced(earlier, FencedError)
         self.restarts += 1
         self._find_time()
         self.look_at_all()
@@ -202,6 +216,36 @@ class Pair:
         model.definition = definition
         assert model.enqueue_many([item]) == [answer]
         self._durable_ms = now_ms
+
+    def back_up(self, *, with_cursors: bool) -> None:
+        """Copy the queue, in place of the backup before."""
+        # What the model knows of ends of leases and of time is in no log before the next turn.
+        self.queue.define(self.model.definition)
+        self._pass()
+        self._durable_ms = self.model.now_ms
+        with contextlib.suppress(LogNotFoundError):
+            destroy(self.store, BACKUP)
+        copy(LogAt(self.store, LOG), LogAt(self.store, BACKUP), with_cursors=with_cursors)
+        self._backup = deepcopy(self.model), self._durable_ms
+
+    def restore(self, *, closes: bool, with_cursors: bool) -> None:
+        """Put the backup in the queue's place, after its broker has closed or while it holds the queue."""
+        if self._backup is None:
+            return
+        earlier = self.queue
+        if closes:
+            earlier.close()
+        destroy(self.store, LOG)
+        copy(LogAt(self.store, BACKUP), LogAt(self.store, LOG), with_cursors=with_cursors)
+        PolicyStore(self.store, LOG).change(lambda policy: replace(policy, delete_retention_s=0))
+        self.queue = self._open()
+        if not closes:
+            _check_displaced(earlier, LogReplacedError)
+        model, self._durable_ms = self._backup
+        self.model = deepcopy(model)
+        self.restores += 1
+        self._find_time()
+        self.look_at_all()
 
     def compact(self) -> None:
         """Compact the log by key."""
@@ -228,13 +272,13 @@ def _answer(ask: Callable[[Any], Any], whom: object) -> Any:  # noqa: ANN401 - a
         return type(error)
 
 
-def _check_fenced(queue: DelayQueue) -> None:
+def _check_displaced(queue: DelayQueue, by: type[LogError]) -> None:
     """A broker that was displaced changes nothing more."""
     for _ in range(2):
         try:
             queue.define(QueueDefinition(lease_s=77.0))
-        except FencedError:
+        except by:
             continue
-        message = "expected FencedError, found a broker that goes on"
+        message = f"expected {by.__name__}, found a broker that goes on"
         raise AssertionError(message)
     queue.close()

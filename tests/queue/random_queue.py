@@ -45,6 +45,8 @@ class RandomOperations:
             self.checkpoint: 1,
             self.compact: 2,
             self.restart: 2,
+            self.back_up: 1,
+            self.restore: 1,
             self.rarely: 1,
         }
 
@@ -128,6 +130,13 @@ class RandomOperations:
 
     def restart(self) -> None:
         self.pair.restart(closes=self.dice.random() < 0.5)
+
+    def back_up(self) -> None:
+        self.pair.back_up(with_cursors=self.dice.random() < 0.5)
+
+    def restore(self) -> None:
+        # Leases of after the backup are stale from now on.
+        self.pair.restore(closes=self.dice.random() < 0.5, with_cursors=self.dice.random() < 0.5)
 
     def rarely(self) -> None:
         dice = self.dice

@@ -50,6 +50,7 @@ def test_campaign_of_random_operations_equals_the_model() -> None:
     print(dict(random.count), f"items {random.pair.model.last_id}")
     assert random.pair.restarts > OPERATIONS // 200
     assert random.pair.compactions > OPERATIONS // 200
+    assert random.pair.restores > OPERATIONS // 1000
     # Compactions have dropped most of the records.
     assert random.pair.num_records() < random.pair.model.last_id
 
@@ -150,6 +151,14 @@ class QueueMachine(RuleBasedStateMachine):
         self._pair.compact()
         if collects:
             self._pair.collect()
+
+    @rule(with_cursors=st.booleans())
+    def back_up(self, with_cursors: bool) -> None:  # noqa: FBT001 - drawn
+        self._pair.back_up(with_cursors=with_cursors)
+
+    @rule(closes=st.booleans(), with_cursors=st.booleans())
+    def restore(self, closes: bool, with_cursors: bool) -> None:  # noqa: FBT001 - drawn
+        self._pair.restore(closes=closes, with_cursors=with_cursors)
 
     @rule(closes=st.booleans())
     def restart(self, closes: bool) -> None:  # noqa: FBT001 - drawn

@@ -41,6 +41,8 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.paths import MANIFEST
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
+from wal3_core.views.queue import checkpoint, checkpointing
+from wal3_core.views.queue.encoding import STATE, VALUE, id_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,6 +235,33 @@ def test_broker_with_an_old_checkpoint_reads_what_passes_have_arranged_and_delet
     assert read_queue_head(store, LOG, 1000) == before[0]
 
 
+@pytest.mark.slow
+def test_item_that_is_due_in_a_month_keeps_no_released_one_on_storage() -> None:
+    store = ClockStore(MemoryStore(shared_runtime()))
+    with DelayQueue.open_or_create(store, LOG, options=COLD) as queue:
+        month = queue.enqueue(b"in a month", delay_s=30 * 86_400, dedupe_key=b"k")
+        for _ in range(6):
+            queue.enqueue_many([NewItem(bytes(200))] * 50)
+            items = queue.dequeue(50)
+            queue.release_many([(item.id, item.token) for item in items])
+            KeyCompactor(store, LOG, options=COMPACTING).compact(force=True)
+        queue.checkpoint()
+        # An hour later the tombstones go, and what passes have replaced is deleted.
+        for _ in range(3):
+            store.pass_s(2 * 86_400)
+            KeyCompactor(store, LOG, options=COMPACTING).compact(force=True)
+            deleter = Deleter(store, LOG, options=NOW)
+            for path in [meta.path for meta in deleter.documents()]:
+                deleter.delete(path)
+
+        assert queue.peek()[0].deadline_us == month.deadline_us
+    left = [record.key for record in LogReader.open(store, LOG).records()]
+    assert [key for key in left if key is not None and key[:1] in (VALUE, STATE)] == [id_key(VALUE, month.id)]
+    assert sum(each.size for each in store.list_objects("") if "/log/" in each.path) < 20_000
+    with DelayQueue.open(store, LOG, options=COLD) as queue:
+        assert queue.enqueue(b"x", dedupe_key=b"k").id == month.id
+
+
 def test_item_that_is_released_and_compacted_away_while_it_is_looked_at(memory_store: MemoryStore) -> None:
     store = FaultyStore(memory_store)
     queue = DelayQueue.open_or_create(memory_store, LOG, options=COLD)
@@ -306,6 +335,21 @@ def test_damaged_value_holds_up_no_other_item(memory_store: MemoryStore) -> None
         queue.kick_ids([2])
         with pytest.raises(CorruptError):
             queue.dequeue()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_checkpoint_that_is_no_parquet_file_leaves_the_queue_as_its_log_has_it(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, compacted: bool
+) -> None:
+    monkeypatch.setattr(checkpointing, "encode", lambda table: [part[:-40] for part in checkpoint.encode(table)])
+    leases = filled(memory_store)
+    monkeypatch.undo()
+    PolicyStore(memory_store, LOG).change(lambda policy: replace(policy, delete_retention_s=0))
+    for _ in range(2 * compacted):
+        KeyCompactor(memory_store, LOG, options=COMPACTING).compact(force=True)
+
+    check_filled(memory_store, LOG, leases)
+    assert "the queue is read from all of its log instead" in caplog.text
 
 
 def test_cursor_that_another_has_made_meanwhile_does_not_hinder_the_opening(memory_store: MemoryStore) -> None:

@@ -76,11 +76,27 @@ def test_bad_request_is_refused_and_changes_nothing(
     assert (stats["pending"], stats["leased"], stats["last_id"]) == (1, 0, 1)
 
 
+def test_refusals_say_what_helps(server: Running) -> None:
+    said = [
+        server.ask(method, path).json["message"]
+        for method, path in (("GET", "/"), ("DELETE", QUEUE), ("GET", "/v1/queues/none/stats"))
+    ]
+    said.append(server.ask("POST", "/v1/queues/none/dequeue", {}).json["message"])
+
+    assert said[:2] == [
+        "request: expected one that /docs describes, found GET /",
+        f"request: expected one that /docs describes, found DELETE {QUEUE}",
+    ]
+    for message in said[2:]:
+        assert message.endswith("create the queue first (`wal3 queue create`, or DelayQueue.create)")
+
+
 def test_body_that_is_not_called_json_is_refused(server: Running) -> None:
     """A web page of another site can send such a request without asking first."""
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         answer = server.ask("POST", f"{QUEUE}/enqueue", b'{"text": "a"}', headers={"content-type": kind})
         assert answer.error == (422, "invalid")
+        assert answer.json["message"].endswith(f"content-type: application/json beside its body, found {kind}")
 
 
 def test_body_that_is_too_large_is_refused_however_it_comes(memory_store: MemoryStore) -> None:

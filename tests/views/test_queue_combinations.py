@@ -354,6 +354,23 @@ def test_question_gets_the_error_of_a_store_that_fails_and_an_answer_later(
         assert queue.stats().pending == 1
 
 
+def test_times_beyond_ten_years_are_kept_as_they_are(memory_store: MemoryStore) -> None:
+    twenty_years_s = 20 * 365 * 86_400
+    with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(lease_s=twenty_years_s)) as queue:
+        now_us = queue.enqueue(b"now").deadline_us
+        later = queue.enqueue(b"later", delay_s=twenty_years_s)
+        (item,) = queue.dequeue()
+
+        assert later.deadline_us - now_us >= twenty_years_s * 10**6
+        assert item.lease_until_us - now_us >= twenty_years_s * 10**6
+        assert queue.extend(item.id, item.token, 2 * twenty_years_s) - now_us >= 2 * twenty_years_s * 10**6
+        for wrong in (float("inf"), 10**13):
+            with pytest.raises(InvalidRequestError, match="delay_s: expected a number of seconds from 0"):
+                queue.enqueue(b"never", delay_s=wrong)
+        waiting = queue.submit(Dequeue(1, timeout_s=float("inf")))
+    assert waiting.result(LIMIT_S) == []
+
+
 def test_only_a_writer_that_takes_a_turn_is_accepted() -> None:
     with pytest.raises(InvalidRequestError, match="writer"):
         QueueOptions(writer=WriterOptions(batch_records_max=100))

@@ -27,7 +27,10 @@ _WORDS = {
     413: "too_large",
     503: "busy",
 }
+# No route has this path, or this method.
+_UNROUTED = frozenset({404, 405})
 _SHOWN_MAX = 3
+_JSON = "application/json"
 _DESCRIPTION = """Delay queues on object storage. `POST /v1/queues/{queue}/enqueue` answers once the item is durable;
 `dequeue` leases due items, and `release` removes one whose work is done.
 
@@ -75,20 +78,27 @@ async def _refused(_: Request, error: Exception) -> Response:
     return answer_of(error)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     """Say where a request is not as described."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
+    kind = request.headers.get("content-type")
+    if found[0]["loc"] == ("body",) and "json" not in (kind or "").lower():
+        message = f"request: expected the header content-type: {_JSON} beside its body, found {kind}"
+        return error_answer(422, "invalid", message)
     said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:_SHOWN_MAX]]
     more = f"; and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
     return error_answer(422, "invalid", f"request: expected it as /docs describes, found {'; '.join(said)}{more}")
 
 
-async def _by_status(_: Request, error: Exception) -> Response:
+async def _by_status(request: Request, error: Exception) -> Response:
     """Answer with what the gate, or the framework, has said."""
     assert isinstance(error, HTTPException)
     word = _WORDS.get(error.status_code, "refused")
-    return error_answer(error.status_code, word, error.detail, headers=dict(error.headers or {}))
+    said = error.detail
+    if error.status_code in _UNROUTED:
+        said = f"request: expected one that /docs describes, found {request.method} {request.url.path}"
+    return error_answer(error.status_code, word, said, headers=dict(error.headers or {}))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

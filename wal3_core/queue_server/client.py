@@ -200,7 +200,8 @@ class QueueClient:
         if word == "unauthorized":
             message = f"{message} (WAL3_QUEUE_TOKEN has the token)"
         again = headers.get("retry-after")
-        if again is not None:
+        # A fenced server needs a person.
+        if again is not None and word != "fenced":
             message = f"{message}; it may succeed in {again} s"
         kind = _ERRORS.get(word) or (InvalidRequestError if status in _INVALID else UnavailableError)
         return kind(message)

@@ -23,7 +23,8 @@ class QueueServerOptions:
     allows, but at least one. A dequeue waits ``wait_s_max`` seconds at most. ``requests_max`` requests are under way at
     a time, those that wait among them. A client (a token, or an address where there are none) may make
     ``requests_per_s`` requests a second, and two seconds' worth at once; 0: no limit. ``queues_max`` queues are open at
-    a time. The end waits ``stop_s_max`` seconds for requests under way.
+    a time: for one more, the one that was used least lately is closed. The end waits ``stop_s_max`` seconds for
+    requests under way.
     """
 
     body_bytes_max: int = 16 * MIB

@@ -1,5 +1,7 @@
 """The queues of a server: each is opened when something is first asked of it, and kept until the server ends.
 
+When more are asked for than it may have open, the one that was used least lately is closed, and opened at its next use.
+
 A queue that another broker has taken stays with that one: this server would take it back, and so could the other, for
 ever. Its requests get FencedError until the server is restarted.
 """
@@ -7,7 +9,9 @@ ever. Its requests get FencedError until the server is restarted.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +32,7 @@ from wal3_core.views.queue import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from wal3_core.storage.object_store import ObjectStore
     from wal3_core.views.queue import Dequeue, Operation, Peeked, QueueOptions, QueueStats
@@ -37,14 +41,18 @@ if TYPE_CHECKING:
 
 # Of calls that block: looks, and what opens and closes queues.
 _THREADS_MAX = 64
+# Of queues that are not open, for a look: each takes as much memory as the queue while it is open, and more.
+_READS_AT_ONCE = 4
 
 
 class OpenQueue:
-    """A queue whose broker is in this process."""
+    """A queue whose broker is in this process, unless it was ``fenced``; ``num_calls`` use it now."""
 
     def __init__(self, queue: DelayQueue) -> None:
         self.queue = queue
         self.definition = queue.definition
+        self.num_calls = 0
+        self.fenced = False
 
 
 class QueueService:
@@ -62,9 +70,12 @@ class QueueService:
         self._store = store
         self._prefix = prefix
         self._queue_options = queue_options
-        self._open: dict[str, OpenQueue] = {}
+        # The one that was used last is last.
+        self._open: OrderedDict[str, OpenQueue] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenQueue]] = {}
+        self._closing: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="wal3-queue-server")
 
     # ------------------------------------------------------------------ which queues there are
@@ -76,7 +87,8 @@ class QueueService:
 
     def is_open(self, name: str) -> bool:
         """Whether a queue's broker is in this process."""
-        return name in self._open
+        held = self._open.get(name)
+        return held is not None and not held.fenced
 
     def definition(self, name: str) -> QueueDefinition:
         """Return the definition of an open queue, and of another one the default."""
@@ -97,19 +109,37 @@ class QueueService:
             raise StoppingError
         found = self._open.get(name)
         if found is not None:
+            self._open.move_to_end(name)
             return found
         opening = self._opening.get(name)
         if opening is None:
             log = self._log(name)
             if len(self._open) + len(self._opening) >= self.options.queues_max:
-                message = f"queue {name}: expected at most {self.options.queues_max} queues to be open, found as many"
-                raise BusyError(message)
+                self._close_an_idle_one(name)
             opening = self._opening[name] = asyncio.create_task(self._take(name, log))
         # Others wait for it, too.
         return await asyncio.shield(opening)
 
+    def _close_an_idle_one(self, wanted: str) -> None:
+        """Begin to close the open queue that was used least lately, and by no call now."""
+        # One that is fenced would be taken back when it is opened again.
+        idle = next((name for name, held in self._open.items() if not held.num_calls and not held.fenced), None)
+        if idle is None:
+            message = f"queue {wanted}: expected at most {self.options.queues_max} queues in use, found as many"
+            raise BusyError(message)
+        self._closing[idle] = asyncio.create_task(self._close(idle, self._open.pop(idle)))
+
+    async def _close(self, name: str, held: OpenQueue) -> None:
+        try:
+            await self.in_thread(held.queue.close)
+        finally:
+            del self._closing[name]
+
     async def _take(self, name: str, log: str) -> OpenQueue:
         try:
+            # No more than the limit are open; and this one is not taken from itself.
+            if self._closing:
+                await asyncio.wait([*self._closing.values()])
             taken = await self.in_thread(
                 lambda: OpenQueue(DelayQueue.open(self._store, log, options=self._queue_options))
             )
@@ -127,26 +157,34 @@ class QueueService:
 
     # ------------------------------------------------------------------ what is asked of them
 
-    async def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
-        """Return the result of an operation once it is durable. OverloadedError while too much waits."""
+    @asynccontextmanager
+    async def _used(self, name: str) -> AsyncIterator[OpenQueue]:
+        """Keep a queue open for a call."""
         held = await self.opened(name)
+        while self._open.get(name) is not held:
+            # Closed again, for another one, before this call went on.
+            held = await self.opened(name)
+        held.num_calls += 1
         try:
-            result = await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
+            yield held
         except Exception as error:
             self._forget(name, held, error)
             raise
-        if isinstance(operation, Define):
-            held.definition = operation.definition
-        return result
+        finally:
+            held.num_calls -= 1
+
+    async def run(self, name: str, operation: Operation) -> Any:  # noqa: ANN401 - each operation has its own result
+        """Return the result of an operation once it is durable. OverloadedError while too much waits."""
+        async with self._used(name) as held:
+            result = await asyncio.wrap_future(held.queue.submit(operation, timeout_s=0))
+            if isinstance(operation, Define):
+                held.definition = operation.definition
+            return result
 
     async def ask(self, name: str, look: Callable[[DelayQueue], T]) -> T:
         """Return what a method of the queue returns that blocks."""
-        held = await self.opened(name)
-        try:
+        async with self._used(name) as held:
             return await self.in_thread(lambda: look(held.queue))
-        except Exception as error:
-            self._forget(name, held, error)
-            raise
 
     async def stats(self, name: str) -> tuple[QueueStats, bool]:
         """Return what a queue holds, and whether its broker says so: else the queue's log, and no broker is fenced."""
@@ -175,10 +213,12 @@ class QueueService:
             except FencedError:
                 pass
         log = self._log(name)
-        return await self.in_thread(lambda: read(log)), False
+        async with self._reads:
+            return await self.in_thread(lambda: read(log)), False
 
     def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
         """Open a queue again at the next request if its name leads to another log, or its broker has failed."""
+        held.fenced = held.fenced or isinstance(error, FencedError)
         lost = isinstance(error, LogReplacedError) or not isinstance(error, LogError)
         if lost and self._open.get(name) is held:
             del self._open[name]
@@ -193,8 +233,13 @@ class QueueService:
 
         What was leased when the client had gone is put back at once.
         """
-        held = await self.opened(name)
-        future = held.queue.submit(operation, timeout_s=0)
+        async with self._used(name) as held:
+            return await self._handed_out(held.queue, operation, gone)
+
+    async def _handed_out(
+        self, queue: DelayQueue, operation: Dequeue, gone: Callable[[], Coroutine[Any, Any, None]]
+    ) -> list[Leased]:
+        future = queue.submit(operation, timeout_s=0)
         answer = asyncio.wrap_future(future)
         ends = [asyncio.create_task(gone()), asyncio.create_task(self._stopping.wait())]
         try:
@@ -203,11 +248,8 @@ class QueueService:
                 return []
             items: list[Leased] = await answer
             if ends[0].done():
-                await self._give_back(held.queue, items)
+                await self._give_back(queue, items)
                 return []
-        except Exception as error:
-            self._forget(name, held, error)
-            raise
         finally:
             # Also when this request is cancelled.
             future.cancel()
@@ -237,7 +279,7 @@ class QueueService:
     async def close(self) -> None:
         """Stop, and close all queues."""
         self.stop()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*self._opening.values(), *self._closing.values(), return_exceptions=True)
         ends = [self.in_thread(held.queue.close) for held in self._open.values()]
         for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, BaseException):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wal3_core.cli.asking import confirm
+from wal3_core.cli.failures import Failure
 from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, size, time
 from wal3_core.cli.queue_input import Enqueuing
 from wal3_core.cli.queue_letters import bury, dead, extend, kick, release, requeue
@@ -16,9 +17,12 @@ from wal3_core.cli.queues import prefix_option, queue_argument, queues_options
 from wal3_core.cli.session import Session, json_option, lines_option, pass_session
 from wal3_core.cli.tables import show_table
 from wal3_core.cli.times import Duration, Time
+from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.views.queue import QueueDefinition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wal3_core.cli.queues import Queues
     from wal3_core.queue_server.item_json import Json
 
@@ -183,16 +187,33 @@ def dequeue(queues: Queues, *, name: str, wanted: int, wait_s: float, lease_s: f
 def stats(queues: Queues, *, names: tuple[str, ...], as_json: bool) -> None:
     """Show how many items each QUEUE holds, or each queue there is. Fences no process.
 
+    A queue that cannot be read hides no others: it is named after them.
+
     \b
     Examples:
       wal3 queue stats
       wal3 queue stats jobs --json | jq .due
     """
-    found = {name: queues.stats(name) for name in names or queues.names()}
+    found: dict[str, Json] = {}
+    unread: list[CorruptError | InvalidRequestError] = []
+    for name in names or queues.names():
+        try:
+            found[name] = queues.stats(name)
+        except (CorruptError, InvalidRequestError) as error:
+            unread.append(error)
     if as_json:
         for name, each in found.items():
             print_json({"queue": name, **each})
-        return
+    elif found or not unread:
+        _show_stats(found)
+    if len(unread) == 1:
+        raise unread[0]
+    if unread:
+        message = f"expected to read each queue, found {len(unread):,} that cannot be, the first one: {unread[0]}"
+        raise Failure(message)
+
+
+def _show_stats(found: Mapping[str, Json]) -> None:
     rows = [
         (
             name,

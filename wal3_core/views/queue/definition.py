@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import integer, make_plain, optional, seconds
+from wal3_core.arguments import integer, make_plain, optional
 from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.snapshot import check_format_version
 from wal3_core.options import MIB, check_ranges
-from wal3_core.views.queue.items import whole_ms
+from wal3_core.views.queue.items import a_delay, whole_ms
 
 if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonValue
@@ -42,7 +42,7 @@ class QueueDefinition:
         """Refuse values of a wrong type or out of range."""
         make_plain(
             self,
-            lease_s=seconds,
+            lease_s=a_delay,
             max_deliveries=optional(integer),
             value_bytes_max=integer,
             items_max=optional(integer),

@@ -15,6 +15,7 @@ from wal3_core.views.queue.broker import Broker
 from wal3_core.views.queue.creating import create_queue
 from wal3_core.views.queue.definition import QueueDefinition
 from wal3_core.views.queue.items import NewItem, positive
+from wal3_core.views.queue.loading import expecting_a_queue
 from wal3_core.views.queue.operations import (
     Bury,
     Define,
@@ -77,7 +78,8 @@ class DelayQueue:
 
         InvalidRequestError when the log is no queue; nothing is written then.
         """
-        return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
+        with expecting_a_queue():
+            return cls(store, log, options or QueueOptions(), runtime or shared_runtime())
 
     @classmethod
     @checked(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import integer, make_plain, optional, record_bytes, seconds, wrong
+from wal3_core.arguments import integer, make_plain, number, optional, record_bytes, wrong
 from wal3_core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def a_time(value: object, name: str) -> int:
 
 
 def a_delay(value: object, name: str) -> float:
-    """Take a number of seconds from 0."""
-    plain = seconds(value, name)
+    """Take a number of seconds from 0: not cut to the longest wait, as nothing is due early."""
+    plain = number(value, name)
     if not 0 <= plain <= TIME_US_MAX / 10**6:
         raise wrong(name, "a number of seconds from 0 to 10**12", value)
     return plain

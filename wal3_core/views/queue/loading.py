@@ -7,12 +7,13 @@ Source: docs/protocol.md, "Delay queue".
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError
+from wal3_core.errors import CorruptError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.options import Limits
 from wal3_core.runtime.loggers import QUEUE
@@ -55,6 +56,17 @@ _OF_ITEMS = (encoding.VALUE, encoding.STATE)
 # How many records of others may lie behind the last of a queue that has lost its cursor.
 _FOREIGN_MAX = 100_000
 _TRIES_MAX = 8
+
+
+@contextlib.contextmanager
+def expecting_a_queue() -> Iterator[None]:
+    """Say of a log that does not exist how a queue is made: `wal3 init` makes none."""
+    try:
+        yield
+    except LogNotFoundError as error:
+        found, _, _ = str(error).partition(": initialize the log first")
+        message = f"{found}: create the queue first (`wal3 queue create`, or DelayQueue.create)"
+        raise LogNotFoundError(message) from error
 
 
 class _Value(NamedTuple):
@@ -215,8 +227,13 @@ class QueueLoader:
         witness = self._cursor(manifest)
         if witness is None or witness.cursor.position.offset > meta.as_of:
             return None
-        parts = [self._body(offset, manifest) for offset in meta.parts]
-        return decode(parts, meta.last_id, what=f"queue {self._url}: checkpoint at {meta.as_of}")
+        try:
+            parts = [self._body(offset, manifest) for offset in meta.parts]
+            return decode(parts, meta.last_id, what=f"queue {self._url}: checkpoint at {meta.as_of}")
+        except CorruptError as error:
+            # All that it says is in the log, too. A fragment that is damaged is found again on the way there.
+            QUEUE.warning("%s: the queue is read from all of its log instead", error)
+            return None
 
     def _fold(self, batch: pa.RecordBatch, tail: _Tail, meta: Meta) -> Tail:
         """Take note of records; return how much they are."""

@@ -67,7 +67,7 @@ class Dequeue:
 
 
 def _a_timeout(value: object, name: str) -> float:
-    return a_delay(min(value, 10.0**11) if isinstance(value, float) else value, name)
+    return a_delay(min(value, 10**11) if isinstance(value, int | float) else value, name)
 
 
 @dataclass(frozen=True, slots=True)

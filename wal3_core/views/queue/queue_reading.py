@@ -14,7 +14,7 @@ from wal3_core.storage.object_store import a_store
 from wal3_core.views.queue.answering import peeked
 from wal3_core.views.queue.clock import QueueClock
 from wal3_core.views.queue.items import positive
-from wal3_core.views.queue.loading import CURSOR, QueueLoader
+from wal3_core.views.queue.loading import CURSOR, QueueLoader, expecting_a_queue
 from wal3_core.views.queue.values import Values
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def read_queue_stats(store: ObjectStore, log: str, *, runtime: Runtime | None = 
     broker takes it back.
     """
     runtime = runtime or shared_runtime()
-    loaded = QueueLoader(store, log, ReaderOptions(), runtime).load()
+    with expecting_a_queue():
+        loaded = QueueLoader(store, log, ReaderOptions(), runtime).load()
     clock = QueueClock(runtime)
     clock.begin_at(loaded.meta.now_ms)
     return loaded.state.stats(clock.now_ms(), 0)
@@ -69,7 +70,8 @@ def _read_items(
     loader = QueueLoader(store, log, ReaderOptions(), runtime)
     found = ""
     while True:
-        state = loader.load().state
+        with expecting_a_queue():
+            state = loader.load().state
         wanted = peeked(choose(state))
         values = Values(loader.reader, _CACHE_BYTES, runtime, f"{store.url}/{log}")
         try:
