@@ -26,6 +26,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.errors import ContentionError as ContentionError
     from wal3_core.errors import CorruptError as CorruptError
     from wal3_core.errors import CursorConflictError as CursorConflictError
+    from wal3_core.errors import FeedMovedError as FeedMovedError
     from wal3_core.errors import FencedError as FencedError
     from wal3_core.errors import GarbageCollectedError as GarbageCollectedError
     from wal3_core.errors import HaltedError as HaltedError
@@ -237,7 +238,7 @@ _HOMES = {
     "FeedReader": "wal3_core.views.feed.feed_reader",
     "FeedSubscription": "wal3_core.views.feed.feed_subscription",
     "FeedWriter": "wal3_core.views.feed.feed_writer",
-    "FencedError": "wal3_core.errors",
+    **dict.fromkeys(("FeedMovedError", "FencedError"), "wal3_core.errors"),
     "FinishedRollUp": "wal3_core.fleet.rollup",
     "Fleet": "wal3_core.fleet.fleet",
     "FleetOptions": "wal3_core.fleet.fleet_options",

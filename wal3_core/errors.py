@@ -4,7 +4,8 @@
     ├── InvalidRequestError          the caller's input; nothing was changed
     │   ├── LogNotFoundError         no log of that name
     │   ├── LogExistsError           a log of that name exists already
-    │   └── ClosedError              the writer was closed, or the log opened before a fork
+    │   ├── ClosedError              what was called is closed, or was opened before a fork
+    │   └── FeedMovedError           the feed goes on in another log: open ``successor`` at ``position``
     ├── AppendError                  an append was not acknowledged
     │   ├── NotDurableError          they are not in the log and never will be: safe to append again
     │   │   ├── ContentionError      ... because they lost their place to other writers too often
@@ -54,7 +55,16 @@ class LogExistsError(InvalidRequestError):
 
 
 class ClosedError(InvalidRequestError):
-    """The writer was closed, or the object was opened before this process was forked; open another."""
+    """The object was closed, or opened before this process was forked; open another."""
+
+
+class FeedMovedError(InvalidRequestError):
+    """The feed's log is sealed and was received to its end; it goes on in the log ``successor``, at ``position``."""
+
+    def __init__(self, message: str, *, successor: str = "", position: str = "") -> None:
+        super().__init__(message)
+        self.successor = successor
+        self.position = position
 
 
 class AppendError(LogError):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from examples.message_server.frames import UNACKNOWLEDGED_MAX, encoded
 from wal3_core import (
     AtTime,
+    FeedMovedError,
     FeedReader,
     FeedWriter,
-    InvalidRequestError,
     LogPosition,
     LogReader,
     OverloadedError,
@@ -47,7 +48,6 @@ class Memory:
         self._log = log
         self._writer = writer
         self._pool = pool
-        self._log_id = FeedReader.open(store, log, options=READER).position.partition(":")[0]
         # What is not yet durable, by the id that its client has chosen.
         self._in_flight: dict[str, asyncio.Future[LogPosition]] = {}
 
@@ -63,7 +63,7 @@ class Memory:
 
     def token(self, position: LogPosition) -> str:
         """Return the resume token of the place right after a message."""
-        return f"{self._log_id}:{position.offset + 1}"
+        return self._writer.position_after(position)
 
     async def end(self) -> str:
         """Return the resume token of the place after the last message."""
@@ -152,16 +152,13 @@ class Follower:
     def _take(self) -> list[str]:
         frames: list[str] = []
         num_chars = 0
-        try:
+        # If the feed goes on in another log, its clients hear that this one is sealed.
+        with contextlib.suppress(FeedMovedError):
             message = self._reader.recv(WAIT_S)
             while message is not None:
                 frames.append(self._frame(message))
                 num_chars += len(frames[-1])
                 message = self._reader.recv(NO_WAIT_S) if num_chars < ON_THE_WAY_MAX else None
-        except InvalidRequestError:
-            # The feed goes on in another log: its clients hear that this one is sealed.
-            if not self.ended:
-                raise
         return frames
 
     def _frame(self, message: FeedMessage) -> str:

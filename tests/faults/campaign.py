@@ -22,7 +22,7 @@ from tests.faults.plans import Script
 from tests.faults.queue_mutants import QUEUE_WORLD_MUTANTS
 from tests.faults.queue_worlds import queue_story
 from tests.faults.story import Story
-from tests.faults.view_consumers import drawn_view_story
+from tests.faults.view_casts import drawn_view_story
 from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
@@ -94,8 +94,7 @@ def broken(story: Story) -> str | None:
 
 def view_story(seed: int) -> Story:
     """Make the story of a seed about subscriptions and consumers by key."""
-    cast, end = drawn_view_story(random.Random(seed))
-    return Story(seed, cast=cast, end=end)
+    return drawn_view_story(seed, random.Random(seed))
 
 
 # Of each kind of world: how it is made from a seed, and the defects that it must find.

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.campaign import broken
-from tests.faults.story import Story
-from tests.faults.view_consumers import drawn_key_consuming, drawn_subscribing, drawn_view_cast
+from tests.faults.view_casts import drawn_view_story
+from tests.faults.view_consumers import drawn_key_consuming, drawn_subscribing
 from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
+    from tests.faults.story import Story
     from tests.faults.view_consumers import KeyConsuming, Subscribing
 
 SEEDS = 20
@@ -25,9 +26,7 @@ HAPPENED = {"given", "given again", "pruned", "killed", "frozen"}
 
 
 def _story(seed: int, drawn: Drawn) -> Story:
-    dice = random.Random(seed)
-    consuming = drawn(dice)
-    return Story(seed, cast=drawn_view_cast(dice, consuming), end=consuming.drain)
+    return drawn_view_story(seed, random.Random(seed), drawn)
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.faults.actors import Actor, Freezer, Reaper, append_once, drawn_options
-from tests.faults.collectors import Collecting
-from tests.faults.cursor_mover import Consumer
+from tests.faults.actors import append_once
 from tests.faults.store import LOG, SimStore
 from wal3_core import (
     FeedSubscription,
@@ -47,6 +45,7 @@ class Ledger:
 
     # The first offset that it was ever to get; None until it is opened.
     start: int | None = None
+    opened_s: float = 0.0
     # Acknowledged or finished by any process, and by a save that returned.
     done: set[int] = field(default_factory=set)
     saved: set[int] = field(default_factory=set)
@@ -54,15 +53,21 @@ class Ledger:
     gone: set[int] = field(default_factory=set)
     given: Counter[int] = field(default_factory=Counter)
 
-    def opened(self, floor: int) -> None:
+    def opened(self, stage: Stage, floor: int) -> None:
         """Note where it was opened: two that open it at once, for the first time, may begin at different places."""
         if self.start is None or not self.given:
             self.start = min(floor, self.start or floor)
+            self.opened_s = stage.simulation.now_s
 
     def check_complete(self, stage: Stage, wanted: dict[int, Message]) -> None:
-        """Check that each message in the log's history was done by a process, or reported as gone."""
+        """Check that each message in the log's history was done by a process, or reported as gone.
+
+        What had been compacted away before it was opened was never to be given.
+        """
         assert self.start is not None
-        skipped = [offset for offset in wanted if offset >= self.start and offset not in self.done | self.gone]
+        dropped = {offset for offset, at_s in stage.world.oracle.dropped.items() if at_s <= self.opened_s}
+        seen = self.done | self.gone | dropped
+        skipped = [offset for offset in wanted if offset >= self.start and offset not in seen]
         assert not skipped, f"skipped: {skipped}"
         stage.world.fired["given"] += len(self.given)
         stage.world.fired["given again"] += sum(count > 1 for count in self.given.values())
@@ -131,14 +136,14 @@ class Subscribing:
     def play(self, stage: Stage, process: SimProcess) -> None:
         _repeat(stage, process, self.rounds, self._receive)
 
-    def open(self, store: SimStore) -> FeedSubscription:
+    def open(self, stage: Stage, store: SimStore) -> FeedSubscription:
         opened = FeedSubscription.open(store, LOG, NAME, topics=TOPIC, options=self.options, runtime=store.process)
-        self.ledger.opened(opened.floor)
+        self.ledger.opened(stage, opened.floor)
         return opened
 
     def _receive(self, stage: Stage, store: SimStore, dice: Random) -> None:
         saved = set(self.ledger.saved)
-        subscription = self.open(store)
+        subscription = self.open(stage, store)
         held: list[Delivery | Gap] = []
         acked: set[int] = set()
         for _ in range(dice.randrange(1, 25)):
@@ -164,7 +169,10 @@ class Subscribing:
         if isinstance(item, Gap):
             assert not self.options.pins, f"a subscription that pins has lost {item}"
             assert oracle.manifest is not None
-            assert item.limit <= oracle.manifest.first.position.offset, f"{item}, and the log still has records there"
+            first = oracle.manifest.first.position.offset
+            left = [offset for offset in range(max(first, item.start), item.limit) if offset not in oracle.dropped]
+            assert not left, f"{item}, and the log still has {left}"
+            stage.world.fired["gaps of compaction"] += item.limit > first
             twice = done.intersection(range(item.start, item.limit))
             stage.world.fired["gaps"] += 1
         else:
@@ -185,12 +193,12 @@ class Subscribing:
     def drain(self, stage: Stage, operator: SimProcess) -> None:
         """With every fault healed, all that is left is given once."""
         store = _operated(stage, operator)
-        with self.open(store) as subscription:
+        with self.open(stage, store) as subscription:
             done = set(self.ledger.saved)
             while (item := subscription.recv(0)) is not None:
                 self.see(stage, item, done)
                 done |= self.acknowledge(subscription, item)
-        with self.open(store) as subscription:
+        with self.open(stage, store) as subscription:
             assert subscription.recv(0) is None, "given again after it was closed"
         self.ledger.check_complete(stage, _wanted(stage))
 
@@ -206,15 +214,15 @@ class KeyConsuming:
     def play(self, stage: Stage, process: SimProcess) -> None:
         _repeat(stage, process, self.rounds, self._consume)
 
-    def _open(self, store: SimStore) -> KeyedConsumer:
+    def _open(self, stage: Stage, store: SimStore) -> KeyedConsumer:
         log = KeyedLog.open(store, LOG, options=self.options, runtime=store.process)
         opened = log.consumer(NAME, prefix=PREFIX)
-        self.ledger.opened(opened.floor)
+        self.ledger.opened(stage, opened.floor)
         return opened
 
     def _consume(self, stage: Stage, store: SimStore, dice: Random) -> None:
         saved = set(self.ledger.saved)
-        consumer = self._open(store)
+        consumer = self._open(stage, store)
         slow = dice.choice(TOPICS).encode()
         finished: set[int] = set()
         for record in consumer.follow(idle_s=dice.choice((0.0, 2.0))):
@@ -250,7 +258,7 @@ class KeyConsuming:
     def drain(self, stage: Stage, operator: SimProcess) -> None:
         """With every fault healed, all that is left is given, and the counts agree with it."""
         store, saved = _operated(stage, operator), set(self.ledger.saved)
-        consumer = self._open(store)
+        consumer = self._open(stage, store)
         lags, found = consumer.lags(), Counter[bytes]()
         for record in consumer.follow(idle_s=0.0):
             self._see(stage, record, saved)
@@ -258,31 +266,9 @@ class KeyConsuming:
             self._finish(stage, consumer, record)
         assert lags == dict(found), f"counted {lags}, given {dict(found)}"
         assert consumer.save() == 0
-        again = self._open(store)
+        again = self._open(stage, store)
         assert list(again.follow(idle_s=0.0)) == [], "given again after it was saved"
         self.ledger.check_complete(stage, _wanted(stage))
-
-
-def drawn_view_cast(dice: Random, consuming: Subscribing | KeyConsuming) -> dict[str, Actor]:
-    """Publishers, two processes of one name, and collections that follow them."""
-    pace_s = dice.choice((0.1, 1.0))
-    cast: dict[str, Actor] = {
-        "publisher0": Publisher(drawn_options(dice), 12, pace_s),
-        "consuming0": consuming,
-        # It would not be collected without a cursor; this one runs ahead.
-        "ahead": Consumer("ahead", 40, pace_s / 2),
-        "collector": Collecting(8, pace_s * 2),
-    }
-    chances: dict[str, tuple[float, Actor]] = {
-        "publisher1": (0.5, Publisher(drawn_options(dice), 8, pace_s)),
-        "consuming1": (0.5, consuming),
-        "reaper": (0.5, Reaper("consuming0", dice.random() * pace_s * 8, consuming)),
-        "freezer": (
-            0.3,
-            Freezer("consuming0", dice.random() * 3, 20.0, clock_stops=False),
-        ),
-    }
-    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
 
 
 def drawn_subscribing(dice: Random) -> Subscribing:
@@ -302,9 +288,3 @@ def drawn_key_consuming(dice: Random) -> KeyConsuming:
     """A reader that keeps little, so that reads meet collections."""
     options = KeyedOptions(reader=READING, keys_cached_bytes_max=dice.choice((0, 2**20)), bodies_cached_bytes_max=0)
     return KeyConsuming(Ledger(), options, dice.choice((2, 6)))
-
-
-def drawn_view_story(dice: Random) -> tuple[dict[str, Actor], Callable[[Stage, SimProcess], None]]:
-    """Draw a cast, and what its story ends with."""
-    consuming = dice.choice((drawn_subscribing, drawn_key_consuming))(dice)
-    return drawn_view_cast(dice, consuming), consuming.drain

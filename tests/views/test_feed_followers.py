@@ -7,29 +7,35 @@ import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.seals import collect as collected_to
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import (
+    ClosedError,
     Delivery,
+    FeedMovedError,
     FeedReader,
     FeedSubscription,
     FeedWriter,
     Gap,
-    InvalidRequestError,
+    GarbageCollectedError,
     LogReader,
+    LogReplacedError,
     SubscriptionOptions,
     WriterOptions,
+    destroy,
     initialize_successor,
     seal,
 )
-from wal3_core.views.feed import recent
+from wal3_core.views.feed import recent, tail
 from wal3_core.views.feed.vigil import Vigil
 
 from .feeds import DEADLINE_S, READER, SINGLE, published, received, simulated
-from .subscribing import AT_ONCE
+from .subscribing import AT_ONCE, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +109,7 @@ def test_followers_get_every_message_in_order_while_others_are_slow_or_leave_or_
 
 def test_follower_that_fails_while_it_watches_leaves_the_watch_to_another(memory_store: MemoryStore) -> None:
     def work(_: MemoryStore, process: SimProcess) -> list[str]:
-        vigil, done = Vigil(process), []
+        vigil, done, follower = Vigil(process), [], SimpleNamespace(closed=False)
 
         def failing() -> None:
             process.sleep(1.0)
@@ -111,12 +117,12 @@ def test_follower_that_fails_while_it_watches_leaves_the_watch_to_another(memory
 
         def first() -> None:
             with pytest.raises(KeyboardInterrupt):
-                vigil.wait(0, None, failing)
+                vigil.wait(0, None, failing, follower)
             done.append("failed")
 
         def second() -> None:
             process.sleep(0.5)
-            vigil.wait(0, None, vigil.tell)
+            vigil.wait(0, None, vigil.tell, follower)
             done.append("woken")
 
         for each in (first, second):
@@ -156,7 +162,9 @@ def test_time_to_wait_is_kept_while_the_store_hangs_and_nothing_is_missed_then(
     assert found.message == 1
 
 
-def test_end_of_a_sealed_log_names_the_successor_in_which_the_feed_goes_on(memory_store: MemoryStore) -> None:
+def test_end_of_a_sealed_log_names_the_successor_and_the_place_there_where_the_feed_goes_on(
+    memory_store: MemoryStore,
+) -> None:
     published(memory_store, [1, 2])
     reader = FeedReader.open(memory_store, "f")
     subscription = FeedSubscription.open(memory_store, "f", "s", options=AT_ONCE)
@@ -174,10 +182,153 @@ def test_end_of_a_sealed_log_names_the_successor_in_which_the_feed_goes_on(memor
         subscription.acknowledge(item)
     for follower in (reader, subscription):
         for _ in range(2):
-            with pytest.raises(InvalidRequestError, match=r"sealed at offset 3.*goes on in log g: open that one"):
+            with pytest.raises(FeedMovedError, match=r"sealed at offset 3.*goes on in log g: open that one") as moved:
                 follower.recv(0)
+            assert moved.value.successor == "g"
         assert follower.ended
-    assert received(FeedReader.open(memory_store, "g")) == [3]
+        assert received(FeedReader.open(memory_store, "g", start=moved.value.position)) == [3]
+    assert received(FeedReader.open(memory_store, "g", start=reader.position)) == [3]
+    onwards = FeedSubscription.open(memory_store, "g", "s", start=moved.value.position, options=AT_ONCE)
+    assert messages([item for item in [onwards.recv(0)] if item is not None]) == [3]
+
+
+def test_messages_of_a_successor_that_were_collected_before_the_feed_went_on_there_are_not_skipped(
+    memory_store: MemoryStore,
+) -> None:
+    published(memory_store, [1])
+    reader = FeedReader.open(memory_store, "f")
+    seal(memory_store, "f", reason="full", successor="g")
+    initialize_successor(memory_store, "f")
+    published(memory_store, [2, 3], log="g")
+    collected_to(memory_store, "g", 3)
+    assert reader.recv(0) is not None
+    with pytest.raises(FeedMovedError) as moved:
+        reader.recv(0)
+
+    with pytest.raises(GarbageCollectedError, match="from 3, found 2"):
+        FeedReader.open(memory_store, "g", start=moved.value.position)
+
+
+def test_place_in_a_log_before_the_one_that_was_sealed_is_refused(memory_store: MemoryStore) -> None:
+    published(memory_store, [1])
+    old = FeedReader.open(memory_store, "f").position
+    for log, successor in (("f", "g"), ("g", "h")):
+        seal(memory_store, log, reason="full", successor=successor)
+        initialize_successor(memory_store, log)
+    published(memory_store, [2], log="h")
+
+    with pytest.raises(LogReplacedError):
+        FeedReader.open(memory_store, "h", start=old)
+
+
+@pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
+@pytest.mark.parametrize("watches", [True, False])
+def test_thread_that_waits_is_woken_when_its_follower_is_closed(
+    memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription], *, watches: bool
+) -> None:
+    def work(store: MemoryStore, process: SimProcess) -> tuple[float, object]:
+        published(store, [0])
+        counting = CountingStore(store)
+        first, second = (follow(counting, "f", start="end", runtime=process) for _ in range(2))
+        closed, other = (first, second) if watches else (second, first)
+        ends: dict[object, float] = {}
+
+        def waits(follower: FeedReader | FeedSubscription) -> None:
+            with contextlib.suppress(ClosedError):
+                assert follower.recv(100.0) is None
+            ends[follower] = process.monotonic_s()
+
+        for each in (first, second):
+            process.spawn(partial(waits, each))
+            process.sleep(0.5)
+        process.sleep(20.0)
+        closed_s = process.monotonic_s()
+        closed.close()
+        process.sleep(200.0)
+        with pytest.raises(ClosedError):
+            closed.recv(0)
+        assert ends[other] - closed_s > 70.0
+        return ends[closed] - closed_s, None
+
+    assert memory_store
+    waited_s, _ = simulated(work)
+    assert waited_s <= 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
+def test_thread_that_waits_for_a_store_that_hangs_is_woken_when_its_follower_is_closed(
+    memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
+) -> None:
+    published(memory_store, [0])
+    store, answers, asked = FaultyStore(memory_store), threading.Event(), threading.Event()
+    follower = follow(store, "f", start="end")
+
+    def hangs(_kind: str, _path: str) -> None:
+        asked.set()
+        assert answers.wait(DEADLINE_S)
+
+    store.before = hangs
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(follower.recv)
+            assert asked.wait(DEADLINE_S)
+            store.before = None
+            follower.close()
+
+            with pytest.raises(ClosedError):
+                waiting.result(DEADLINE_S)
+    finally:
+        answers.set()
+
+
+def test_full_subscription_is_woken_when_it_is_closed(memory_store: MemoryStore) -> None:
+    published(memory_store, [0, 1])
+    subscription = FeedSubscription.open(
+        memory_store, "f", "s", options=SubscriptionOptions(prefetch_max=1, ack_wait_s=600)
+    )
+    assert subscription.recv(0) is not None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(subscription.recv)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        subscription.close()
+
+        with pytest.raises(ClosedError):
+            waiting.result(DEADLINE_S)
+
+
+def test_place_that_publish_gives_becomes_a_position_right_after_its_message(memory_store: MemoryStore) -> None:
+    with FeedWriter.open_or_initialize(memory_store, "f") as writer:
+        places = [writer.publish("t", number) for number in range(4)]
+        positions = [writer.position_after(place.result(DEADLINE_S)) for place in places]
+    reader = FeedReader.open(memory_store, "f")
+
+    given = [(reader.recv(0), reader.position) for _ in range(4)]
+
+    assert [position for _, position in given] == positions
+    assert received(FeedReader.open(memory_store, "f", start=positions[1])) == [2, 3]
+    destroy(memory_store, "f")
+    published(memory_store, [5, 6, 7, 8])
+    with pytest.raises(LogReplacedError):
+        FeedReader.open(memory_store, "f", start=positions[1])
+
+
+def test_fragments_that_followers_share_are_bounded_by_their_decoded_bytes(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some megabytes of spaces take a few kilobytes on storage."""
+    monkeypatch.setattr(tail, "SHARED_BYTES_MAX", 2**20)
+    published(memory_store, [" " * 400_000] * 8)
+    reader = FeedReader.open(memory_store, "f")
+    stored = sum(each.num_bytes for each in LogReader.open(memory_store, "f").scan())
+
+    assert len(received(reader)) == 8
+
+    held = [found.result(0).table.nbytes for _, found in reader._tail._fragments_shared.values()]
+    assert stored < 2**18
+    assert 400_000 < sum(held) <= 2**20
+    assert sum(size for size, _ in reader._tail._fragments_shared.values()) == reader._tail._num_bytes
 
 
 @pytest.mark.parametrize("limit", ["RECORDS_MAX", "BYTES_MAX", "FRAGMENTS_MAX"])

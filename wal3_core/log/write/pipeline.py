@@ -16,6 +16,7 @@ from wal3_core.storage.retry import for_store
 if TYPE_CHECKING:
     from wal3_core.log.write.batch import Entry
     from wal3_core.log.write.marking import Marks
+    from wal3_core.model.paths import LogId
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
@@ -42,6 +43,11 @@ class Pipeline:
         self._closed = False
 
     # ------------------------------------------------------------------ what the writer calls
+
+    @property
+    def log_id(self) -> LogId:
+        """Which life of the log it appends to."""
+        return self._manifests.log_id()
 
     def submit(self, entry: Entry, timeout_s: float | None = None) -> None:
         """Queue an append; blocks while too many bytes wait to become durable, OverloadedError after ``timeout_s``."""

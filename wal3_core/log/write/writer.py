@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.marking import Marks
     from wal3_core.log.write.stats import WriterStats
     from wal3_core.log.write.table_columns import Rows
+    from wal3_core.model.paths import LogId
     from wal3_core.model.position import LogPosition
     from wal3_core.model.record import Message
     from wal3_core.storage.object_store import ObjectStore
@@ -130,6 +131,11 @@ class LogWriter:
     def options(self) -> WriterOptions:
         """The writer's limits."""
         return self._options
+
+    @property
+    def log_id(self) -> LogId:
+        """The id of this life of the log: another one after the log was destroyed and its name used again."""
+        return self._pipeline.log_id
 
     def append(self, body: bytes | None, *, key: bytes | None = None, expect_next: int | None = None) -> LogPosition:
         """Append one record and block until it is durable; return its position.

@@ -34,7 +34,7 @@ BYTES_TAKEN_MAX = 2**22
 
 
 class FeedReader:
-    """Receives the messages of a log in order, from a place on. Owns no thread; for one thread at a time.
+    """Receives the messages of a log in order, from a place on. Owns no thread; one thread at a time receives.
 
     Readers of one log and store in a process share what they fetch: a hundred of them cost one GET per new fragment.
     Nothing is skipped: a message that was collected before it was received is a GarbageCollectedError. In a log that is
@@ -97,15 +97,15 @@ class FeedReader:
 
         Without a timeout it waits for ever; with 0 it looks at the log, to its end, and does not wait. A commit of this
         process wakes it at once. Others are found by polling, as ``ReaderOptions`` say: all readers of the log together
-        cost one conditional GET per poll. InvalidRequestError, naming it, when the log is sealed, all its messages were
-        received, and the feed goes on in a successor.
+        cost one conditional GET per poll. FeedMovedError, naming it, when the log is sealed, all its messages were
+        received, and the feed goes on in a successor. ClosedError once another thread has called ``close``.
         """
         limit_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
         while True:
             self._looking.begin(limit_s, at_once=timeout_s == 0)
             message = None
             with contextlib.suppress(TimeIsOverError):
-                message = self._next(self._looking.limit_s)
+                message = self._next(limit_s if timeout_s else None)
             if message is not None or ends(self, self._following, self._tail.url) or not self._looking.pause(limit_s):
                 return message
 
@@ -121,8 +121,12 @@ class FeedReader:
         self._begin(begun_at(at, self._tail.newest(self._runtime.monotonic_s()), self._log))
         return self.recv(timeout_s)
 
+    def close(self) -> None:
+        """End ``recv``, now and later, with ClosedError: from any thread. A reader that is not closed costs nothing."""
+        self._looking.close()
+
     def __iter__(self) -> Iterator[FeedMessage]:
-        """Go through the messages, and wait for more, until the feed has ``ended``."""
+        """Go through the messages, and wait for more, until the feed has ``ended``. Errors as ``recv``."""
         while (message := self.recv()) is not None:
             yield message
 

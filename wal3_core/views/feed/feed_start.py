@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.arguments import integer, text, wrong
-from wal3_core.errors import InvalidRequestError
+from wal3_core.errors import FeedMovedError, InvalidRequestError
 from wal3_core.log.read.scan import BegunAtTime, begun, check_start
 from wal3_core.model.position import AtTime
-from wal3_core.views.feed.messages import start_of
+from wal3_core.views.feed.messages import start_of, token_of
 
 if TYPE_CHECKING:
     from wal3_core.log.read.following import Following
@@ -54,7 +54,7 @@ def begun_at(start: str | AtTime, manifest: Manifest, log: str) -> int | BegunAt
             assert isinstance(fixed, BegunAtTime)
             place = fixed
         case _:
-            place = start_of(start, manifest.log_id, log)
+            place = start_of(start, manifest, log)
     check_start(manifest, place)
     return place
 
@@ -65,13 +65,15 @@ class _Follower(Protocol):
 
 
 def ends(follower: _Follower, following: Following | None, log: str) -> bool:
-    """Return whether a feed has ended; InvalidRequestError if it goes on in another log, a successor."""
+    """Return whether a feed has ended; FeedMovedError if it goes on in another log, a successor."""
     ended = follower.ended
-    seal = following.sealed.seal if ended and following is not None and following.sealed is not None else None
-    if following is not None and seal is not None and seal.successor is not None:
+    sealed = following.sealed if ended and following is not None else None
+    if sealed is not None and sealed.seal is not None and sealed.seal.successor is not None:
+        successor, offset = sealed.seal.successor, sealed.next.position.offset
+        position = token_of(sealed.log_id, offset)
         message = (
-            f"feed {log}: expected an open log, found it sealed at offset {following.start}, and all its messages"
-            f" received: the feed goes on in log {seal.successor}: open that one, at its beginning"
+            f"feed {log}: expected an open log, found it sealed at offset {offset}, and all its messages received: the"
+            f" feed goes on in log {successor}: open that one at {position}"
         )
-        raise InvalidRequestError(message)
+        raise FeedMovedError(message, successor=successor, position=position)
     return ended

@@ -52,7 +52,6 @@ class FeedSubscription:
         self._outstanding = Outstanding(saved.position, saved.state.done)
         self._saver = Saver(saved, self._outstanding, self._lock, options=options, runtime=runtime)
         self._looking = Looking(tail, runtime)
-        self._closed = False
         self._following: Following | None = None
         self._acks = f"{tail.url}#{runtime.token()}"
 
@@ -121,19 +120,14 @@ class FeedSubscription:
         """
         limit_s = None if timeout_s is None else self._runtime.monotonic_s() + timeout_s
         while True:
-            self._check_open()
+            self._saver.raise_failure()
             acks = self._runtime.await_topic(self._acks, -1, 0.0)
-            self._looking.begin(limit_s, at_once=timeout_s == 0, shared=True)
+            self._looking.begin(limit_s, at_once=timeout_s == 0)
             item = None
             with contextlib.suppress(TimeIsOverError):
                 item = self._next(limit_s if timeout_s else None)
             if item is not None or ends(self, self._following, self._tail.url) or not self._pause(acks, limit_s):
                 return item
-
-    def _check_open(self) -> None:
-        self._saver.raise_failure()
-        if self._closed:
-            raise InvalidRequestError("subscription: expected an open one, found it closed")
 
     def _pause(self, acks: int, limit_s: float | None) -> bool:
         with self._lock:
@@ -182,8 +176,12 @@ class FeedSubscription:
         self._saver.save(looks=True)
 
     def close(self) -> None:
-        """Save what is acknowledged, now and later, and deliver nothing more. After an error, call it again."""
-        self._closed = True
+        """Save what is acknowledged, now and later, and deliver nothing more. After an error, call it again.
+
+        Threads that wait in ``recv`` get ClosedError.
+        """
+        self._looking.close()
+        self._runtime.publish(self._acks)
         self._saver.close()
 
     def __enter__(self) -> Self:

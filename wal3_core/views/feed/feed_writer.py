@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from wal3_core.arguments import checked, optional, seconds
+from wal3_core.arguments import checked, instance_of, optional, seconds
 from wal3_core.log.write.writer import LogWriter
+from wal3_core.model.position import LogPosition
 from wal3_core.views.feed.encoding import packed
+from wal3_core.views.feed.messages import token_of
 from wal3_core.views.feed.topics import check_topic
 
 if TYPE_CHECKING:
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wal3_core.log.write.stats import WriterStats
-    from wal3_core.model.position import LogPosition
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
@@ -54,6 +55,14 @@ class FeedWriter:
         ``timeout_s`` seconds at most (0: not at all); then OverloadedError: the message is certainly not in the log.
         """
         return self._writer.submit(packed(message), key=topic.encode(), timeout_s=timeout_s)
+
+    @checked(place=instance_of(LogPosition))
+    def position_after(self, place: LogPosition) -> str:
+        """Return the resume token of the place right after a message, by the place that ``publish`` gave for it.
+
+        A ``FeedReader`` that starts there receives what comes behind that message.
+        """
+        return token_of(self._writer.log_id, place.offset + 1)
 
     def stats(self) -> WriterStats:
         """Return what waits, for how long, and what became of the rest. Cheap; from any thread."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import ClosedError
+
 if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.runtime import Runtime
     from wal3_core.views.feed.tail import Tail
 
-# How long one of several threads waits for a look, in seconds; then it waits as the others do, and the look goes on.
-_SHARED_S_MAX = 0.25
+# How long a thread waits for a look, in seconds; then it waits for news, as the others do, and the look goes on.
+_LOOK_S_MAX = 0.25
 
 
 class Looking:
@@ -24,18 +26,21 @@ class Looking:
         self._runtime = runtime
         self._since_s = 0.0
         self.limit_s: float | None = None
+        self.closed = False
         # The tail's news when this one has last looked.
         self._seen = -1
 
-    def begin(self, limit_s: float | None, *, at_once: bool, shared: bool = False) -> None:
+    def begin(self, limit_s: float | None, *, at_once: bool) -> None:
         """Begin a call, which looks ``at_once`` to the end, or leaves that to the pauses and returns at ``limit_s``.
 
-        If the follower is ``shared`` by threads, others may have less time, and wait while this one reads.
+        A look does not hold it for long: other threads of the follower may have less time, or it may be closed.
         """
         self._runtime.check_process()
+        if self.closed:
+            raise ClosedError(f"feed {self._tail.url}: expected a follower that is open, found it closed")
         self._since_s = self._tail.since_s(at_once=at_once)
-        slice_s = self._runtime.monotonic_s() + _SHARED_S_MAX if shared else None
-        self.limit_s = None if at_once else min((each for each in (limit_s, slice_s) if each is not None), default=None)
+        slice_s = self._runtime.monotonic_s() + _LOOK_S_MAX
+        self.limit_s = None if at_once else min(slice_s, slice_s if limit_s is None else limit_s)
 
     def manifest(self, offset: int | None) -> Manifest:
         """Return a manifest for going on from an offset."""
@@ -46,4 +51,9 @@ class Looking:
 
     def pause(self, limit_s: float | None) -> bool:
         """Wait until a look finds more than this one has seen; False if it is ``limit_s``."""
-        return self._tail.pause(self._seen, limit_s)
+        return self._tail.pause(self._seen, limit_s, self)
+
+    def close(self) -> None:
+        """End all waits of this follower, now and later: ``begin`` raises ClosedError."""
+        self.closed = True
+        self._tail.rouse(self)

@@ -13,6 +13,7 @@ from wal3_core.model.strict_json import U64_MAX
 from wal3_core.views.feed.encoding import unpacked_or_error
 
 if TYPE_CHECKING:
+    from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.model.record import Record
 
@@ -56,15 +57,18 @@ def token_of(log_id: LogId, start: int | BegunAtTime) -> str:
     return f"{log_id}:{start}"
 
 
-def start_of(token: str, log_id: LogId, log: str) -> int | BegunAtTime:
-    """Return the place that a token names; LogReplacedError when it is one of another life of the log."""
+def start_of(token: str, manifest: Manifest, log: str) -> int | BegunAtTime:
+    """Return the place that a token names; LogReplacedError when it is one of another life of the log.
+
+    One of the sealed log that this one follows will do: offsets go on from there.
+    """
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise wrong("start", '"beginning", "end", a time, or the position of a feed reader', token)
-    if match["log_id"] != log_id:
+    if match["log_id"] not in {manifest.log_id, manifest.follows}:
         message = (
-            f"feed {log}: expected a position in log {log_id}, found one in log {match['log_id']}, which had this name"
-            f" before: its offsets mean nothing here; start at the beginning, or at a time"
+            f"feed {log}: expected a position in log {manifest.log_id}, found one in log {match['log_id']}, which had"
+            f" this name before: its offsets mean nothing here; start at the beginning, or at a time"
         )
         raise LogReplacedError(message)
     offset, timestamp = int(match["offset"]), match["timestamp_us"]

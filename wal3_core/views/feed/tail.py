@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.views.feed.vigil import Follower
 
-# How much of the log's newest part stays in memory for the followers, as stored, in bytes; at least one fragment.
+# How much of the log's newest part stays in memory for the followers, decoded, in bytes; at least one fragment.
 SHARED_BYTES_MAX = 64 * 2**20
 SHARED_FRAGMENTS_MAX = 64
 # Options may set no pause between two looks: followers do not spin even then.
@@ -206,29 +207,34 @@ class Tail(LogReader):
         is_due = now_s >= self._due_s() and not (look is not None and not look.found.done())
         return now_s if at_once or is_due else 0.0
 
-    def pause(self, seen: int, limit_s: float | None) -> bool:
+    def pause(self, seen: int, limit_s: float | None, follower: Follower) -> bool:
         """Wait until there is more ``news`` than was seen; False if it is ``limit_s``. The error of a look that failed.
 
-        Of those that wait one looks, when this process has committed or it is time to.
+        Of those that wait one looks, when this process has committed or it is time to. One that closes waits no longer.
         """
         if limit_s is not None and self._runtime.monotonic_s() >= limit_s:
             return False
-        self._vigil.wait(seen, limit_s, partial(self._watch, limit_s))
+        self._vigil.wait(seen, limit_s, partial(self._watch, limit_s), follower)
         look = self._seen
         if self.news != seen and look is not None and look.failed:
             self._runtime.wait(look.found)
         return True
 
+    def rouse(self, follower: Follower) -> None:
+        """Wake the threads of a follower that has closed."""
+        if self._vigil.rouse(follower):
+            # It wakes by what wakes all who watch this log.
+            self._runtime.publish(self.url)
+
     def _watch(self, limit_s: float | None) -> None:
-        """Wait until it is time to look, but not for long; then look."""
+        """Wait until it is time to look, but not for long; then look, and do not wait for long for that either."""
         look, due_s, now_s = self._seen, self._due_s(), self._runtime.monotonic_s()
-        pause_s = min(max(_PAUSE_S_MIN, due_s - now_s), WATCH_S_MAX)
-        if limit_s is not None:
-            pause_s = max(0.0, min(pause_s, limit_s - now_s))
+        until_s = now_s + WATCH_S_MAX if limit_s is None else max(now_s, min(limit_s, now_s + WATCH_S_MAX))
+        pause_s = min(max(_PAUSE_S_MIN, due_s - now_s), until_s - now_s)
         version = -1 if look is None else look.version
         if self._runtime.await_topic(self.url, version, pause_s) > version or self._runtime.monotonic_s() >= due_s:
             with contextlib.suppress(TimeIsOverError):
-                self.newest(self.since_s(at_once=False), limit_s)
+                self.newest(self.since_s(at_once=False), until_s)
 
     # ------------------------------------------------------------------ fragments
 
@@ -238,7 +244,7 @@ class Tail(LogReader):
             shared = self._fragments_shared.get(pointer.path)
             if shared is None:
                 found: Outcome[Fragment] = Outcome()
-                self._share(pointer, found)
+                self._share(pointer.path, pointer.num_bytes, found)
         if shared is None:
             return self._fetch_for_all(pointer, found)
         try:
@@ -256,12 +262,17 @@ class Tail(LogReader):
                 self._drop(pointer.path)
             found.set_exception(error if isinstance(error, LogError) else UnavailableError("a fetch was cut short"))
             raise
+        with self._lock:
+            if pointer.path in self._fragments_shared:
+                # Until now its size was that of its file, which may be far smaller.
+                self._share(pointer.path, max(pointer.num_bytes, fragment.table.nbytes), found)
         found.set_result(fragment)
         return fragment
 
-    def _share(self, pointer: FragmentPointer, found: Outcome[Fragment]) -> None:
-        self._fragments_shared[pointer.path] = pointer.num_bytes, found
-        self._num_bytes += pointer.num_bytes
+    def _share(self, path: str, num_bytes: int, found: Outcome[Fragment]) -> None:
+        self._drop(path)
+        self._fragments_shared[path] = num_bytes, found
+        self._num_bytes += num_bytes
         while len(self._fragments_shared) > 1 and (
             self._num_bytes > SHARED_BYTES_MAX or len(self._fragments_shared) > SHARED_FRAGMENTS_MAX
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.runtime import Outcome
 
@@ -18,6 +18,15 @@ WATCH_S_MAX = 1.0
 _SLEEP_S_MAX = 4.0
 
 
+class Follower(Protocol):
+    """One that waits, with any number of threads."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether none of them is to wait any longer."""
+        ...
+
+
 class Vigil:
     """The followers that wait for news of one log: news wakes each of them once; for all else one is awake.
 
@@ -29,19 +38,21 @@ class Vigil:
         self._lock = runtime.lock()
         self.news = 0
         self._watcher: Outcome[None] | None = None
+        # Whose thread that is.
+        self._watching: Follower | None = None
         self._watched_s = 0.0
         # In the order in which they came.
-        self._sleepers: dict[Outcome[None], None] = {}
+        self._sleepers: dict[Outcome[None], Follower] = {}
 
-    def wait(self, seen: int, limit_s: float | None, watch: Callable[[], None]) -> None:
-        """Wait until there is more news than ``seen``, or it is ``limit_s`` by the monotonic clock.
+    def wait(self, seen: int, limit_s: float | None, watch: Callable[[], None], follower: Follower) -> None:
+        """Wait until there is more news than ``seen``, it is ``limit_s`` (monotonic clock), or the follower is closed.
 
         ``watch`` is called by one of those that wait, again and again; an error of it ends that one's wait.
         """
         own: Outcome[None] = Outcome()
         try:
-            while self._is_on(seen, limit_s):
-                if self._watches(own, seen):
+            while not follower.closed and self._is_on(seen, limit_s):
+                if self._watches(own, seen, follower):
                     self._watched_s = self._runtime.monotonic_s()
                     watch()
                 else:
@@ -57,20 +68,29 @@ class Vigil:
         for sleeper in woken:
             _wake(sleeper)
 
+    def rouse(self, follower: Follower) -> bool:
+        """Wake the threads of a follower that sleep here, to see that it has closed; True if one of them watches."""
+        with self._lock:
+            woken = [own for own, each in self._sleepers.items() if each is follower]
+            watches = self._watcher is not None and self._watching is follower
+        for sleeper in woken:
+            _wake(sleeper)
+        return watches
+
     def _is_on(self, seen: int, limit_s: float | None) -> bool:
         return self.news == seen and (limit_s is None or self._runtime.monotonic_s() < limit_s)
 
-    def _watches(self, own: Outcome[None], seen: int) -> bool:
+    def _watches(self, own: Outcome[None], seen: int, follower: Follower) -> bool:
         """Return whether this one is to watch; else it may sleep."""
         now_s = self._runtime.monotonic_s()
         with self._lock:
             if self._watcher is None or now_s > self._watched_s + _SLEEP_S_MAX:
-                self._watcher, self._watched_s = own, now_s
+                self._watcher, self._watching, self._watched_s = own, follower, now_s
             if self._watcher is own:
                 self._sleepers.pop(own, None)
                 return True
-            if self.news == seen:
-                self._sleepers[own] = None
+            if self.news == seen and not follower.closed:
+                self._sleepers[own] = follower
         return False
 
     def _sleep(self, own: Outcome[None], limit_s: float | None) -> None:
@@ -83,7 +103,8 @@ class Vigil:
         with self._lock:
             self._sleepers.pop(own, None)
             if self._watcher is own:
-                called = self._watcher = next(iter(self._sleepers), None)
+                called, self._watching = next(iter(self._sleepers.items()), (None, None))
+                self._watcher = called
                 self._watched_s = self._runtime.monotonic_s()
         if called is not None:
             _wake(called)
