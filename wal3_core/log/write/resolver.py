@@ -26,6 +26,7 @@ from wal3_core.errors import (
 from wal3_core.log.write.commit import CommitResult, Committed, Displaced, Failed, SealedOut, Undetermined, hopeless
 from wal3_core.log.write.halt import Halt, UndeterminedCommit
 from wal3_core.log.write.outcomes import Outcomes
+from wal3_core.log.write.turns import Turns
 from wal3_core.storage.retry import timeout_s_of
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 # Of thousands of appends at a time.
 _ACCEPTED_S = attrgetter("accepted_s")
-_BACKOFF_DOUBLINGS_MAX = 6
-_BACKOFF_S_MIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class AppendResolver:
         self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
         self.outcomes = Outcomes(underway.report, underway.marking)
         self.halt = Halt(url, ordered=ordered)
-        # Until then no batch is cut: it is other writers' turn.
-        self.not_before_s = 0.0
+        self.turns = Turns(options, self._meter, runtime)
 
     def until_s(self, entries: Iterable[Entry]) -> float:
         """When the oldest of some appends must have its outcome, by the monotonic clock."""
@@ -149,6 +147,7 @@ class AppendResolver:
             case Committed(base):
                 self._tail.go_on(base, began_s)
                 self._meter.committed(len(ready))
+                self.turns.committed(base.manifest, began_s)
                 for flight in ready:
                     self._flights.popleft()
                     self.outcomes.acknowledge(flight)
@@ -255,9 +254,10 @@ class AppendResolver:
         # If the clock is the cause, no manifest was loaded since: this one may be older than the commit.
         seen_s = self._tail.seen_s if displaced.base is self._tail.base else began_s
         self._tail.begin_term(displaced.base, seen_s)
-        doublings = min(max((entry.reseals for entry in kept), default=0), _BACKOFF_DOUBLINGS_MAX)
-        backoff_s = max(self._meter.commit_s, _BACKOFF_S_MIN) * 2**doublings * self._runtime.jitter()
-        self.not_before_s = self._runtime.monotonic_s() + min(backoff_s, self._options.commit_pause_s_max)
+        if displaced.contended:
+            self.turns.lost(displaced.base.manifest)
+        else:
+            self.turns.pause()
 
     def _fail(
         self,

@@ -301,10 +301,24 @@ class LocalStore:
 
     def _synced(self, folder: Path, data: Buffer) -> PutOutcome:
         failure = self._durable.sync_written(folder)
-        return Done(_etag(data)) if failure is None else Unknown(failure)
+        return _Written(data) if failure is None else Unknown(failure)
 
     def _unavailable(self, error: OSError) -> UnavailableError:
         return unavailable(self._root, error)
+
+
+class _Written(Done):
+    """Names the version when it is asked for: hashing a fragment takes long, and nothing asks for its version."""
+
+    __slots__ = ("_data",)
+    _data: Buffer
+
+    def __init__(self, data: Buffer) -> None:
+        object.__setattr__(self, "_data", data)
+
+    @property
+    def etag(self) -> Etag:
+        return _etag(self._data)
 
 
 def _etag(data: Buffer) -> Etag:
