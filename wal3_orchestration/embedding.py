@@ -11,7 +11,15 @@ from dagster_aws.s3 import S3Resource
 
 from wal3_core import InvalidRequestError
 from wal3_orchestration import alerts
-from wal3_orchestration.defs import acceptance, discovery, maintenance, manifests, snapshot_compaction, verification
+from wal3_orchestration.defs import (
+    acceptance,
+    discovery,
+    lost_runs,
+    maintenance,
+    manifests,
+    snapshot_compaction,
+    verification,
+)
 from wal3_orchestration.defs.delay_queues import assets as delay_queues
 from wal3_orchestration.defs.delay_queues import sensor as delay_queues_sensor
 from wal3_orchestration.defs.dirty_logs import assets as dirty_logs
@@ -54,6 +62,7 @@ _WORKFLOWS = (
     delay_queues,
     delay_queues_sensor,
     acceptance,
+    lost_runs,
     alerts,
 )
 

@@ -22,6 +22,7 @@ from dagster import (
 )
 
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.gone import gone_logs
 from wal3_orchestration.jobs import REASON_TAG
 from wal3_orchestration.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
 from wal3_orchestration.outcomes import IDLE, RUN
@@ -29,7 +30,7 @@ from wal3_orchestration.partitions import ROLLED_UP
 from wal3_orchestration.store_checks import evaluate, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from wal3_orchestration.outcomes import Outcome, Verdict
     from wal3_orchestration.work import Work
@@ -64,18 +65,28 @@ _ADDED = (
 )
 
 
-def record(work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = ()) -> Iterator[Event]:
-    """Record what did not fail, and what the checks of the whole store say now; then remember both for each log."""
-    known = work.scope.known_logs(work.instance)
+def record(
+    work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = ()
+) -> Generator[Event, None, tuple[list[Outcome], list[Verdict]]]:
+    """Record what did not fail, and what the checks of the whole store say now; then remember both for each log.
+
+    Return the outcomes and verdicts without those of logs that a sweep found gone: these do not fail it.
+    """
+    gone = gone_logs(work, outcomes, verdicts)
+    outcomes = [each for each in outcomes if each.log not in gone]
+    verdicts = [each for each in verdicts if each.log not in gone]
+    work = replace(work, logs=[log for log in work.logs if log not in gone])
+    known = [log for log in work.scope.known_logs(work.instance) if log not in gone]
     records = LogRecords(work.scope, work.instance, work.asset)
     before = records.load(dict.fromkeys([*known, *work.logs]))
     done = [outcome for outcome in outcomes if outcome.refusal is None]
-    yield from _swept(work, outcomes, before) if work.swept else _chosen(work, done)
+    yield from _swept(work, outcomes, before, gone) if work.swept else _chosen(work, done)
     if len(known) <= PLOTTED_LOGS_MAX:
         yield from (_over_time(work, each) for each in done if not work.swept or _is_new(each, before))
     after = _after(work.logs, outcomes, verdicts, before)
     records.save(after)
     yield from _checks(work, verdicts, {log: (before | after).get(log, NOTHING) for log in known})
+    return outcomes, verdicts
 
 
 def _chosen(work: Work, done: Sequence[Outcome]) -> Iterator[Event]:
@@ -91,7 +102,9 @@ def _chosen(work: Work, done: Sequence[Outcome]) -> Iterator[Event]:
     yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
 
 
-def _swept(work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogRecord]) -> Iterator[Event]:
+def _swept(
+    work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogRecord], gone: Collection[str]
+) -> Iterator[Event]:
     done = [each for each in outcomes if each.refusal is None]
     new = [each for each in done if _is_new(each, before)]
     for each in new:
@@ -112,6 +125,7 @@ def _swept(work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogReco
             "logs": len(work.logs),
             "recorded": len(new),
             "not done": len(work.logs) - len(done),
+            **({"gone": len(gone)} if gone else {}),
             **totals,
             **({_SAID_ONCE: ", ".join(ways)} if ways else {}),
             **_why(work),

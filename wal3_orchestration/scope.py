@@ -63,6 +63,10 @@ class Scope:
         """Return an asset's key in this scope."""
         return AssetKey([*self.key_prefix, asset])
 
+    def has(self, key: AssetKey) -> bool:
+        """Return whether an asset's key is of this scope."""
+        return tuple(key.path[:-1]) == self.key_prefix
+
     def keys(self, assets: Iterable[str]) -> list[AssetKey]:
         """Return assets' keys in this scope."""
         return [self.key(asset) for asset in assets]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster import Failure
+from dagster import Failure, SensorEvaluationContext
 
 from wal3_core.fleet.identity import store_identity
 from wal3_core.options import RetryOptions
@@ -54,17 +54,20 @@ def remember_first(scope: Scope, instance: DagsterInstance, store: ObjectStore) 
 def open_known(scope: Scope, context: Context) -> ObjectStore:
     """Open the scope's store; Failure when it is not the store that the instance looks after."""
     store = scope.store(context).open()
-    require_known(scope, context.instance, store)
+    patience_s = timeout_s_of(store.url)
+    if isinstance(context, SensorEvaluationContext):
+        # The first request of a tick: if the store is silent, fail before Dagster ends the tick, after a minute.
+        patience_s = min(_PATIENCE_S, patience_s)
+    require_known(scope, context.instance, store, patience_s)
     return store
 
 
-def require_known(scope: Scope, instance: DagsterInstance, store: ObjectStore) -> None:
+def require_known(scope: Scope, instance: DagsterInstance, store: ObjectStore, patience_s: float) -> None:
     """Refuse a store whose identity is not the one that the instance remembers, or that has lost its identity."""
     expected = remembered(scope, instance)
     if expected is None:
         return
-    # The first request of a tick: if the store is silent, fail before Dagster ends the tick, after a minute.
-    found = store_identity(store, retry=RetryOptions(timeout_s=min(_PATIENCE_S, timeout_s_of(store.url))))
+    found = store_identity(store, retry=RetryOptions(timeout_s=patience_s))
     if found == expected:
         return
     problem = (

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @contextmanager
-def running_daemon(output: Path, *arguments: str) -> Iterator[None]:
-    """Run the daemon on the home and store that the environment names; what it says goes to a file."""
-    with output.open("wb") as file:
+def running_daemon(output: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the daemon on the home and store that the environment names; what it says goes to a file.
+
+    Its code server and its runs are of the same process group, whose id is the process's.
+    """
+    with output.open("ab") as file:
         process = subprocess.Popen(
             in_foreground([sys.executable, "-m", "dagster._daemon", "run", *arguments]),
             cwd=ROOT,
@@ -32,14 +35,21 @@ def running_daemon(output: Path, *arguments: str) -> Iterator[None]:
             env={**os.environ, "WAL3_SPARK_MASTER": "local[1]", "PYTHONPATH": str(ROOT)},
         )
     try:
-        yield
+        yield process
     finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # A test may have killed some of them, or all.
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+        process.wait(10)
 
 
 def eventually(seen: Callable[[], bool], output: Path, timeout_s: float = 120) -> None:

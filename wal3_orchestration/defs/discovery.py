@@ -9,6 +9,7 @@ from dagster import Definitions, SensorEvaluationContext, SensorResult
 
 from wal3_core import list_logs
 from wal3_core.storage.object_store import ObjectStore
+from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs import manifests
 from wal3_orchestration.jobs import LOGS_PER_RUN_MAX, request_runs
 from wal3_orchestration.log_records import NOTHING, LogRecord, LogRecords
@@ -44,7 +45,7 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     _forget(scope, context, vanished)
     if after.under_way and len(keys) < LOGS_PER_RUN_MAX:
         after, keys = replace(after, held=tuple(keys)), {}
-    requests = request_runs(scope, manifests.JOB, keys, REASON, alone_max=1)
+    requests = next_attempts(context.instance, request_runs(scope, manifests.JOB, keys, REASON, alone_max=1))
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(some)} logs, none changed",

@@ -29,7 +29,7 @@ def look(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         seen = read_states(work.open(), work.logs)
     outcomes = _outcomes(work.logs, seen)
-    yield from record(work, outcomes)
+    outcomes, _ = yield from record(work, outcomes)
     refused = {each.log: each.refusal.message for each in outcomes if each.refusal is not None}
     raise_together(refused, len(work.logs), transient=False)
 

@@ -12,6 +12,7 @@ from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
 from wal3_core.options import SnapshotOptions
+from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.building import LogAsset
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
@@ -42,7 +43,7 @@ def compact(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         opened = work.open()
         outcomes = [_compact(opened, log) for log in work.logs]
-        yield from record(work, outcomes)
+        outcomes, _ = yield from record(work, outcomes)
         fail_for(work.scope, Section.SNAPSHOTS, outcomes)
 
 
@@ -92,7 +93,8 @@ def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResul
     states = [state for state in read_states(open_known(scope, context), logs) if isinstance(state, LogState)]
     lopsided = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
     keys = {state.log: _run_key(state) for state in lopsided}
-    requests = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
+    asked = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
+    requests = next_attempts(context.instance, asked)
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(logs)} logs, none with a lopsided tree",

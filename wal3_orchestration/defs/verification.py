@@ -64,7 +64,7 @@ def verify(work: Work) -> Iterator[Event]:
     sound = [
         Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED) for report in reports if report.sound
     ]
-    yield from record(work, sound, verdicts)
+    _, verdicts = yield from record(work, sound, verdicts)
     fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 

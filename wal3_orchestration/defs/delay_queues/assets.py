@@ -30,7 +30,8 @@ def look_at_queues(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         looks = look_at(work.open(), work.logs)
         outcomes = [_outcome(each, limits) for each in looks]
-        yield from record(work, outcomes, [verdict for each in looks for verdict in verdicts(each, limits)])
+        judged = [verdict for each in looks for verdict in verdicts(each, limits)]
+        outcomes, _ = yield from record(work, outcomes, judged)
         fail_for(work.scope, Section.QUEUE_OLD, outcomes)
 
 

@@ -13,6 +13,7 @@ from dagster import AssetObservation, Definitions, SensorEvaluationContext, Sens
 
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.views.queue.loading import CURSOR
+from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs.delay_queues.assets import DELAY_QUEUE, JOB
 from wal3_orchestration.defs.delay_queues.looks import LOOKS_AT_ONCE, QueueLook, queues_of, read_queues
 from wal3_orchestration.jobs import request_runs
@@ -69,7 +70,8 @@ def observe_queues(scope: Scope, context: SensorEvaluationContext) -> SensorResu
         if each.refusal is not None:
             context.log.warning("%s: %s", each.log, each.refusal.message)
     keys = _keys(scope, context, {each.log: each.state(limits) for each in seen.looks})
-    requests = [*request_runs(scope, JOB, keys, REASON), *request_runs(scope, JOB, _large(seen.large), TOO_LARGE)]
+    asked = [*request_runs(scope, JOB, keys, REASON), *request_runs(scope, JOB, _large(seen.large), TOO_LARGE)]
+    requests = next_attempts(context.instance, asked)
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(logs)} logs, {len(seen.looks)} queues, nothing new to judge",

@@ -95,7 +95,7 @@ def plan_garbage(work: Work) -> Iterator[Event]:
             if each.log not in lost
             for verdict in _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
         ]
-        yield from record(work, planned, verdicts)
+        _, verdicts = yield from record(work, planned, verdicts)
         raise_together(lost, len(work.logs), transient=True)
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))
@@ -176,7 +176,7 @@ def prune(work: Work) -> Iterator[Event]:
         outcomes = [
             refused[log] if log in refused else prune_log(opened, log, _plan(work, log), options) for log in work.logs
         ]
-        yield from record(work, outcomes)
+        outcomes, _ = yield from record(work, outcomes)
         fail_for(work.scope, Section.REFUSED, outcomes)
 
 
@@ -220,7 +220,7 @@ def delete(work: Work) -> Iterator[Event]:
         done = delete_logs(spark, store.url, large, options) if spark is not None else {}
         outcomes = [done.get(each.log, each.outcome) for each in due]
         outcomes += [_kept(log, problem) for log, problem in kept.items()]
-        yield from record(work, outcomes)
+        outcomes, _ = yield from record(work, outcomes)
         fail_for(work.scope, Section.REFUSED, outcomes)
 
 

@@ -47,7 +47,7 @@ def mark(work: Work) -> Iterator[Event]:
             for each in outcomes
             if each.refusal is None
         ]
-        yield from record(work, outcomes, verdicts)
+        outcomes, _ = yield from record(work, outcomes, verdicts)
         fail_for(work.scope, Section.REFUSED, outcomes)
 
 

@@ -13,6 +13,7 @@ from dagster import (
 )
 
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLAN
 from wal3_orchestration.defs.garbage_collection.due import DueLog, find_due
 from wal3_orchestration.jobs import request_runs
@@ -71,7 +72,8 @@ def request_deletion(scope: Scope, context: SensorEvaluationContext) -> SensorRe
     due, unreadable = find_due(open_known(scope, context), logs, scope.collection(context).options())
     for log, message in unreadable.items():
         context.log.warning("%s: %s", log, message)
-    requests = request_runs(scope, DELETION, {each.log: _run_key(each) for each in due}, DUE)
+    asked = request_runs(scope, DELETION, {each.log: _run_key(each) for each in due}, DUE)
+    requests = next_attempts(context.instance, asked)
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(logs)} logs, no garbage is due",

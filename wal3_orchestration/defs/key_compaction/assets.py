@@ -113,7 +113,7 @@ def plan_compactions(work: Work) -> Iterator[Event]:
     ranks = {plan.log: rank for rank, plan in enumerate(choice.chosen, start=1)}
     planned = [_planned(each, ranks) for each in found if each.plan is not None or not each.compacted]
     verdicts = [verdict for each in found for verdict in _judged(each, work.limits)]
-    yield from record(work, planned, verdicts)
+    _, verdicts = yield from record(work, planned, verdicts)
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))
 
@@ -185,7 +185,7 @@ def merge_compactions(work: Work) -> Iterator[Event]:
         merged = {each.outcome.log: each.outcome for each in done} | refused
         # Nothing is recorded of the others: their last merge stays on their pages.
         outcomes = [merged.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
-        yield from record(work, outcomes, verdicts)
+        outcomes, verdicts = yield from record(work, outcomes, verdicts)
         fail_for(work.scope, Section.COMPACTION, [each for each in outcomes if _is_transient(each)])
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))
@@ -249,7 +249,7 @@ def install_compactions(work: Work) -> Iterator[Event]:
         verdicts = list(_verified(work, done))
         installed = {each.outcome.log: each.outcome for each in done} | refused
         outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
-        yield from record(work, outcomes, verdicts)
+        outcomes, verdicts = yield from record(work, outcomes, verdicts)
         fail_for(work.scope, Section.COMPACTION, outcomes)
     fail_for_blocked(work.scope, verdicts, len(work.logs))
 

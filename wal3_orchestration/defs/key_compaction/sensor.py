@@ -11,6 +11,7 @@ from dagster import Definitions, SensorEvaluationContext, SensorResult
 
 from wal3_core.compaction.choice import choose, may_be_due
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.defs.key_compaction.assets import INSTALLED, JOB
 from wal3_orchestration.defs.key_compaction.work import outlines
 from wal3_orchestration.jobs import request_runs
@@ -48,7 +49,8 @@ def find_due(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     plans = [each.plan for each in found if each.plan is not None]
     choice = choose(plans, logs_max=scope.collection(context).compactions_max)
     keys = _keys(scope, context, choice.chosen)
-    requests = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
+    asked = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
+    requests = next_attempts(context.instance, asked)
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(logs)} logs, no key compaction is due",

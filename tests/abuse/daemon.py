@@ -1,0 +1,40 @@
+"""The daemon with the eager code location, and what has become of its runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster import DagsterRunStatus, RunsFilter
+
+from tests.orchestration.daemons import running_daemon
+
+if TYPE_CHECKING:
+    import subprocess
+    from contextlib import AbstractContextManager
+
+    from dagster import DagsterInstance
+
+UNDER_WAY = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+
+
+def eager_daemon(output: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run the daemon on the home and store that the environment names."""
+    return running_daemon(output, "--module-name", "tests.abuse.eager_location")
+
+
+def under_way(instance: DagsterInstance) -> list[str]:
+    """Return the runs that have not ended."""
+    return [run.run_id for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY))]
+
+
+def ended(instance: DagsterInstance) -> Counter[tuple[str, str]]:
+    """Count the runs by job and status."""
+    return Counter((run.job_name, run.status.value) for run in instance.get_runs())

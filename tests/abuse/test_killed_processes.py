@@ -1,0 +1,121 @@
+"""A run's process, the daemon, or the whole machine is killed in the middle of a collection; the next one ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from dagster import DagsterRunStatus, RunRequest, RunsFilter
+
+from tests.abuse.daemon import eager_daemon, under_way
+from tests.orchestration.daemons import eventually
+from tests.orchestration.phased_store import GATES_VARIABLE
+from wal3_core import CursorStore, LogPosition, LogReader, scrub
+from wal3_core.log.collect.deleter import Deleter
+from wal3_orchestration.defs import lost_runs
+from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    from conftest import Run, Write
+    from dagster import DagsterInstance
+
+    from wal3_core.storage.object_store import ObjectStore
+
+# Between announce and prune, and between prune and mark; no gate stops what happens to the third.
+LOGS = ["gate/after-announced", "gate/after-cut", "gate/quiet"]
+STOPPED = LOGS[:2]
+PLAN_ALL = RunRequest(job_name="garbage_plan_sweep", tags={COLLECT_TAG: "true"})
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "gates" / "gate"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv(GATES_VARIABLE, str(folder.parent))
+    return folder
+
+
+@pytest.fixture
+def planned(
+    write: Write, fleet: ObjectStore, instance: DagsterInstance, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Logs of which two fragments are to be collected, as a plan says."""
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    for log in LOGS:
+        write(log, fragments=4)
+        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
+    instance.add_dynamic_partitions(LOGS_NAME, LOGS)
+    assert run("", PLAN_ALL).success
+    return LOGS
+
+
+def _waiting(gate: Path) -> dict[str, int]:
+    """Return the process of the run that waits in each phase."""
+    return {each.name.partition(".")[0]: int(each.suffix[1:]) for each in gate.iterdir() if each.name != "open"}
+
+
+def _kill(victim: str, daemon: subprocess.Popen[bytes], gate: Path) -> None:
+    match victim:
+        case "run workers":
+            for process in _waiting(gate).values():
+                os.kill(process, signal.SIGKILL)
+        case "daemon":
+            daemon.kill()
+            daemon.wait(30)
+        case "machine":
+            os.killpg(daemon.pid, signal.SIGKILL)
+            daemon.wait(30)
+
+
+@pytest.mark.parametrize("victim", ["run workers", "daemon", "machine"])
+def test_log_is_collected_after_a_kill_between_announce_and_prune_and_between_prune_and_mark(
+    victim: str,
+    planned: list[str],
+    gate: Path,
+    fleet: ObjectStore,
+    instance: DagsterInstance,
+    run: Run,
+    tmp_path: Path,
+) -> None:
+    """Regression: after the machine went down, the dead runs counted as started, and kept all others waiting."""
+    output = tmp_path / "daemon.log"
+    with eager_daemon(output) as daemon:
+        eventually(lambda: len(_waiting(gate)) == len(STOPPED), output)
+        _kill(victim, daemon, gate)
+        (gate / "open").touch()
+        if victim == "run workers":
+            _expect_all_done(planned, fleet, instance, run, output)
+    if victim != "run workers":
+        with eager_daemon(output):
+            _expect_all_done(planned, fleet, instance, run, output)
+
+    failed = instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.FAILURE]))
+    # The daemon alone is no loss: the code server goes on until its runs have ended.
+    assert len(failed) == (0 if victim == "daemon" else len(STOPPED))
+    if victim == "machine":
+        said = [event.message for each in failed for event in instance.all_logs(each.run_id)]
+        assert sum(lost_runs.LOST in str(message) for message in said) == len(STOPPED)
+
+
+def _expect_all_done(
+    logs: list[str], store: ObjectStore, instance: DagsterInstance, run: Run, output: Path
+) -> None:
+    eventually(lambda: under_way(instance) == [], output)
+    # What the daily schedule does.
+    run("", PLAN_ALL)
+    eventually(lambda: all(_is_collected(store, log) for log in logs), output)
+    eventually(lambda: under_way(instance) == [], output)
+    for log in logs:
+        assert scrub(store, log).sound
+        assert [record.offset for record in LogReader.open(store, log).records()] == list(range(7, 13))
+
+
+def _is_collected(store: ObjectStore, log: str) -> bool:
+    manifest = LogReader.open(store, log).manifest()
+    left = list(Deleter(store, log).documents())
+    return manifest.first.position.offset == 7 and manifest.announced is None and not left

@@ -1,0 +1,85 @@
+"""Runs whose processes are gone: of a machine that went down, or a container that was replaced.
+
+Dagster's own launcher starts a run as a process of a code server, and it is this server that reports a run whose
+process has died. If the server dies too, the run counts as started for ever, and keeps its place in its pool and the
+place of its logs: no later run of these begins. Launchers for Kubernetes and the like look for themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from dagster import DagsterRunStatus, Definitions, RunsFilter, SensorEvaluationContext, SensorResult
+
+from wal3_orchestration.scope import STORE_TAG
+from wal3_orchestration.triggers import LogSensor, build_sensor
+
+if TYPE_CHECKING:
+    from dagster import DagsterRun
+
+    from wal3_orchestration.scope import Scope
+
+# Where Dagster's launcher says which server has the run.
+SERVER_TAG = ".dagster/grpc_info"
+CONNECT_S_MAX = 2.0
+LOST = "the code server that had this run is gone, and its process with it. What it left half done, the next run does"
+
+
+def fail_lost_runs(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
+    """Mark started runs as failed whose code server is gone, so that others can begin."""
+    lost = []
+    for run in context.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED])):
+        if not _is_own(scope, run) or not _server_is_gone(run):
+            continue
+        # It may have ended since.
+        now = context.instance.get_run_by_id(run.run_id)
+        if now is not None and not now.is_finished:
+            context.instance.report_run_failed(now, LOST)
+            lost.append(run.run_id)
+    return SensorResult(skip_reason=f"{len(lost)} runs were lost: {', '.join(lost)}" if lost else "no run was lost")
+
+
+def _is_own(scope: Scope, run: DagsterRun) -> bool:
+    """Return whether a run is the store's: of its jobs, or launched by choosing its assets."""
+    given = run.tags.get(STORE_TAG)
+    if given is not None:
+        return given == scope.tags[STORE_TAG]
+    return any(scope.has(key) for key in run.asset_selection or ())
+
+
+def _server_is_gone(run: DagsterRun) -> bool:
+    """Return whether nothing listens where the run's server did; False when that cannot be known."""
+    server = json.loads(run.tags.get(SERVER_TAG, "{}"))
+    path, host, port = server.get("socket"), server.get("host"), server.get("port")
+    try:
+        if path:
+            with socket.socket(socket.AF_UNIX) as link:
+                link.settimeout(CONNECT_S_MAX)
+                link.connect(path)
+        elif host and port:
+            socket.create_connection((host, port), timeout=CONNECT_S_MAX).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+LOST_RUNS = LogSensor(
+    name="lost_runs",
+    tick=fail_lost_runs,
+    jobs=(),
+    period_s=60,
+    description=(
+        "Marks runs as failed whose processes are gone together with their code server, as after a machine went down:"
+        " otherwise they keep others waiting for ever."
+    ),
+    uses=(),
+)
+
+
+def workflow(scope: Scope) -> Definitions:
+    """Return the sensor."""
+    return Definitions(sensors=[build_sensor(scope, LOST_RUNS)])
