@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
+.PHONY: help setup demo dev test test-all test-cluster check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -38,13 +38,16 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
 test: java setup lint types ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
-	$(PYTEST) -m "not repeat"
+	$(PYTEST) -m "not repeat and not cluster"
 
-test-all: test ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
+test-all: test test-cluster ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
 
+test-cluster: java setup ## Spark on a master and two workers of its own: each job, killed executors, a lost worker (five minutes)
+	$(BIN)/pytest tests/cluster
+
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
-	$(PYTEST) -m "not slow and not spark and not repeat" -o faulthandler_timeout=120
+	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
 
 lint: setup
 	$(BIN)/ruff check .

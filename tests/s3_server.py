@@ -31,7 +31,7 @@ def s3_server() -> Iterator[str]:
     command = str(program) if program.exists() else shutil.which("ministack")
     if command is None:
         raise RuntimeError("no S3 server: run `make setup`, or name one in WAL3_TEST_S3_ENDPOINT")
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
@@ -54,7 +54,8 @@ def s3_server() -> Iterator[str]:
                 server.wait(10)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback that nothing uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

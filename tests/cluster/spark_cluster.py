@@ -1,0 +1,158 @@
+"""A Spark standalone cluster of one machine: a master and workers, each a process of its own, on the loopback alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+from tests.s3_server import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+SPARK_HOME = Path(pyspark.__file__).parent
+DEADLINE_S = 90
+# For daemons that do next to nothing, and for executors of short tasks: compilers and collectors of few threads.
+DAEMON_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+EXECUTOR_MEMORY = "512m"
+# Executors that tests kill are replaced, however many.
+_SETTINGS = ("-Dspark.deploy.maxExecutorRetries=-1",)
+# Spark needs them on Java 17; spark-submit would add them.
+_OPENED = ("--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED")
+
+
+def wait_until(done: Callable[[], object], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+    """Return when something has come about; fail at the deadline."""
+    limit = time.monotonic() + deadline_s
+    while not done():
+        assert time.monotonic() < limit, f"{what}: not within {deadline_s:.0f} s"
+        time.sleep(0.05)
+
+
+@dataclass
+class Cluster:
+    """The processes of one cluster, and where they are."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    ui_port: int = field(default_factory=free_port)
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def master_url(self) -> str:
+        """The URL for ``--master``."""
+        return f"spark://127.0.0.1:{self.port}"
+
+    def state(self) -> dict[str, Any]:
+        """Return what the master says of its workers and applications."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ui_port}/json/", timeout=10) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+    def alive(self) -> int:
+        """Return how many workers the master knows to be alive."""
+        try:
+            return sum(worker["state"] == "ALIVE" for worker in self.state()["workers"])
+        except OSError:
+            return 0
+
+    def start_master(self) -> subprocess.Popen[bytes]:
+        """Start the master."""
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui_port)]
+        return self._start("master", ["org.apache.spark.deploy.master.Master", *options], {})
+
+    def start_worker(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start one more worker, of one core, and wait until the master knows it; its executors get its environment."""
+        before, number = self.alive(), len(self.workers)
+        options = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
+        options += ["--work-dir", str(self.folder / f"work-{number}")]
+        worker = self._start(
+            f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *options, self.master_url], environment
+        )
+        self.workers.append(worker)
+        wait_until(lambda: self.alive() > before, f"worker {number} of {self.folder}")
+        return worker
+
+    def executors(self) -> dict[int, subprocess.Popen[bytes]]:
+        """Return the processes that run executors now, each with its worker."""
+        found = {}
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            if "CoarseGrainedExecutorBackend" in command_of(pid):
+                for worker in self.workers:
+                    if parent_of(pid) == worker.pid:
+                        found[pid] = worker
+        return found
+
+    def lose(self, worker: subprocess.Popen[bytes]) -> None:
+        """Kill a worker and its executors at once, as a machine that is switched off."""
+        executors = [pid for pid, of in self.executors().items() if of is worker]
+        for pid in (worker.pid, *executors):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        worker.wait(DEADLINE_S)
+
+    def _start(self, name: str, command: list[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        # Only what a machine of its own would have: nothing of the tests' environment reaches executors.
+        environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
+        environment |= {**further, "SPARK_HOME": str(SPARK_HOME), "SPARK_SCALA_VERSION": "2.13"}
+        environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
+        environment |= {"SPARK_LOCAL_DIRS": str(self.folder / "scratch"), "SPARK_CONF_DIR": str(self.folder / "conf")}
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                ["java", *DAEMON_OPTIONS, *_SETTINGS, *_OPENED, "-cp", f"{SPARK_HOME}/jars/*", *command],
+                env=environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+
+@contextmanager
+def spark_cluster(folder: Path, environments: Sequence[Mapping[str, str]]) -> Iterator[Cluster]:
+    """Run a master, and a worker with each environment; all that they started is gone at the end."""
+    (folder / "conf").mkdir(parents=True)
+    cluster = Cluster(folder)
+    master = cluster.start_master()
+    try:
+        wait_until(lambda: _answers(cluster), f"the master of {folder}")
+        for environment in environments:
+            cluster.start_worker(environment)
+        yield cluster
+    finally:
+        for pid in cluster.executors():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in (*cluster.workers, master):
+            process.kill()
+            process.wait(DEADLINE_S)
+
+
+def _answers(cluster: Cluster) -> bool:
+    try:
+        return bool(cluster.state())
+    except OSError:
+        return False
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line; empty when it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 when it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0

@@ -1,0 +1,106 @@
+"""A user's program for ``spark-submit``: does jobs on the logs of a store, and prints what each found as JSON.
+
+Arguments: the store's URL, a folder for what the jobs keep, the jobs. It imports the library and Spark alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from wal3_core import open_store
+from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.log.collect.deleter import Deleter
+from wal3_core.options import CollectorOptions
+from wal3_core.spark import SparkEngine, register, verify_logs
+from wal3_core.spark.collect import delete_objects, plan_collections
+from wal3_core.spark.rollup import plan_rollups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUERY_S = 240
+READ = ("read/a", "read/b")
+PLANNED = ("planned/a", "planned/b")
+COLLECTED = ("collected/a", "collected/b")
+KEYED = "keyed"
+DIRTY = ("dirty/one", "dirty/two")
+AT_ONCE = CollectorOptions(interval_s=0)
+
+
+def read(spark: SparkSession, url: str, _folder: str) -> object:
+    """Read a prefix: log, offset and body of every record."""
+    frame = spark.read.format("wal3").options(store=url, prefix="read", partitions="4").load()
+    rows = frame.select("log", "offset", "body").collect()
+    return sorted([row["log"], row["offset"], None if row["body"] is None else row["body"].decode()] for row in rows)
+
+
+def write(spark: SparkSession, url: str, _folder: str) -> object:
+    """Write numbers to two logs, by several tasks."""
+    frame = spark.range(0, 4000, 1, 4).selectExpr("concat('written/', id % 2) AS log", "cast(id AS STRING) AS body")
+    frame.write.format("wal3").options(store=url, create="true").mode("append").save()
+    return True
+
+
+def stream(spark: SparkSession, url: str, folder: str) -> object:
+    """Copy a prefix to a log as a stream, in several batches."""
+    options = {"store": url, "prefix": "read", "maxRecordsPerTrigger": "100", "partitions": "4"}
+    frame = spark.readStream.format("wal3").options(**options).load().selectExpr("'copy' AS log", "key", "body")
+    writer = frame.writeStream.format("wal3").options(store=url, create="true", writer="copier")
+    query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+    ended = query.awaitTermination(QUERY_S)
+    query.stop()
+    return ended
+
+
+def verify(spark: SparkSession, url: str, _folder: str) -> object:
+    """Verify logs, and one that is missing."""
+    return [[each.log, each.sound, each.num_records] for each in verify_logs(spark, url, [*READ, "nowhere"])]
+
+
+def plan(spark: SparkSession, url: str, _folder: str) -> object:
+    """Plan collections."""
+    surveys = plan_collections(spark, url, [*READ, *PLANNED], AT_ONCE)
+    return [[each.log, each.due, str(each.plan), each.refusal and each.refusal.kind] for each in surveys]
+
+
+def delete(spark: SparkSession, url: str, _folder: str) -> object:
+    """Delete what was pruned."""
+    store = open_store(url)
+    documents = [(log, meta.path) for log in COLLECTED for meta in Deleter(store, log).documents()]
+    found = delete_objects(spark, url, documents, AT_ONCE)
+    return [[each.log, each.deleted.finished, each.refusal is None] for each in found]
+
+
+def compact(spark: SparkSession, url: str, _folder: str) -> object:
+    """Compact a log by key."""
+    report = KeyCompactor(open_store(url), KEYED, engine=SparkEngine(spark)).compact(force=True)
+    return report.num_superseded
+
+
+def roll_up(spark: SparkSession, url: str, _folder: str) -> object:
+    """Read the dirty logs, and find the logs that they mark."""
+    found = plan_rollups(spark, url, DIRTY)
+    return [[each.dirty_log, sorted(log.log for log in each.plan.logs) if each.plan else None] for each in found]
+
+
+JOBS: dict[str, Callable[[SparkSession, str, str], Any]] = {
+    job.__name__: job for job in (read, write, stream, verify, plan, delete, compact, roll_up)
+}
+
+
+def main() -> None:
+    """Do the jobs in one session."""
+    url, folder, *names = sys.argv[1:]
+    spark = SparkSession.builder.getOrCreate()
+    register(spark)
+    for name in names:
+        print(json.dumps({name: JOBS[name](spark, url, folder)}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
