@@ -15,9 +15,11 @@ import pytest
 
 from wal3_core import LogWriter, open_store
 from wal3_core.cli.commands.exercise import progress_line
+from wal3_core.errors import UnavailableError
 from wal3_core.fleet.discovery import list_logs
+from wal3_core.fleet.exercise.ledger import Outcome
 from wal3_core.fleet.exercise.load import Load
-from wal3_core.fleet.exercise.report import Figures
+from wal3_core.fleet.exercise.report import Checked, Figures, Summary
 from wal3_core.fleet.exercise.running import Plan, Progress
 
 from .conftest import Command, Process
@@ -115,6 +117,17 @@ def test_progress_names_refusals_by_a_condition_apart_from_failures() -> None:
     line = progress_line(now, Plan(load, duration_s=60, bytes_max=1000))
 
     assert "40 durable, 52 refused by their condition, 5 failed or unknown" in line
+
+
+def test_exercise_in_which_nothing_became_durable_says_nothing_for_the_store() -> None:
+    summary = Summary(
+        run="run-1", store="file:///s", seed=1, logs=2, load_s=61.0, checked=Checked(), figures=Figures(), kept=()
+    )
+
+    with pytest.raises(UnavailableError, match="found none in 61 s: nothing is known of the store"):
+        summary.check_tried()
+    summary.checked.outcomes[Outcome.DURABLE] += 1
+    summary.check_tried()
 
 
 def await_records(program: Program, folder: Path) -> Path:

@@ -129,6 +129,12 @@ def test_inspect_shows_a_pass_that_is_announced(keyed: Command) -> None:
     assert b"pass 0123456789abcdef is about to replace fragments below offset 7" in keyed.ok("inspect", "users")
     assert document["compacting"]["token"] == "0123456789abcdef"
 
+    base = manifests.load()
+    manifests.install(announce_compaction(base.manifest, "0123456789abcdef", 0), base)
+
+    printed = keyed.ok("inspect", "users")
+    assert b"pass 0123456789abcdef is about to replace fragments, and drops no record" in printed
+
 
 def large_fragments(store: ObjectStore, count: int) -> None:
     """Make a log of fragments that a pass does not merge, in small snapshots."""

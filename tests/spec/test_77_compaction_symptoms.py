@@ -10,7 +10,7 @@ import pytest
 
 from tests.spec.collecting import LOG, NOW, ClockStore, Later, count_requests, documents, replant
 from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log
-from tests.spec.logs import Crashed
+from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
 from wal3_core.compaction import grouping
@@ -147,6 +147,34 @@ def test_log_of_more_fragments_than_a_pass_can_record_is_compacted_by_several(mo
         b"%d" % number for number in range(0, 30, 2)
     )
     assert len(held(store)) == 46
+
+
+@pytest.mark.parametrize("arrange", [False, True])
+def test_fragments_that_keep_nothing_are_more_than_a_pass_can_record(
+    monkeypatch: pytest.MonkeyPatch, *, arrange: bool
+) -> None:
+    """Regression: they were one group, whose record no reader would have taken: no pass was ever installed again."""
+    store = ClockStore(MemoryStore(shared_runtime()))
+    keyed_log(store, compacted_fragment_bytes=4096, min_dirty_percent=0, arrange_by_key=arrange)
+    large = [bytes(random.Random(number).randbytes(5000)) for number in range(50)]
+    append(store, *([(b"%d" % number, body)] for number, body in enumerate(large)))
+    append(store, [(b"%d" % number, b"new") for number in range(50)], [(b"end", b"1")])
+    monkeypatch.setattr(grouping, "MEMBERS_MAX", 20)
+    monkeypatch.setattr(grouping, "FRAGMENTS_MAX", 10)
+
+    rewritten = []
+    while (report := compactor(store).compact()).installed and len(rewritten) < 9:
+        rewritten.append(report.plan.num_rewritten)
+        found = compactor(store).verify()
+        assert found is not None
+        assert found.holds
+
+    assert max(rewritten) == 20
+    assert len(rewritten) < 9
+    assert [key for _, key, _ in held(store)] == [*(b"%d" % number for number in range(50)), b"end"]
+    manifest = manifest_of(store)
+    assert manifest.compaction.clean_limit == manifest.next.position.offset
+    assert manifest.compaction.arranged == (manifest.next.position.offset if arrange else 0)
 
 
 def _again(template: MemoryStore, number: int) -> ObjectStore:

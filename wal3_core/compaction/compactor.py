@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes, text
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
-from wal3_core.compaction.grouping import Group, group, that_fit
+from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
 from wal3_core.compaction.installing import Done, Installer
 from wal3_core.compaction.merge import Merging
 from wal3_core.compaction.outline import outline
@@ -51,7 +51,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A plan, and what it takes to carry it out."""
+    """A plan, and what it takes to carry it out.
+
+    ``partial``: there is more to do than one pass can record. ``skips``: what is left out lies before what is done.
+    """
 
     plan: KeyCompactionPlan
     scope: Scope
@@ -60,6 +63,7 @@ class _Prepared:
     losses: Any
     rollups: KeyRollups
     partial: bool = False
+    skips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,10 @@ class KeyCompactor:
             num_rewritten=len(members),
             bytes_rewritten=sum(member.num_bytes for member in members),
         )
-        return _Prepared(plan, scope, policy, groups, losses, rollups, partial=len(groups) < len(every))
+        skips = leaves_out(groups, counts)
+        return _Prepared(
+            plan, scope, policy, groups, losses, rollups, partial=skips or len(groups) < len(every), skips=skips
+        )
 
     # ------------------------------------------------------------------ pass
 
@@ -387,8 +394,8 @@ def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompaction
 def _arranged(prepared: _Prepared) -> int:
     """Return the offset below which everything will be arranged by key; 0 if the pass does not arrange."""
     scope = prepared.scope
-    if scope.arranged_limit is None:
-        return 0
+    if scope.arranged_limit is None or prepared.skips:
+        return scope.arranged_limit or 0
     # All before the last group that fits is arranged, or is so by it.
     done = prepared.groups[-1].members[-1].limit.offset if prepared.partial else scope.limit
     return max(scope.arranged_limit, done)

@@ -8,6 +8,7 @@ by key, each is taken once that was not there when a pass arranged them last.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -73,9 +74,10 @@ def group(
 ) -> Iterator[Group]:
     """Choose the groups among consecutive fragments; each keeps at least one record.
 
-    Those that end above ``arranged_limit`` are to be arranged by key; none if it is None.
+    Those that end above ``arranged_limit`` are to be arranged by key; none if it is None. Of more than MEMBERS_MAX
+    that keep nothing, one after another, the first ones are in no group.
     """
-    waiting: list[Part] = []
+    waiting: deque[Part] = deque()
     kept = num_bytes = 0
     for pointer in fragments:
         arrange = arranged_limit is not None and pointer.limit.offset > arranged_limit
@@ -85,10 +87,13 @@ def group(
         # What keeps nothing takes in what follows, whatever that is: a fragment has at least one record.
         if waiting and kept and not (taken and fits and len(waiting) < FRAGMENTS_MAX):
             yield from _closed(waiting)
-            waiting, kept, num_bytes = [], 0, 0
+            waiting, kept, num_bytes = deque(), 0, 0
         if taken or waiting:
             waiting.append(part)
             kept, num_bytes = kept + part.kept, num_bytes + part.bytes_kept
+        if not kept and len(waiting) == MEMBERS_MAX:
+            # With what follows, a record could not name all of them.
+            waiting.popleft()
     yield from _closed(waiting)
 
 
@@ -98,7 +103,15 @@ def that_fit(groups: Sequence[Group]) -> Sequence[Group]:
     return groups[: max(1, count)]
 
 
-def _closed(waiting: Sequence[Part]) -> Iterator[Group]:
+def leaves_out(groups: Sequence[Group], lost: Mapping[FragmentSeqNo, LossCount]) -> bool:
+    """Whether a fragment before the end of the last group loses records, and is in no group."""
+    if not groups:
+        return False
+    last = groups[-1].members[-1].seq_no
+    return sum(seq_no <= last for seq_no in lost) > sum(bool(part.lost.total) for each in groups for part in each.parts)
+
+
+def _closed(waiting: Iterable[Part]) -> Iterator[Group]:
     """Leave out fragments at either end that lose nothing and are clearly larger than all others together."""
     parts = list(waiting)
     for end in (0, -1):

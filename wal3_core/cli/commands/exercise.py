@@ -130,12 +130,14 @@ def exercise(  # noqa: PLR0913, PLR0917 - a command's parameters are its options
     lasts_s, most = None if soak else duration_s, bytes_max or _BYTES_MAX
     plan = Plan(load, duration_s=lasts_s, bytes_max=most, kills=kills, maintenance=with_maintenance, late_s=late_s)
     report = partial(_report, path=summary_path, as_json=as_json)
-    if not _exercise(session, plan, report, keep=keep):
+    summary = _exercise(session, plan, report, keep=keep)
+    if not summary.sound:
         click.get_current_context().exit(EXIT_FINDINGS)
+    summary.check_tried()
 
 
-def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *, keep: bool) -> bool:
-    """Exercise a store, report what was found, and remove the logs; return whether every promise was kept."""
+def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *, keep: bool) -> Summary:
+    """Exercise a store, report what was found, and remove the logs."""
     url = session.named_url()
     if url.startswith("memory:"):
         message = "exercise: expected a store that processes share, found memory:"
@@ -157,14 +159,14 @@ def _exercise(session: Session, plan: Plan, report: Callable[[Summary], None], *
         # Before the removal, which takes long and may fail.
         report(with_kept(summary, (f"{EXERCISES}{running.run}", str(folder))) if kept else summary)
         if kept:
-            return summary.sound
+            return summary
         with progress("exercise: removing", plan.load.logs) as advance:
             remove(store, running.run, shared_runtime(), advance)
     except BaseException:
         click.echo(left, err=True)
         raise
     shutil.rmtree(folder)
-    return summary.sound
+    return summary
 
 
 def _clean(session: Session) -> None:
@@ -235,6 +237,8 @@ def _show(summary: Summary) -> None:
         output.print(f"kept: {each}")
     late = summary.checked.found[Kind.LATE]
     verdict = "kept every promise" if summary.sound else "BROKE a promise, or this program has a defect"
+    if summary.sound and not summary.checked.outcomes[Outcome.DURABLE]:
+        verdict = "showed nothing"
     durable = counted(summary.checked.outcomes[Outcome.DURABLE], "acknowledged record")
     output.print(f"{durable}, {count(summary.checked.sizes['read'])} read back at the end: the store {verdict}")
     if late:

@@ -171,8 +171,9 @@ def _compaction_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if compaction.arranged:
         yield "arranged", f"by key below offset {count(compaction.arranged)}"
     if announced is not None:
-        limit = count(announced.limit)
-        yield "compacting", f"pass {announced.token} is about to replace fragments below offset {limit}"
+        # One that drops nothing goes beyond cursors, and announces no limit.
+        where = f" below offset {count(announced.limit)}" if announced.limit else ", and drops no record"
+        yield "compacting", f"pass {announced.token} is about to replace fragments{where}"
 
 
 def _tree(found: _Found, log: str) -> Tree:

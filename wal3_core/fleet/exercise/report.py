@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wal3_core.errors import UnavailableError
 from wal3_core.fleet.exercise.checker import HARMLESS, Finding, Kind
 from wal3_core.fleet.exercise.ledger import Outcome
 
@@ -112,6 +113,15 @@ class Summary:
     def sound(self) -> bool:
         """Whether every promise was kept; late records break none."""
         return not any(count for kind, count in self.checked.found.items() if kind not in HARMLESS)
+
+    def check_tried(self) -> None:
+        """Refuse to take nothing for a proof: UnavailableError when no append became durable."""
+        if not self.checked.outcomes[Outcome.DURABLE]:
+            message = (
+                f"exercise {self.run}: expected appends to become durable, found none in {self.load_s:.0f} s: nothing"
+                f" is known of the store"
+            )
+            raise UnavailableError(message)
 
     def per_million(self) -> dict[str, float] | None:
         """Return the requests, and their price in US dollars, for a million durable appends; None if there was none."""
