@@ -248,7 +248,7 @@ def show_peer_many(folder: Path, peer: type[Any], count: int) -> None:
 def show_month(folder: Path, count: int) -> None:
     """Release all items but one, compact, and delete what passes have replaced; without waiting for an hour."""
     store = open_store(folder.as_uri())
-    some, batch = values(FILLING), FILLING
+    some, batch = values(10 * FILLING), 10 * FILLING
     print(f"\nOne item that is due in 30 days, and {count:,} that were enqueued and released\n")
     print("| | records | bytes of fragments | on disk beside them |\n|---|---:|---:|---:|")
     with DelayQueue.open_or_create(store, LOG) as queue:

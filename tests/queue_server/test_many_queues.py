@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import FaultyStore
+from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.views.queue import DelayQueue
 
 from .serving import DEADLINE_S, answer_of, serving
@@ -95,6 +96,26 @@ def test_many_clients_of_many_queues_lose_and_repeat_nothing(server: Running) ->
 
     assert errors == []
     assert sorted(got) == sorted(f"{name}/{number}" for name in NAMES for number in range(3))
+
+
+def test_queue_that_was_destroyed_is_unknown_until_it_is_created_again(
+    server: Running, memory_store: MemoryStore
+) -> None:
+    server.post("q0", "enqueue", text="old")
+    destroy(memory_store, "queues/q0")
+    # The first append finds it, and the next one says what it found.
+    assert server.refused("q0", "enqueue", text="b")[0] == 503
+    for method, path, body in (
+        ("GET", "/v1/queues/q0/stats", None),
+        ("POST", "/v1/queues/q0/dequeue", {}),
+        ("GET", "/v1/queues/q0", None),
+    ):
+        assert server.ask(method, path, body).error == (404, "unknown_queue")
+    assert server.ask("GET", "/v1/queues/q0").json["message"].endswith("(`wal3 queue create`, or DelayQueue.create)")
+
+    server.ok("POST", "/v1/queues", {"queue": "q0"})
+    assert server.post("q0", "enqueue", text="new")["id"] == 1
+    assert server.post("q0", "dequeue", text=True)["items"][0]["text"] == "new"
 
 
 @pytest.mark.slow

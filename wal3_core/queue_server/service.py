@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wal3_core.errors import FencedError, LogError, LogReplacedError
+from wal3_core.errors import FencedError, LogError, LogNotFoundError, LogReplacedError
 from wal3_core.queue_server.answers import BusyError, StoppingError
 from wal3_core.queue_server.names import PREFIX, log_of, names_below
 from wal3_core.queue_server.server_options import QueueServerOptions
@@ -217,9 +217,9 @@ class QueueService:
             return await self.in_thread(lambda: read(log)), False
 
     def _forget(self, name: str, held: OpenQueue, error: Exception) -> None:
-        """Open a queue again at the next request if its name leads to another log, or its broker has failed."""
+        """Open a queue again at the next request if its name leads to another log or none, or its broker has failed."""
         held.fenced = held.fenced or isinstance(error, FencedError)
-        lost = isinstance(error, LogReplacedError) or not isinstance(error, LogError)
+        lost = isinstance(error, LogReplacedError | LogNotFoundError) or not isinstance(error, LogError)
         if lost and self._open.get(name) is held:
             del self._open[name]
             self._threads.submit(held.queue.close)

@@ -64,7 +64,7 @@ def expecting_a_queue() -> Iterator[None]:
     try:
         yield
     except LogNotFoundError as error:
-        found, _, _ = str(error).partition(": initialize the log first")
+        found, _, _ = str(error).partition(": initialize ")
         message = f"{found}: create the queue first (`wal3 queue create`, or DelayQueue.create)"
         raise LogNotFoundError(message) from error
 
