@@ -59,7 +59,7 @@ class Turns:
         return self._runtime.monotonic_s() >= self.not_before_s
 
     def lost(self, manifest: Manifest) -> None:
-        """Record that another writer took the place of fragments in flight, as a manifest shows that was just loaded."""
+        """Record that another writer took the place of fragments in flight, by a manifest just loaded."""
         now_s = self._runtime.monotonic_s()
         if self._shared:
             self._wait(now_s, self._look())
