@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.cluster.machines import WatchedProxy, role
-from tests.cluster.outcomes import prepare
-from tests.cluster.spark_cluster import EXECUTOR_MEMORY, Cluster, spark_cluster
+from tests.cluster.spark_cluster import DEADLINE_S, EXECUTOR_MEMORY, Cluster, spark_cluster, wait_until
 from tests.cluster.worker_python import make_worker_python, zip_library
 from tests.processes.fault_proxy import listening
 from wal3_core import open_store
+from wal3_core.spark import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wal3_core.storage.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "submitted.py"
 SUBMIT_S = 240
+# A task gets a copy when half of its stage is done, or, if it is the only one, after a second.
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.minTaskRuntime": "1s",
+    "spark.speculation.task.duration.threshold": "1s",
+}
 
 
 @dataclass
@@ -38,6 +50,65 @@ class Machines:
     library: Path
     proxies: list[WatchedProxy]
     environment: dict[str, str]
+
+    @contextmanager
+    def holding(self, method: str, part: str) -> Iterator[None]:
+        """Hold the requests of both workers of a method whose path contains ``part``."""
+        with ExitStack() as stack:
+            for proxy in self.proxies:
+                stack.enter_context(proxy.holding(method, part))
+            yield
+
+    @contextmanager
+    def in_the_middle(self, method: str, part: str, act: Callable[[int], None]) -> Iterator[None]:
+        """Within the block, do something to the first worker that makes such a request, while that is held.
+
+        The block is the driver's: Spark finds no data source for a write from a thread that it does not know.
+        """
+        with ThreadPoolExecutor(1) as thread, self.holding(method, part):
+            ended = threading.Event()
+            acting = thread.submit(self._act, act, ended)
+            try:
+                yield
+            finally:
+                ended.set()
+            acting.result(DEADLINE_S)
+
+    def _act(self, act: Callable[[int], None], ended: threading.Event) -> None:
+        wait_until(lambda: ended.is_set() or any(proxy.holds.is_set() for proxy in self.proxies), "a task's request")
+        act(self._holding())
+
+    def _holding(self) -> int:
+        return next(number for number, proxy in enumerate(self.proxies) if proxy.holds.is_set())
+
+    def kill_executor(self, number: int) -> None:
+        """Kill the executor of a worker, and let its requests go."""
+        pids = [pid for pid, worker in self.cluster.executors().items() if worker == number]
+        assert pids, f"no executor of worker {number}"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.release()
+
+    def lose(self, number: int) -> None:
+        """Kill a worker and its executor."""
+        self.cluster.lose(number)
+        self.release()
+
+    def let_others_go_on(self, number: int) -> None:
+        """Hold the requests of this worker alone."""
+        for other, proxy in enumerate(self.proxies):
+            if other != number:
+                proxy.release()
+
+    def release(self) -> None:
+        """Hold no requests."""
+        for proxy in self.proxies:
+            proxy.release()
+
+    def start_worker(self, number: int) -> None:
+        """Start a worker, the first one or one in the place of one that is lost."""
+        environment = {**self.environment, "AWS_ENDPOINT_URL": self.proxies[number].endpoint}
+        self.cluster.start_worker(number, environment)
 
     def conf(self) -> dict[str, str]:
         """Return the settings of an application that uses all of the cluster."""
@@ -54,6 +125,7 @@ class Machines:
             "spark.pyspark.python": str(self.python),
             "spark.pyspark.driver.python": sys.executable,
             "spark.log.level": "ERROR",
+            "spark.ui.enabled": "false",
         }
 
 
@@ -68,17 +140,36 @@ def machines(s3_endpoint: str, s3_bucket_url: str, tmp_path_factory: pytest.Temp
         environment = stack.enter_context(role())
         proxies = [stack.enter_context(listening(WatchedProxy(s3_endpoint))) for _ in range(2)]
         shared = {**environment, "AWS_DEFAULT_REGION": "us-east-1"}
-        environments = [{**shared, "AWS_ENDPOINT_URL": proxy.endpoint} for proxy in proxies]
-        cluster = stack.enter_context(spark_cluster(folder / "spark", environments))
-        yield Machines(cluster, python, library, proxies, shared)
+        cluster = stack.enter_context(spark_cluster(folder / "spark"))
+        machines = Machines(cluster, python, library, proxies, shared)
+        for number in range(len(proxies)):
+            machines.start_worker(number)
+        yield machines
+
+
+@pytest.fixture(scope="session")
+def spark(machines: Machines) -> Iterator[SparkSession]:
+    """A session on the cluster whose driver is this process; it runs copies of slow tasks."""
+    with pytest.MonkeyPatch.context() as patch:
+        # As a notebook's environment; the path as in `submit`.
+        patch.setenv("PYSPARK_PYTHON", str(machines.python))
+        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", str(machines.library))
+        builder = SparkSession.builder.appName("wal3-cluster-tests")
+        for name, value in {**machines.conf(), **SPECULATION}.items():
+            if not name.startswith(("spark.pyspark.", "spark.submit.")):
+                builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        session.sparkContext.addPyFile(str(machines.library))
+        register(session)
+        yield session
+        session.stop()
 
 
 @pytest.fixture
-def prepared(s3_url: str) -> ObjectStore:
-    """A store with the logs that the jobs work on."""
-    store = open_store(s3_url)
-    prepare(store)
-    return store
+def store(s3_url: str) -> ObjectStore:
+    """An empty store on the S3 server."""
+    return open_store(s3_url)
 
 
 def submit(machines: Machines, store: ObjectStore, folder: Path, *jobs: str, **conf: str) -> dict[str, Any]:

@@ -40,8 +40,12 @@ class WatchedProxy(FaultProxy):
         try:
             yield self.holds
         finally:
-            self._held = None
-            self._released.set()
+            self.release()
+
+    def release(self) -> None:
+        """Let go what is held, and hold no more."""
+        self._held = None
+        self._released.set()
 
     def decide(self, request: Request) -> tuple[Fault | None, float]:
         """Note the key, wait while the request is held, then do as the base class."""

@@ -23,27 +23,67 @@ FRAGMENTS = 24
 KEYS, KEYED_RECORDS = 50, 1200
 
 
-def prepare(store: ObjectStore) -> None:
-    """Fill the logs that all jobs work on."""
-    for log in READ:
-        fill(store, log, fragments=FRAGMENTS, snapshots=TREE)
-    for log in (*PLANNED, *COLLECTED):
-        fill(store, log, fragments=FRAGMENTS, snapshots=TREE)
-        CursorStore(store, log).init("reader", LogPosition(191, 0))
-    for log in COLLECTED:
-        collector = Collector(store, log, options=AT_ONCE)
-        collector.prune(collector.announce(collector.plan()))
-    with LogWriter.open_or_initialize(store, KEYED, options=WriterOptions(snapshots=TREE)) as writer:
-        for start in range(0, KEYED_RECORDS, 100):
-            writer.append_many([Message(b"%d" % at, b"%d" % (at % KEYS)) for at in range(start, start + 100)])
-    PolicyStore(store, KEYED).change(lambda _: Policy(cleanup=Cleanup.COMPACT))
-    for number in range(6):
-        grow(store, f"marked/{number}", 2, dirty_log=DIRTY[number % 2])
+def prepare(store: ObjectStore, *jobs: str) -> None:
+    """Fill the logs that jobs work on."""
+    for begin in dict.fromkeys(_BEGINNINGS[job] for job in jobs):
+        begin(store)
 
 
 def check(job: str, store: ObjectStore, found: object) -> None:
     """Fail unless a job did what it must, each thing once, and reported that."""
     _CHECKS[job](store, json.loads(json.dumps(found)))
+
+
+def _nothing(_store: ObjectStore) -> None:
+    pass
+
+
+def _logs_to_read(store: ObjectStore) -> None:
+    for log in READ:
+        fill(store, log, fragments=FRAGMENTS, snapshots=TREE)
+
+
+def _logs_to_plan(store: ObjectStore) -> None:
+    for log in READ:
+        LogWriter.open_or_initialize(store, log).close()
+    for log in PLANNED:
+        _read_up_to(store, log, 191)
+
+
+def _pruned_logs(store: ObjectStore) -> None:
+    for log in COLLECTED:
+        _read_up_to(store, log, 191)
+        collector = Collector(store, log, options=AT_ONCE)
+        collector.prune(collector.announce(collector.plan()))
+
+
+def _read_up_to(store: ObjectStore, log: str, offset: int) -> None:
+    fill(store, log, fragments=FRAGMENTS, snapshots=TREE)
+    CursorStore(store, log).init("reader", LogPosition(offset, 0))
+
+
+def _keyed_log(store: ObjectStore) -> None:
+    with LogWriter.open_or_initialize(store, KEYED, options=WriterOptions(snapshots=TREE)) as writer:
+        for start in range(0, KEYED_RECORDS, 100):
+            writer.append_many([Message(b"%d" % at, b"%d" % (at % KEYS)) for at in range(start, start + 100)])
+    PolicyStore(store, KEYED).change(lambda _: Policy(cleanup=Cleanup.COMPACT))
+
+
+def _marked_logs(store: ObjectStore) -> None:
+    for number in range(6):
+        grow(store, f"marked/{number}", 2, dirty_log=DIRTY[number % 2])
+
+
+_BEGINNINGS = {
+    "read": _logs_to_read,
+    "write": _nothing,
+    "stream": _logs_to_read,
+    "verify": _logs_to_read,
+    "plan": _logs_to_plan,
+    "delete": _pruned_logs,
+    "compact": _keyed_log,
+    "roll_up": _marked_logs,
+}
 
 
 def _read(store: ObjectStore, found: object) -> None:

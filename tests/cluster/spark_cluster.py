@@ -18,12 +18,13 @@ import pyspark
 from tests.s3_server import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
 SPARK_HOME = Path(pyspark.__file__).parent
 DEADLINE_S = 90
 # For daemons that do next to nothing, and for executors of short tasks: compilers and collectors of few threads.
 DAEMON_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+EXECUTOR = "CoarseGrainedExecutorBackend"
 EXECUTOR_MEMORY = "512m"
 # Executors that tests kill are replaced, however many.
 _SETTINGS = ("-Dspark.deploy.maxExecutorRetries=-1",)
@@ -46,7 +47,7 @@ class Cluster:
     folder: Path
     port: int = field(default_factory=free_port)
     ui_port: int = field(default_factory=free_port)
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def master_url(self) -> str:
@@ -71,35 +72,29 @@ class Cluster:
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui_port)]
         return self._start("master", ["org.apache.spark.deploy.master.Master", *options], {})
 
-    def start_worker(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start one more worker, of one core, and wait until the master knows it; its executors get its environment."""
-        before, number = self.alive(), len(self.workers)
+    def start_worker(self, number: int, environment: Mapping[str, str]) -> None:
+        """Start a worker of one core, and wait until the master knows it; its executors get its environment."""
+        before = self.alive()
         options = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
-        options += ["--work-dir", str(self.folder / f"work-{number}")]
-        worker = self._start(
-            f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *options, self.master_url], environment
-        )
-        self.workers.append(worker)
+        options += ["--work-dir", str(self.folder / f"work-{number}"), self.master_url]
+        command = ["org.apache.spark.deploy.worker.Worker", *options]
+        self.workers[number] = self._start(f"worker-{number}", command, environment)
         wait_until(lambda: self.alive() > before, f"worker {number} of {self.folder}")
-        return worker
 
-    def executors(self) -> dict[int, subprocess.Popen[bytes]]:
-        """Return the processes that run executors now, each with its worker."""
-        found = {}
-        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
-            if "CoarseGrainedExecutorBackend" in command_of(pid):
-                for worker in self.workers:
-                    if parent_of(pid) == worker.pid:
-                        found[pid] = worker
-        return found
+    def executors(self) -> dict[int, int]:
+        """Return the processes that run executors now, each with its worker's number."""
+        numbers = {worker.pid: number for number, worker in self.workers.items()}
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        found = {pid: numbers.get(parent_of(pid)) for pid in pids if EXECUTOR in command_of(pid)}
+        return {pid: number for pid, number in found.items() if number is not None}
 
-    def lose(self, worker: subprocess.Popen[bytes]) -> None:
+    def lose(self, number: int) -> None:
         """Kill a worker and its executors at once, as a machine that is switched off."""
-        executors = [pid for pid, of in self.executors().items() if of is worker]
-        for pid in (worker.pid, *executors):
+        executors = [pid for pid, of in self.executors().items() if of == number]
+        for pid in (self.workers[number].pid, *executors):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        worker.wait(DEADLINE_S)
+        self.workers[number].wait(DEADLINE_S)
 
     def _start(self, name: str, command: list[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # Only what a machine of its own would have: nothing of the tests' environment reaches executors.
@@ -118,21 +113,19 @@ class Cluster:
 
 
 @contextmanager
-def spark_cluster(folder: Path, environments: Sequence[Mapping[str, str]]) -> Iterator[Cluster]:
-    """Run a master, and a worker with each environment; all that they started is gone at the end."""
+def spark_cluster(folder: Path) -> Iterator[Cluster]:
+    """Run a master; it, workers that are started, and what they started is gone at the end."""
     (folder / "conf").mkdir(parents=True)
     cluster = Cluster(folder)
     master = cluster.start_master()
     try:
         wait_until(lambda: _answers(cluster), f"the master of {folder}")
-        for environment in environments:
-            cluster.start_worker(environment)
         yield cluster
     finally:
         for pid in cluster.executors():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in (*cluster.workers, master):
+        for process in (*cluster.workers.values(), master):
             process.kill()
             process.wait(DEADLINE_S)
 

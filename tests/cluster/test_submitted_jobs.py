@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.cluster.conftest import submit
-from tests.cluster.outcomes import check
+from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import JOBS
 
 if TYPE_CHECKING:
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def test_all_jobs_submitted_to_workers_without_the_library_are_right(
-    machines: Machines, prepared: ObjectStore, tmp_path: Path
+    machines: Machines, store: ObjectStore, tmp_path: Path
 ) -> None:
-    found = submit(machines, prepared, tmp_path, *JOBS)
+    prepare(store, *JOBS)
+
+    found = submit(machines, store, tmp_path, *JOBS)
 
     for job in JOBS:
-        check(job, prepared, found[job])
+        check(job, store, found[job])

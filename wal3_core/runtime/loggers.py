@@ -57,6 +57,7 @@ COLLECT = _logger("wal3.collect")
 MAINTAIN = _logger("wal3.maintain")
 QUEUE = _logger("wal3.queue")
 HASHING = _logger("wal3.hashing")
+SPARK = _logger("wal3.spark")
 
 
 class Seldom:

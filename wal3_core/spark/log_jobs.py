@@ -14,6 +14,7 @@ from pyspark.sql.utils import is_remote
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark.collect_task import RESULTS, collect_task, from_text
 from wal3_core.spark.request import check_shared
+from wal3_core.spark.retries import lost_tasks_logged
 from wal3_core.spark.tasks import count_tasks, group
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def run_by_log(spark: SparkSession, store_url: str, items: Sequence[Item], work:
     tasks = group(items, costs, count_tasks(costs, cores=cores(spark), task_bytes=_TASK_BYTES))
     rows = [(number, item.log, item.text) for number, task in enumerate(tasks) for item in task]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
-    results = (
+    frame = (
         spark.createDataFrame(pa.table(columns, names=["task", "log", "text"]))
         .repartitionById(len(tasks), sf.col("task").cast("int"))
         .mapInArrow(partial(collect_task, store_url=check_shared(store_url), work=work), RESULTS)
-        .collect()
     )
-    return _by_log(results)
+    with lost_tasks_logged(spark, f"{type(work).__name__} for {len({item.log for item in items})} logs"):
+        return _by_log(frame.collect())
 
 
 def _by_log(results: Sequence[Row]) -> dict[str, Found]:
