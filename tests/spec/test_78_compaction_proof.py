@@ -14,6 +14,7 @@ from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import FaultyStore, life_store
 from wal3_core.compaction.losses import DropReason
+from wal3_core.errors import MissingError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
@@ -26,6 +27,7 @@ from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +178,48 @@ def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(mem
     assert not any(each.stored for each in receipts)
     assert all(each.deleted_us == store.now_us for each in receipts)
     assert len(held(store)) == 6
+
+
+@pytest.mark.parametrize("retention_s", [None, 0, 5 * DAY_S])
+def test_list_of_dropped_records_goes_a_retention_after_them_and_never_without_one(
+    memory_store: MemoryStore, retention_s: int | None
+) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=retention_s))
+    first = stores_of(store).manifests.load().manifest.compaction.token
+    objects, lists = life_store(store, LOG), list[bool]()
+    for _ in range(8):
+        store.pass_s(DAY_S)
+        collect(store, LOG, options=LATER)
+        lists.append(any(f"DROPPED.{first}" in meta.path for meta in objects.list_objects("compaction/")))
+
+    # What was dropped is deleted on the first day. A list is found then or later, and deleted an interval after that.
+    going = {None: 8, 0: 1, 5 * DAY_S: 6}[retention_s]
+    assert lists == [True] * going + [False] * (8 - going)
+    left = sorted(meta.path.partition(".")[0] for meta in objects.list_objects("compaction/") if first in meta.path)
+    assert left == ["compaction/DELETED", *["compaction/DROPPED"] * (going == 8), "compaction/PASS"]
+    assert len(held(store)) == 6
+    assert len(list(compactor(store).erased(b"b"))) == (going == 8)
+    verified = compactor(store).verify()
+    assert verified is not None
+    assert verified.holds
+
+
+def test_receipts_of_later_passes_are_given_when_the_lists_of_earlier_ones_are_gone(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=0))
+    for _ in range(3):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+    append(store, [(b"b", b"3")])
+    later = compactor(store).compact(force=True).token
+
+    assert [(each.offset, each.token) for each in compactor(store).erased(b"b")] == [(6, later)]
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=None))
+    with pytest.raises(MissingError, match="unless the policy had a receipt_retention_s before, it was lost"):
+        list(compactor(store).erased(b"b"))
 
 
 def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still_holds(

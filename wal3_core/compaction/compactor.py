@@ -308,8 +308,12 @@ class KeyCompactor:
 
     @checked(key=record_bytes)
     def erased(self, key: bytes) -> Iterator[Erased]:
-        """Go through the records of a key that passes dropped, and what became of the objects that held them."""
-        return erased_records(self._stores.objects, self._passes, key)
+        """Go through the records of a key that passes dropped, and what became of the objects that held them.
+
+        What the log's policy no longer keeps a list of (``receipt_retention_s``) is left out.
+        """
+        lists_go = self._stores.policies.load().receipt_retention_s is not None
+        return erased_records(self._stores.objects, self._passes, key, lists_go=lists_go)
 
     def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
         """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""

@@ -55,10 +55,11 @@ class Erased:
         }
 
 
-def erased_records(objects: ObjectStore, passes: PassStore, key: bytes) -> Iterator[Erased]:
+def erased_records(objects: ObjectStore, passes: PassStore, key: bytes, *, lists_go: bool) -> Iterator[Erased]:
     """Go through the records of a key that passes dropped, newest pass first.
 
-    Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
+    With ``lists_go``, a list that is gone is left out if the files of its records are deleted; MissingError for any
+    other. Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
     """
     digest, found = key_digest(key), list[Erased]()
     # The objects that held them, and which they are: an earlier pass may have made the object of others.
@@ -69,7 +70,7 @@ def erased_records(objects: ObjectStore, passes: PassStore, key: bytes) -> Itera
                 earlier = next(each for each in replacement.members if found[at].offset < each.limit.offset)
                 found[at] = _held_by(found[at], earlier.path, objects, passes, record.token)
                 made.setdefault(earlier.path, []).append(at)
-            for erased in _dropped(objects, passes, record, replacement, digest):
+            for erased in _dropped(objects, passes, record, replacement, digest, lists_go=lists_go):
                 made.setdefault(erased.path, []).append(len(found))
                 found.append(erased)
     yield from found
@@ -84,7 +85,13 @@ def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore,
 
 
 def _dropped(
-    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, digest: bytes
+    objects: ObjectStore,
+    passes: PassStore,
+    record: PassRecord,
+    replacement: Replacement,
+    digest: bytes,
+    *,
+    lists_go: bool,
 ) -> Iterator[Erased]:
     if replacement.pointer.num_records == sum(member.num_records for member in replacement.members):
         return
@@ -92,7 +99,12 @@ def _dropped(
     what = object_url(objects, path)
     data = objects.read(path, length=BYTES_MAX)
     if data is None:
-        message = f"{what}: expected the list of what pass {record.token} dropped, found none"
+        if lists_go and passes.deleted_us(record.token) is not None:
+            return
+        message = (
+            f"{what}: expected the list of what pass {record.token} dropped, found none: unless the policy had a"
+            f" receipt_retention_s before, it was lost"
+        )
         raise MissingError(message, path=path)
     rows = dropped_from_bytes(data, what)
     for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist():

@@ -334,6 +334,12 @@ def pass_object_token(path: str) -> str | None:
     return None if match is None else match["passed"] or match["dropped"]
 
 
+def is_dropped_path(path: str) -> bool:
+    """Whether a list of the records that a pass dropped is at a path."""
+    match = _PASS.fullmatch(path)
+    return match is not None and match["dropped"] is not None
+
+
 def deleted_token(path: str) -> str | None:
     """Token of the pass of which an object says that what it replaced is deleted; None for any other path."""
     match = _PASS.fullmatch(path)
