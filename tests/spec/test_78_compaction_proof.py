@@ -205,6 +205,31 @@ def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still
     assert (receipt.stored, receipt.deleted_us) == (False, None)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_receipt_calls_no_record_deleted_that_an_orphan_of_another_pass_still_holds(
+    memory_store: MemoryStore, *, recorded: bool
+) -> None:
+    store = ClockStore(memory_store)
+    keyed_log(store, min_dirty_percent=0)
+    append(store, [(b"a", b"1"), (b"b", b"1")], [(b"b", b"2")])
+    lost = compactor(store).merge().token
+    assert lost is not None
+    if not recorded:
+        life_store(store, LOG).delete(pass_path(lost))
+    append(store, [(b"a", b"2")])
+    assert compactor(store).compact().num_superseded == 2
+
+    found = []
+    for orphans_max in (0, 0, 1000, 1000):
+        found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=replace(LATER, orphans_max=orphans_max))
+    found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+
+    assert not [meta.path for meta in life_store(store, LOG).list_objects("") if lost in meta.path]
+    assert found == [[(True, True)]] * 4 + [[(False, False)]]
+
+
 def test_receipt_gives_no_time_of_deletion_at_which_a_pin_still_held_the_record(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
     keyed_log(store)
