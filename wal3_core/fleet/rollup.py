@@ -255,7 +255,7 @@ class RollUp:
 
         def moved(manifest: Manifest) -> Manifest | None:
             decided = manifest.next.position.offset >= marker.limit.offset or manifest.seal is not None
-            return None if decided or manifest.fence != fence else replace(manifest, fence=fence + 1)
+            return None if decided or manifest.fence != fence else manifest.apply_fence()
 
         manifests.change(base, moved)
         return manifests.load().manifest.next.position.offset

@@ -211,7 +211,7 @@ class Pruner:
         fence = base.manifest.fence
         if seen.document.pruned:
             return self._mark(path, seen)
-        self._change(base, lambda manifest: replace(manifest, fence=fence + 1) if manifest.fence == fence else None)
+        self._change(base, lambda manifest: manifest.apply_fence() if manifest.fence == fence else None)
         # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
         # it stays an interval for readers.
         references = references_of(self._stores, self._manifests.load().manifest)
