@@ -22,6 +22,8 @@ from wal3_core.model.paths import (
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
+    pass_object_token,
+    pass_path,
     pin_name,
     rolled_up_path,
 )
@@ -68,6 +70,8 @@ class Oracle:
     # When which offset was dropped by a pass of key compaction; those of a copy before it began.
     dropped: dict[int, float] = field(default_factory=dict)
     passes: Passes = field(default_factory=Passes)
+    # Of the passes that were installed.
+    tokens: set[str] = field(default_factory=set)
     begins: int = 1
     versions: int = 0
     # When the log came to end at which offset.
@@ -177,6 +181,9 @@ class Oracle:
         assert after.pruned + sum_setsums(held) == before.pruned + sum_setsums(self.held), "INV-1"
         assert after.setsum == before.setsum, "INV-1"
         limit = self.passes.check(before, after, held_before, held_after, now_s)
+        token = after.compaction.token
+        assert self.objects.head(pass_path(token)) is not None, f"pass {token} was installed without a record"
+        self.tokens.add(token)
         self._check_cursors(limit)
         self.dropped |= dict.fromkeys(held_before.keys() - held_after.keys(), now_s)
         self.seen["passes installed"] += 1
@@ -239,6 +246,8 @@ class Oracle:
         assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
+        assert pass_object_token(path) not in self.tokens, f"{path} was deleted, and its pass was installed"
+        self.seen["objects of passes deleted"] += pass_object_token(path) is not None
         snapshot = rolled_up_path(path)
         assert snapshot not in self._referenced, f"{path} was deleted, and the log refers to its snapshot"
         for name, pinned in self.pins.items():
