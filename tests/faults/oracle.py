@@ -22,7 +22,6 @@ from wal3_core.model.paths import (
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
-    pass_object_token,
     pass_path,
     pin_name,
     rolled_up_path,
@@ -70,8 +69,6 @@ class Oracle:
     # When which offset was dropped by a pass of key compaction; those of a copy before it began.
     dropped: dict[int, float] = field(default_factory=dict)
     passes: Passes = field(default_factory=Passes)
-    # Of the passes that were installed.
-    tokens: set[str] = field(default_factory=set)
     begins: int = 1
     versions: int = 0
     # When the log came to end at which offset.
@@ -181,9 +178,7 @@ class Oracle:
         assert after.pruned + sum_setsums(held) == before.pruned + sum_setsums(self.held), "INV-1"
         assert after.setsum == before.setsum, "INV-1"
         limit = self.passes.check(before, after, held_before, held_after, now_s)
-        token = after.compaction.token
-        assert self.objects.head(pass_path(token)) is not None, f"pass {token} was installed without a record"
-        self.tokens.add(token)
+        assert self.objects.head(pass_path(after.compaction.token)) is not None, "a pass was installed without a record"
         self._check_cursors(limit)
         self.dropped |= dict.fromkeys(held_before.keys() - held_after.keys(), now_s)
         self.seen["passes installed"] += 1
@@ -246,8 +241,7 @@ class Oracle:
         assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
-        assert pass_object_token(path) not in self.tokens, f"{path} was deleted, and its pass was installed"
-        self.seen["objects of passes deleted"] += pass_object_token(path) is not None
+        self.seen["objects of passes deleted"] += self.passes.deleted(path)
         snapshot = rolled_up_path(path)
         assert snapshot not in self._referenced, f"{path} was deleted, and the log refers to its snapshot"
         for name, pinned in self.pins.items():

@@ -170,10 +170,6 @@ class Manifest:
         """Withdraw that announcement. A log that was sealed meanwhile stays sealed."""
         return replace(self, destroying=False)
 
-    def apply_fence(self) -> Manifest:
-        """Move the fence: no upload that began before is linked any more, so a pass that is announced is over, too."""
-        return replace(self, fence=self.fence + 1, compacting=None)
-
     def apply_announcement(self, garbage: str, first: Boundary) -> Manifest:
         """Announce a collection; this withdraws an earlier announcement."""
         if not self.first.seq_no < first.seq_no <= self.next.seq_no:
