@@ -13,11 +13,12 @@ import pytest
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import FaultyStore, life_store
+from wal3_core import LogReader
 from wal3_core.compaction.losses import DropReason
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
-from wal3_core.model.paths import pass_path
+from wal3_core.model.paths import fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
@@ -153,6 +154,38 @@ def test_forged_pass_is_found_whatever_was_done(
 
     assert found is not None
     assert any(finding in each for each in found.findings), found.findings
+
+
+def test_change_of_a_fragment_that_the_pass_does_not_name_is_found(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
+    large = random.Random(0).randbytes(8 * COMPACTED_FRAGMENT_BYTES_MIN)
+    append(memory_store, [(b"x", large), (b"y", b"lost")], [(b"a", b"1")], [(b"a", b"2")])
+    done = compactor(memory_store).compact()
+    assert (done.num_superseded, done.plan.num_rewritten) == (1, 2)
+    stores, objects = stores_of(memory_store), life_store(memory_store, LOG)
+    base = stores.manifests.load()
+    held = LogReader.open(memory_store, LOG).scan()[0]
+    data = objects.read(held.path)
+    assert data is not None
+    table = parquet.decode(data, held, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX).table
+    encoded = parquet.encode_table(table.slice(0, 1), seq_no=held.seq_no, token="0" * 16)
+    pointer = replace(
+        held,
+        path=fragment_path(held.seq_no, "0" * 16),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=1,
+    )
+    objects.create(pointer.path, bytes(encoded.data))
+    another = [Replacement((held,), pointer)]
+    spliced = splice(base.manifest, another, OPTIONS.snapshots, stores.snapshots.load)
+    manifest = apply_splice(base.manifest, spliced, another, base.manifest.compaction)
+    assert isinstance(stores.manifests.install(manifest, base), Installed)
+
+    found = compactor(memory_store).verify()
+
+    assert found is not None
+    assert any("records below offset 5: expected setsum" in each for each in found.findings), found.findings
 
 
 def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(memory_store: MemoryStore) -> None:
