@@ -13,12 +13,13 @@ import pytest
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import FaultyStore, life_store
+from wal3_core import LogReader
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
-from wal3_core.model.paths import pass_path
+from wal3_core.model.paths import fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
@@ -157,6 +158,38 @@ def test_forged_pass_is_found_whatever_was_done(
     assert any(finding in each for each in found.findings), found.findings
 
 
+def test_change_of_a_fragment_that_the_pass_does_not_name_is_found(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
+    large = random.Random(0).randbytes(8 * COMPACTED_FRAGMENT_BYTES_MIN)
+    append(memory_store, [(b"x", large), (b"y", b"lost")], [(b"a", b"1")], [(b"a", b"2")])
+    done = compactor(memory_store).compact()
+    assert (done.num_superseded, done.plan.num_rewritten) == (1, 2)
+    stores, objects = stores_of(memory_store), life_store(memory_store, LOG)
+    base = stores.manifests.load()
+    held = LogReader.open(memory_store, LOG).scan()[0]
+    data = objects.read(held.path)
+    assert data is not None
+    table = parquet.decode(data, held, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX).table
+    encoded = parquet.encode_table(table.slice(0, 1), seq_no=held.seq_no, token="0" * 16)
+    pointer = replace(
+        held,
+        path=fragment_path(held.seq_no, "0" * 16),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=1,
+    )
+    objects.create(pointer.path, bytes(encoded.data))
+    another = [Replacement((held,), pointer)]
+    spliced = splice(base.manifest, another, OPTIONS.snapshots, stores.snapshots.load)
+    manifest = apply_splice(base.manifest, spliced, another, base.manifest.compaction)
+    assert isinstance(stores.manifests.install(manifest, base), Installed)
+
+    found = compactor(memory_store).verify()
+
+    assert found is not None
+    assert any("records below offset 5: expected setsum" in each for each in found.findings), found.findings
+
+
 def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
     compacted(store)
@@ -247,6 +280,31 @@ def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still
         store.pass_s(2 * DAY_S)
     [receipt] = compactor(store).erased(b"k")
     assert (receipt.stored, receipt.deleted_us) == (False, None)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_receipt_calls_no_record_deleted_that_an_orphan_of_another_pass_still_holds(
+    memory_store: MemoryStore, *, recorded: bool
+) -> None:
+    store = ClockStore(memory_store)
+    keyed_log(store, min_dirty_percent=0)
+    append(store, [(b"a", b"1"), (b"b", b"1")], [(b"b", b"2")])
+    lost = compactor(store).merge().token
+    assert lost is not None
+    if not recorded:
+        life_store(store, LOG).delete(pass_path(lost))
+    append(store, [(b"a", b"2")])
+    assert compactor(store).compact().num_superseded == 2
+
+    found = []
+    for orphans_max in (0, 0, 1000, 1000):
+        found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=replace(LATER, orphans_max=orphans_max))
+    found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+
+    assert not [meta.path for meta in life_store(store, LOG).list_objects("") if lost in meta.path]
+    assert found == [[(True, True)]] * 4 + [[(False, False)]]
 
 
 def test_receipt_gives_no_time_of_deletion_at_which_a_pin_still_held_the_record(memory_store: MemoryStore) -> None:

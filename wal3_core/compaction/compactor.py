@@ -53,7 +53,7 @@ T = TypeVar("T")
 class _Prepared:
     """A plan, and what it takes to carry it out.
 
-    ``partial``: there is more to do than one pass can record. ``skips``: what is left out lies before what is done.
+    There is more to do than one pass can record: ``partial``, behind what it does; ``skips``, before that, too.
     """
 
     plan: KeyCompactionPlan
@@ -165,9 +165,7 @@ class KeyCompactor:
             bytes_rewritten=sum(member.num_bytes for member in members),
         )
         skips = leaves_out(groups, counts)
-        return _Prepared(
-            plan, scope, policy, groups, losses, rollups, partial=skips or len(groups) < len(every), skips=skips
-        )
+        return _Prepared(plan, scope, policy, groups, losses, rollups, partial=len(groups) < len(every), skips=skips)
 
     # ------------------------------------------------------------------ pass
 
@@ -389,7 +387,7 @@ def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompaction
         policy=prepared.policy.digest,
         proof=report.proof,
         replacements=tuple(each.replacement for each in merged),
-        partial=prepared.partial,
+        partial=prepared.partial or prepared.skips,
         arranged=_arranged(prepared),
         keeps_all=not prepared.policy.compacts,
     )

@@ -10,11 +10,19 @@ import pyarrow.compute as pc
 from wal3_core.compaction.dropped import BYTES_MAX, dropped_from_bytes, key_digest
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
-from wal3_core.model.paths import dropped_path
+from wal3_core.model.paths import (
+    COMPACTION_FOLDER,
+    dropped_path,
+    listed_fragment_path,
+    pass_object_token,
+    pass_path,
+    pass_token,
+)
+from wal3_core.model.strict_json import U64_MAX
 from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from wal3_core.model.pass_record import PassRecord
     from wal3_core.model.splice import Replacement
@@ -27,9 +35,9 @@ if TYPE_CHECKING:
 class Erased:
     """A record that a pass dropped. ``path`` is the object that held it.
 
-    ``stored`` says whether that object still exists, or one of which earlier passes had made it; ``deleted_us`` is the
-    store's time at which everything that these passes replaced was deleted, None while that is not known. It stays
-    unknown if a pin held some of it.
+    ``stored`` says whether that object still exists, or one of which earlier passes had made it, or one that may have
+    been made of it by a pass that was never installed; ``deleted_us`` is the store's time at which everything that the
+    installed passes replaced was deleted, None while that is not known. It stays unknown if a pin held some of it.
     """
 
     offset: int
@@ -64,7 +72,9 @@ def erased_records(objects: ObjectStore, passes: PassStore, key: bytes, *, lists
     digest, found = key_digest(key), list[Erased]()
     # The objects that held them, and which they are: an earlier pass may have made the object of others.
     made = dict[str, list[int]]()
+    installed = set[str]()
     for record in passes.newest_first():
+        installed.add(record.token)
         for replacement in record.replacements:
             for at in made.pop(replacement.pointer.path, ()):
                 earlier = next(each for each in replacement.members if found[at].offset < each.limit.offset)
@@ -73,7 +83,32 @@ def erased_records(objects: ObjectStore, passes: PassStore, key: bytes, *, lists
             for erased in _dropped(objects, passes, record, replacement, digest, lists_go=lists_go):
                 made.setdefault(erased.path, []).append(len(found))
                 found.append(erased)
-    yield from found
+    strays = list(_strays(objects, passes, installed)) if found else []
+    for erased in found:
+        held = any(first <= erased.offset < limit for first, limit in strays)
+        yield replace(erased, stored=True, deleted_us=None) if held else erased
+
+
+def _strays(objects: ObjectStore, passes: PassStore, installed: Container[str]) -> Iterator[tuple[int, int]]:
+    """Go through the offsets of which a fragment exists that a pass has made, and which nothing ever referred to."""
+    for meta in objects.list_objects(COMPACTION_FOLDER):
+        token = pass_token(meta.path)
+        if token in installed or pass_object_token(meta.path) is None:
+            continue
+        if meta.path == pass_path(token):
+            made = [each.pointer for each in _replacements(passes, token)]
+            yield from ((each.start.offset, each.limit.offset) for each in made if objects.head(each.path) is not None)
+        elif objects.head(listed_fragment_path(meta.path)) is not None:
+            # Where a merge was cut short, its list alone tells: not of how many fragments this one was made.
+            yield 0, U64_MAX
+
+
+def _replacements(passes: PassStore, token: str) -> tuple[Replacement, ...]:
+    """Load what a pass has made; nothing if a collection has just deleted its record, which goes after the rest."""
+    try:
+        return passes.load(token).replacements
+    except MissingError:
+        return ()
 
 
 def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore, token: str) -> Erased:

@@ -314,6 +314,12 @@ def dropped_path(token: str, seq_no: FragmentSeqNo) -> str:
     return f"{COMPACTION_FOLDER}DROPPED.{token}.{seq_no:016x}.parquet"
 
 
+def listed_fragment_path(path: str) -> str:
+    """Path of the fragment that a pass wrote beside the list of records at a path."""
+    token, seq_no = pass_token(path), path.removesuffix(".parquet").rpartition(".")[2]
+    return fragment_path(FragmentSeqNo(int(seq_no, 16)), token)
+
+
 def deleted_path(token: str) -> str:
     """Path of an empty object, written when the objects that a pass replaced were deleted."""
     return f"{COMPACTION_FOLDER}DELETED.{token}"
