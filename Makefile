@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all test-cluster check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
+.PHONY: $(shell grep -hoE '^[a-z0-9-]+:' $(MAKEFILE_LIST) | tr -d :)
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -132,6 +132,10 @@ bench-feed: setup ## Replay rate of a feed; publish to receive, with and without
 
 bench-latency: setup ## Latency, requests and price of appends at S3's latencies, in simulated time (some ten minutes)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.latency
+
+bench-contention: setup ## Processes that append to one log at once, beside one: on a directory, and at S3's latencies
+	PYTHONPATH=. $(BIN)/python -m benchmarks.contention
+	PYTHONPATH=. $(BIN)/python -m benchmarks.contention --simulated --seconds 60
 
 bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue, on disk and on S3: appends, replay, bytes (pip install them)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers
