@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all test-cluster check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
+.PHONY: help setup demo dev test test-all test-cluster check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-cluster bench-latency bench-peers docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -135,6 +135,9 @@ bench-latency: setup ## Latency, requests and price of appends at S3's latencies
 
 bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue, on disk and on S3: appends, replay, bytes (pip install them)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers
+
+bench-cluster: java setup ## Spark on two workers: balance of tasks over skewed logs, beside spark.read.parquet; planning 10^6 fragments
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cluster
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

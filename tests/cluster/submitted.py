@@ -1,4 +1,4 @@
-"""A user's program for ``spark-submit``: does jobs on the logs of a store, and prints what each found as JSON.
+"""A user's program, for ``spark-submit`` or Spark Connect: it does jobs on a store's logs, and prints what each found.
 
 Arguments: the store's URL, a folder for what the jobs keep, the jobs. It imports the library and Spark alone.
 """
