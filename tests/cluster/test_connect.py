@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.cluster.conftest import PROGRAM, SUBMIT_S, submitting
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.spark_cluster import wait_until
-from tests.cluster.submitted import JOBS
+from tests.cluster.submitted import JOBS, LIBRARY_VARIABLE
 from tests.s3_server import free_port
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_program_does_all_jobs_through_spark_connect(machines: Machines, store: 
     with connect_server(machines, tmp_path) as address:
         outcome = subprocess.run(
             [sys.executable, PROGRAM, store.url, tmp_path, *JOBS],
-            env={**os.environ, "SPARK_REMOTE": address},
+            env={**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)},
             cwd=tmp_path,
             capture_output=True,
             text=True,
