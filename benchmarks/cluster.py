@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from tests.large_logs import Grower
 from tests.s3_server import free_port
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store
+from wal3_core.model.snapshot import count_fragments
 from wal3_core.spark import register, verify_logs
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.cutting import cut
@@ -41,7 +43,7 @@ from wal3_core.spark.verify import PARTITION_BYTES
 from wal3_core.spark.verify_plan import plan_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 2
@@ -139,10 +141,28 @@ def tiny_fragments(spark: SparkSession, meter: Meter, url: str, *, fragments: in
         with LogWriter.open_or_initialize(store, name) as writer:
             writer.append(b"x")
     print(f"\nOne log of {fragments:,} fragments of one record, and {logs:,} logs of one")
+    planned_balance(url, names)
     everything = fragments + logs
     for turn in ("first", "again"):
         meter.run(f"verify_logs, {turn}", lambda: sound(spark, url, names), unit="fragments", count=everything)
     meter.run("read", lambda: read(spark, url, prefix=""), unit="fragments", count=everything)
+
+
+def planned_balance(url: str, names: Sequence[str]) -> None:
+    """Print how evenly the work is cut: objects and bytes of each task, as the planner counts them."""
+    store = open_store(url)
+    pieces = [piece for name in names for piece in plan_log(store, name).pieces]
+    count = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
+    costs = Counter[int]()
+    objects = Counter[int]()
+    for number, piece in cut(store, pieces, count=count):
+        costs[number] += piece.cost
+        objects[number] += count_fragments((piece.pointer,)) if not piece.opened else 0
+    for what, found in (("fragments", objects), ("cost", costs)):
+        median, largest = statistics.median(found.values()), max(found.values())
+        print(
+            f"planned {what} a task: median {median:,.0f}, largest {largest:,} = {largest / median:.2f} x", flush=True
+        )
 
 
 def sound(spark: SparkSession, url: str, names: list[str]) -> None:
@@ -157,6 +177,7 @@ def large_log(spark: SparkSession, meter: Meter, url: str, *, num_bytes: int) ->
             data = os.urandom(FRAGMENT_BYTES)
             writer.append_many([data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in range(each)])
     reader = LogReader.open(open_store(url), "bytes")
+    planned_balance(url, ["bytes"])
     print(f"\nOne log of {num_bytes / 2**20:,.0f} MiB in {len(reader.scan()):,} fragments")
     parquet = f"{url}/bytes/Life={reader.manifest().log_id}/log"
     mib = num_bytes / 2**20

@@ -203,7 +203,7 @@ def submitting(machines: Machines, *arguments: str | Path, **conf: str) -> tuple
     environment = {**os.environ, "PYTHONPATH": str(machines.library)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     # spark-submit looks at the configuration for its own Python, a server only here.
-    environment |= {"PYSPARK_PYTHON": str(machines.python), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment |= {"PYSPARK_PYTHON": settings["spark.pyspark.python"], "PYSPARK_DRIVER_PYTHON": sys.executable}
     return ["spark-submit", *options, *arguments], environment
 
 
