@@ -23,7 +23,6 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv-ministack/bin/python -m pip install --quiet --disable-pip-version-check ministack==1.5.33
 	@touch $(STAMP)
 
-.PHONY: java
 java:
 	@command -v java >/dev/null || { echo "Java is missing, and Spark needs it: install OpenJDK 17 (on Debian: apt-get install openjdk-17-jre-headless) and try again."; exit 1; }
 
@@ -139,6 +138,9 @@ bench-contention: setup ## Processes that append to one log at once, beside one:
 
 bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue, on disk and on S3: appends, replay, bytes (pip install them)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers
+
+bench-cluster: java setup ## Spark on two workers: balance of tasks over skewed logs, beside spark.read.parquet; planning 10^6 fragments
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cluster
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

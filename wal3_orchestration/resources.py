@@ -118,7 +118,7 @@ def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkRe
 
 def spark_session(spark: LazyPySparkResource) -> SparkSession:
     """Start the session, or return the running one; InvalidRequestError when this machine has no Java for it."""
-    use_this_python()
+    use_this_python(spark.spark_config)
     try:
         session: SparkSession = spark.spark_session
     except PySparkException as error:
