@@ -22,7 +22,7 @@ from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.damage import Damage, locate
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.log_state import LogState, read_states
+from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for_blocked
 from wal3_orchestration.recording import record
 from wal3_orchestration.resources import CollectionResource, spark_session
@@ -79,8 +79,7 @@ def is_small(store: ObjectStore, logs: Sequence[str], limits: CollectionResource
     """Return whether logs are few and small enough to be read without Spark; one look at each says."""
     if len(logs) >= limits.spark_logs_min:
         return False
-    states = [state for state in read_states(store, logs) if isinstance(state, LogState)]
-    return sum(state.manifest.num_bytes for state in states) < limits.spark_bytes_min
+    return sum(manifest.num_bytes for _, manifest in read_manifests(store, logs)) < limits.spark_bytes_min
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:
