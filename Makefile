@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
+.PHONY: help setup demo dev test test-all test-abuse check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers bench-dagster docs history clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test: java setup lint types ## Everything that must hold: linters, types, tests 
 
 test-all: test ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat
+
+test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
+	$(BIN)/pytest tests/abuse
 
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat" -o faulthandler_timeout=120
@@ -132,6 +135,10 @@ bench-latency: setup ## Latency, requests and price of appends at S3's latencies
 
 bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue, on disk and on S3: appends, replay, bytes (pip install them)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers
+
+bench-dagster: java setup ## What Dagster takes as a store grows: requests of each sensor, memory; from when on Spark is quicker
+	PYTHONPATH=. $(BIN)/python benchmarks/dagster_growth.py --fragments 300000
+	PYTHONPATH=. $(BIN)/python -m benchmarks.spark_or_not
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

@@ -42,7 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay together when they run in several workers, and which repeat others."""
     for item in items:
         room = item.path.relative_to(TESTS).parts[0]
-        if room in _ON_SPARK and item.get_closest_marker("spark"):
+        if room == "abuse":
+            # They wait for Dagster's daemon, for minutes in all.
+            item.add_marker(pytest.mark.repeat)
+            item.add_marker(pytest.mark.xdist_group("abuse"))
+        elif room in _ON_SPARK and item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
         # The protocol calls no store but by the port, whose own tests run on every store.
         left = (

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dagster import MetadataValue, TimestampMetadataValue
 
@@ -18,17 +15,14 @@ from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.patient import patient
+from wal3_orchestration.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
-
-T = TypeVar("T")
-
-_LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +121,7 @@ def read_states(store: ObjectStore, logs: Iterable[str]) -> Iterator[LogState | 
 
     Keep of each state what is needed: manifests of thousands of logs take hundreds of MB.
     """
-    yield from (state for state in _at_once(partial(look, store), logs) if state is not None)
+    yield from (state for state in at_once(partial(look, store), logs) if state is not None)
 
 
 def read_manifests(store: ObjectStore, logs: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
@@ -135,16 +129,6 @@ def read_manifests(store: ObjectStore, logs: Iterable[str]) -> Iterator[tuple[st
 
     Keep of each manifest what is needed. UnavailableError when the store does not answer.
     """
-    for log, found in _at_once(lambda log: (log, ask(partial(_manifest, store), log)), logs):
+    for log, found in at_once(lambda log: (log, ask(partial(_manifest, store), log)), logs):
         if not isinstance(found, LogError):
             yield log, found
-
-
-def _at_once(work: Callable[[str], T], logs: Iterable[str]) -> Iterator[T]:
-    """Yield what is found of each log, in order; no more of them than a few are read ahead."""
-    logs = iter(logs)
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look") as threads:
-        ahead = deque(threads.submit(work, log) for log in islice(logs, 2 * _LOOKS_AT_ONCE))
-        while ahead:
-            yield ahead.popleft().result()
-            ahead.extend(threads.submit(work, log) for log in islice(logs, 1))

@@ -18,6 +18,7 @@ from wal3_core.log.read.scrub import Problem
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.verify import verify_logs
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.damage import Damage, locate
 from wal3_orchestration.failures import retried_only_when_unavailable
@@ -70,7 +71,7 @@ def verify(work: Work) -> Iterator[Event]:
 
 def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport]]:
     if is_small(store, work.logs, work.limits):
-        return HERE, [scrub_log(store, log) for log in work.logs]
+        return HERE, list(at_once(partial(scrub_log, store), work.logs))
     spark = spark_session(work.scope.spark(work.context))
     return ON_SPARK, verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
 

@@ -20,6 +20,7 @@ from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
@@ -104,7 +105,7 @@ def plan_garbage(work: Work) -> Iterator[Event]:
 def _surveys(work: Work, store: ObjectStore) -> tuple[str, list[Survey]]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return HERE, [survey_log(store, log, limits.options()) for log in logs]
+        return HERE, list(at_once(lambda log: survey_log(store, log, limits.options()), logs))
     spark = spark_session(work.scope.spark(work.context))
     return ON_SPARK, plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
 
