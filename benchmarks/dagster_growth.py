@@ -28,7 +28,7 @@ from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.runtime import Observer, shared_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from wal3_core.runtime import RequestEnd
 
@@ -109,7 +109,7 @@ def peak_mib() -> float:
     return peak / 1024
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
     """Evaluate every sensor until a round is over, then do the sweeps; in a process of its own."""
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
@@ -147,7 +147,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 if '"after": "t' not in (cursor or ""):
                     break
             found["ticks"][name] = {"rows": rows, "peak_mib": peak_mib()}
-        for name in SWEEPS:
+        for name in sweeps:
             begun_s = time.perf_counter()
             done = definitions.resolve_job_def(f"{name}_sweep").execute_in_process(
                 instance=instance,
@@ -182,10 +182,12 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--fragments", type=int, default=0, help="how many fragments one more log has")
     parser.add_argument("--folder", type=Path, help="where the stores are made: a RAM disk is quick")
+    parser.add_argument("--sweeps", default=",".join(SWEEPS))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sweeps = [name for name in options.sweeps.split(",") if name]
     if options.child is not None:
-        print(json.dumps(measure(options.child)))
+        print(json.dumps(measure(options.child, sweeps)))
         return
     cases = [(int(size), 0) for size in options.sizes.split(",") if size]
     cases += [(0, options.fragments)] if options.fragments else []
@@ -194,7 +196,7 @@ def main() -> None:
             folder = Path(parent) / "store"
             fill(folder, logs, fragments)
             done = subprocess.run(
-                [sys.executable, __file__, "--child", str(folder)],
+                [sys.executable, __file__, "--child", str(folder), "--sweeps", options.sweeps],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
                 stdout=subprocess.PIPE,
                 check=True,

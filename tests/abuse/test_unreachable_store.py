@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, RunRequest, TickStatus
+from dagster import AssetKey, RunRequest
+from dagster._core.scheduler.instigation import TickStatus
 
 from tests.abuse.daemon import eager_daemon, ended, eventually, under_way
 from tests.orchestration.daemons import running_daemon
