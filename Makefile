@@ -45,6 +45,9 @@ test-all: test test-cluster ## The same, then the specification on every kind of
 test-cluster: java setup ## Spark on a master and two workers of its own: each job, killed executors, a lost worker (five minutes)
 	$(BIN)/pytest tests/cluster
 
+test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
+	$(BIN)/pytest tests/abuse
+
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
 
@@ -141,6 +144,10 @@ bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue,
 
 bench-cluster: java setup ## Spark on two workers: balance of tasks over skewed logs, beside spark.read.parquet; planning 10^6 fragments
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cluster
+
+bench-dagster: java setup ## What Dagster takes as a store grows: requests of each sensor, memory; from when on Spark is quicker
+	PYTHONPATH=. $(BIN)/python benchmarks/dagster_growth.py --fragments 300000
+	PYTHONPATH=. $(BIN)/python -m benchmarks.spark_or_not
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py
