@@ -12,7 +12,13 @@ from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogPosition, seal
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import GarbageCollectedError, KeyCompactionRefusedError, MissingError, StoreDeniedError
+from wal3_core.errors import (
+    GarbageCollectedError,
+    InvalidRequestError,
+    KeyCompactionRefusedError,
+    MissingError,
+    StoreDeniedError,
+)
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.log_stores import LogStores
@@ -391,6 +397,16 @@ def test_unknown_pass_is_reported(store: ObjectStore) -> None:
 
     with pytest.raises(MissingError, match="expected the record of a pass"):
         compactor(store).install("0" * 16)
+
+
+@pytest.mark.parametrize("token", ["", "0" * 15, "A" * 16, "../../policy.json", "x" * 300, b"0" * 16])
+def test_token_that_no_pass_can_have_is_refused(memory_store: MemoryStore, token: str) -> None:
+    """Regression: a directory was asked for a name that is too long, again and again for two minutes."""
+    grown(memory_store)
+
+    for call in (compactor(memory_store).install, compactor(memory_store).record):
+        with pytest.raises(InvalidRequestError, match="token: expected"):
+            call(token)
 
 
 def test_appends_between_the_steps_stay(store: ObjectStore) -> None:

@@ -22,6 +22,7 @@ from wal3_core import (
     KeyedLog,
     KeyedOptions,
     LogPosition,
+    LogReader,
     LogReplacedError,
     LogWriter,
     Message,
@@ -31,7 +32,10 @@ from wal3_core import (
     destroy,
 )
 from wal3_core.errors import ClosedError, InvalidRequestError
-from wal3_core.runtime import ThreadRuntime
+from wal3_core.log.read.key_columns import KeyColumns, build_key_rollup
+from wal3_core.runtime import ThreadRuntime, shared_runtime
+from wal3_core.views.keyed import key_reader
+from wal3_core.views.keyed.key_reader import NO_ROLLUP, KeyReader
 
 if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
@@ -303,6 +307,26 @@ def test_key_roll_ups_spare_the_fragments_without_the_key(memory_store: MemorySt
 
     # Without one, the missing object is asked for, and then the keys of both its fragments, in two requests each.
     assert reads() - with_rollups > 2 * len(rollups)
+
+
+@pytest.mark.slow
+def test_key_roll_up_that_was_missing_is_found_once_a_pass_has_written_it(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        for number in range(40):
+            writer.append_many([Message(LARGE, b"k%d" % number)] * 2)
+    [leaf, *_] = [each for each in LogReader.open(memory_store, LOG).manifest().snapshots if each.depth == 1]
+    keys = KeyReader(memory_store, LOG, KeyedOptions(), shared_runtime())
+    assert keys.rollup(leaf) is NO_ROLLUP
+    snapshot = keys.load_snapshot(leaf)
+    built = build_key_rollup(snapshot, KeyColumns(keys.stores.objects, ReaderOptions()), runtime=shared_runtime())
+    keys.stores.key_rollups.write(leaf, built)
+
+    assert keys.rollup(leaf) is NO_ROLLUP
+    monkeypatch.setattr(key_reader, "MISSING_S", 1e-6)
+
+    assert keys.rollup(leaf) == built
 
 
 def test_lag_behind_a_cursor_counts_the_key_s_records_from_there(memory_store: MemoryStore) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes, text
+from wal3_core.arguments import checked, flag, function, instance_of, integer, optional, record_bytes
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.engine import Engine, LocalEngine, Work, an_engine
 from wal3_core.compaction.grouping import Group, group, leaves_out, that_fit
@@ -30,7 +30,7 @@ from wal3_core.log.collect.references import References
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
 from wal3_core.model.pass_record import PassRecord, Proof
-from wal3_core.model.paths import check_log_name
+from wal3_core.model.paths import check_log_name, given_token
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import POINTERS_MAX, UNLIMITED
@@ -217,7 +217,7 @@ class KeyCompactor:
         self._stores.policies.align_keyed()
         return self._again(partial(self._pass, limit_offset, force=force, write=True, progress=progress)).report
 
-    @checked(token=text)
+    @checked(token=given_token)
     def install(self, token: str) -> KeyInstallReport:
         """Install a merged pass, in this process or another one, now or later; once, however often this is called.
 
@@ -299,7 +299,7 @@ class KeyCompactor:
         most = self._options.fragment_expanded_bytes_max
         return verify_pass(self._stores.objects, self.log, record, held, expanded_bytes_max=most)
 
-    @checked(token=text)
+    @checked(token=given_token)
     def record(self, token: str) -> PassRecord:
         """Load the record of a pass that was merged, or installed. MissingError when there is no such pass."""
         return self._passes.load(token)

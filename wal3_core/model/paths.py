@@ -144,6 +144,14 @@ def check_token(token: str, what: str) -> str:
     return token
 
 
+def given_token(token: object, argument: str) -> str:
+    """Take the token of a pass from a caller."""
+    token = text(token, argument)
+    if not _TOKEN.fullmatch(token):
+        raise wrong(argument, "16 hex digits", token)
+    return token
+
+
 def check_log_id(log_id: str, what: str) -> LogId:
     """Return the id read from a document when it is 32 hex digits."""
     if not _LOG_ID.fullmatch(log_id):

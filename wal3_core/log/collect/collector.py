@@ -9,7 +9,7 @@ from wal3_core.log.collect.planner import Plan, Planner
 from wal3_core.log.collect.pruner import Marked, Overtaken, Pruner
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model.garbage import Garbage
-from wal3_core.model.paths import LogId, given_garbage_path
+from wal3_core.model.paths import LogId, given_garbage_path, given_token
 from wal3_core.options import CollectorOptions
 from wal3_core.runtime import Runtime, shared_runtime
 from wal3_core.storage.opening import opening, options_of
@@ -88,7 +88,7 @@ class Collector:
         """Advance ``first`` to the announced cutoff unless a cursor is below it now, and mark what was pruned."""
         return self._pruner.prune(path)
 
-    @checked(orphans=several, reason=text, token=optional(text))
+    @checked(orphans=several, reason=text, token=optional(given_token))
     def mark_orphans(self, orphans: Sequence[str], reason: str, *, token: str | None = None) -> Marked | Overtaken:
         """Mark orphans for deletion, after making sure that nothing refers to them and nothing will.
 

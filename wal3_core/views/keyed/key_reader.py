@@ -294,14 +294,16 @@ class KeyReader:
 
     def rollup(self, pointer: SnapshotPointer) -> KeyRollup:
         """Load the key roll-up of a snapshot of depth 1; one of no fragments when there is none."""
-        known = self.shared.rollups.get(pointer.path)
-        if known is None:
+        missing = (pointer.path, int(self.runtime.monotonic_s() // MISSING_S))
+        if (known := self.shared.rollups.get(pointer.path) or self.shared.rollups.get(missing)) is None:
             known = self.stores.key_rollups.load(pointer) or NO_ROLLUP
-            self.shared.rollups.keep(pointer.path, known)
+            self.shared.rollups.keep(missing if known is NO_ROLLUP else pointer.path, known)
         return known
 
 
 NO_ROLLUP = KeyRollup(())
+# A key roll-up that is missing, which a pass may write, is looked for again after so long at most.
+MISSING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
