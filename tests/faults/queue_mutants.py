@@ -33,7 +33,7 @@ QUEUE_WORLD_MUTANTS = (
     Mutation(
         "a broker loads the queue before the outcome of its append is known",
         BROKER + "_load_again",
-        "        self._writer.append(self._token, key=encoding.BROKER_KEY)\n",
+        "        take_again(self._writer, self._token, self._loader, self.url)\n",
         "",
     ),
     Mutation(

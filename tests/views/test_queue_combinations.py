@@ -370,6 +370,31 @@ def test_queue_is_taken_from_a_broker_that_appends_all_the_time(memory_store: Me
     older.close()
 
 
+def test_broker_that_recovers_does_not_take_the_queue_back_from_one_that_takes_it_meanwhile(
+    memory_store: MemoryStore,
+) -> None:
+    faulty, taken = FaultyStore(memory_store), list[DelayQueue]()
+    older = DelayQueue.open_or_create(faulty, "q")
+    older.enqueue(b"a")
+    faulty.fail("create", "/log/", "denied")
+    with pytest.raises(LogError):
+        older.enqueue(b"not added")
+
+    def take(kind: str, path: str) -> None:
+        if kind == "replace" and "manifest/" in path and not taken:
+            taken.append(DelayQueue.open(memory_store, "q"))
+
+    faulty.before = take
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            older.enqueue(b"b")
+    older.close()
+    (newer,) = taken
+    newer.enqueue(b"c")
+    assert [item.value for item in newer.dequeue(9)] == [b"a", b"c"]
+    newer.close()
+
+
 def test_times_beyond_ten_years_are_kept_as_they_are(memory_store: MemoryStore) -> None:
     twenty_years_s = 20 * 365 * 86_400
     with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(lease_s=twenty_years_s)) as queue:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
     ConditionNotMetError,
-    ContentionError,
     CursorConflictError,
     FencedError,
     LogError,
@@ -23,7 +22,6 @@ from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.storage.documents.cursor_store import CursorStore
-from wal3_core.views.queue import encoding
 from wal3_core.views.queue.answering import Answers, give
 from wal3_core.views.queue.applying import apply
 from wal3_core.views.queue.checkpointing import Checkpointer
@@ -34,6 +32,7 @@ from wal3_core.views.queue.loading import CURSOR, QueueLoader
 from wal3_core.views.queue.operations import Dequeue, Purge
 from wal3_core.views.queue.queue_state import Turn
 from wal3_core.views.queue.taken import Taken, fenced
+from wal3_core.views.queue.taking import take, take_again
 from wal3_core.views.queue.values import Values
 from wal3_core.views.queue.waiting import Inbox, Line
 
@@ -57,8 +56,6 @@ _PREFETCH_EVERY_S = 0.2
 _PAUSE_S = 0.05
 # So many records may follow the newest that says what the queue has come to: the next broker looks for it.
 _BEHIND_MAX = 32
-# How often an append that takes a queue may lose its place as often as an append may.
-_TAKES_MAX = 30
 
 
 class Broker:
@@ -84,7 +81,7 @@ class Broker:
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
         self._sound = True
-        self._take()
+        take(self._writer, self._token)
         keep_uncollected(store, log, runtime, self.log_id)
         loaded = self._loader.load()
         self._begin(loaded)
@@ -97,14 +94,6 @@ class Broker:
             self._commit(Turn(self._end.offset, self._clock.now_ms()), 0, 0)
         # A broker waits for the shared workers, so it is none of them.
         self._thread = runtime.start_thread(f"wal3-queue-{log}", self._run)
-
-    def _take(self) -> None:
-        """Append the token. A broker that appends all the time takes the place of that record again and again."""
-        for _ in range(_TAKES_MAX):
-            with contextlib.suppress(ContentionError):
-                self._writer.append(self._token, key=encoding.BROKER_KEY)
-                return
-        self._writer.append(self._token, key=encoding.BROKER_KEY)
 
     def _begin(self, loaded: LoadedQueue) -> None:
         """Go on from what the log says; FencedError when another broker has taken the queue."""
@@ -191,10 +180,7 @@ class Broker:
         """Load the queue after an append that failed: what this process has in memory is not what the log has."""
         self._writer.close()
         self._writer = LogWriter.open(self._store, self._log, options=self._options.writer, runtime=self._runtime)
-        if self._loader.broker() != self._token:
-            raise fenced(self.url, "another broker")
-        # An append of unknown outcome cannot land behind this one.
-        self._writer.append(self._token, key=encoding.BROKER_KEY)
+        take_again(self._writer, self._token, self._loader, self.url)
         earlier = self.checkpointer
         self._begin(self._loader.load())
         self.checkpointer.take_over(earlier)

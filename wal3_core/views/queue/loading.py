@@ -139,9 +139,9 @@ class QueueLoader:
         self._find(manifest)
         return manifest.log_id
 
-    def broker(self) -> bytes:
-        """Return the token of the broker that has the queue."""
-        return self._steady(self._find).broker
+    def broker(self) -> tuple[bytes, int]:
+        """Return the token of the broker that has the queue, and the offset at which the log ended then."""
+        return self._steady(lambda manifest: (self._find(manifest).broker, manifest.next.position.offset))
 
     def _steady(self, read: Callable[[Manifest], T]) -> T:
         """Read what a manifest refers to; when records were compacted away meanwhile, by a newer one, once more."""
