@@ -180,10 +180,7 @@ class FeedSubscription:
         self._saver.save(looks=True)
 
     def close(self) -> None:
-        """Save what is acknowledged, now and later, and deliver nothing more. After an error, call it again.
-
-        Threads that wait in ``recv`` get ClosedError.
-        """
+        """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
         self._looking.close()
         self._runtime.publish(self._acks)
         self._saver.close()
