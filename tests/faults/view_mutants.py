@@ -87,12 +87,6 @@ READER_MUTANTS = (
         "while self.pieces[at].pointer.start.offset > start + 1:",
     ),
     Mutation(
-        "a scan by key leaves out what was compacted away under it",
-        "wal3_core.views.keyed.key_reader:KeyReader.hits_with_rows",
-        "self._reloading(match, manifest, exact=exact)",
-        "self._reloading(match, manifest, exact=False)",
-    ),
-    Mutation(
         "a scan by key that ends early continues behind its range",
         "wal3_core.views.keyed.keyed_scan:KeyedScan._read",
         "self.next_offset = record.offset + 1",

@@ -221,6 +221,27 @@ def test_place_in_a_log_before_the_one_that_was_sealed_is_refused(memory_store: 
         FeedReader.open(memory_store, "h", start=old)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
+def test_messages_of_a_quiet_log_are_received_though_each_look_takes_long(
+    memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
+) -> None:
+    def work(store: MemoryStore, process: SimProcess) -> tuple[list[object], float]:
+        published(store, [0, 1])
+        slow = FaultyStore(store)
+        slow.before = lambda kind, _path: process.sleep(0.4) if kind == "get" else None
+        follower = follow(slow, "f", runtime=process)
+        process.sleep(5.0)
+        began_s = process.monotonic_s()
+        items = [follower.recv(60.0) for _ in range(2)]
+        return messages([item for item in items if item is not None]), process.monotonic_s() - began_s
+
+    assert memory_store
+    found, waited_s = simulated(work)
+    assert found == [0, 1]
+    assert waited_s < 2.0
+
+
 @pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
 @pytest.mark.parametrize("watches", [True, False])
 def test_thread_that_waits_is_woken_when_its_follower_is_closed(

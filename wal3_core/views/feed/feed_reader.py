@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
@@ -104,8 +103,12 @@ class FeedReader:
         while True:
             self._looking.begin(limit_s, at_once=timeout_s == 0)
             message = None
-            with contextlib.suppress(TimeIsOverError):
+            try:
                 message = self._next(limit_s if timeout_s else None)
+            except TimeIsOverError:
+                if not self._looking.is_over(limit_s):
+                    # The look goes on: it need not be news for those that wait.
+                    continue
             if message is not None or ends(self, self._following, self._tail.url) or not self._looking.pause(limit_s):
                 return message
 

@@ -124,8 +124,12 @@ class FeedSubscription:
             acks = self._runtime.await_topic(self._acks, -1, 0.0)
             self._looking.begin(limit_s, at_once=timeout_s == 0)
             item = None
-            with contextlib.suppress(TimeIsOverError):
+            try:
                 item = self._next(limit_s if timeout_s else None)
+            except TimeIsOverError:
+                if not self._looking.is_over(limit_s):
+                    # The look goes on: it need not be news for those that wait.
+                    continue
             if item is not None or ends(self, self._following, self._tail.url) or not self._pause(acks, limit_s):
                 return item
 
@@ -176,10 +180,7 @@ class FeedSubscription:
         self._saver.save(looks=True)
 
     def close(self) -> None:
-        """Save what is acknowledged, now and later, and deliver nothing more. After an error, call it again.
-
-        Threads that wait in ``recv`` get ClosedError.
-        """
+        """Save what is acknowledged, now and later, and end ``recv`` by ClosedError. After an error, call it again."""
         self._looking.close()
         self._runtime.publish(self._acks)
         self._saver.close()

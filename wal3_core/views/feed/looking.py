@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.views.feed.tail import Tail
 
-# How long a thread waits for a look, in seconds; then it waits for news, as the others do, and the look goes on.
+# How long a thread waits for a look at a time, in seconds.
 _LOOK_S_MAX = 0.25
 
 
@@ -48,6 +48,10 @@ class Looking:
         self._seen = self._tail.news
         manifest, self._seen = self._tail.onwards(offset, self._since_s, self.limit_s)
         return manifest
+
+    def is_over(self, limit_s: float | None) -> bool:
+        """Tell whether it is ``limit_s``, by the monotonic clock."""
+        return limit_s is not None and self._runtime.monotonic_s() >= limit_s
 
     def pause(self, limit_s: float | None) -> bool:
         """Wait until a look finds more than this one has seen; False if it is ``limit_s``."""
