@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "submitted.py"
-SUBMIT_S = 240
+SUBMIT_S = 540
 # A task gets a copy when half of its stage is done, or, if it is the only one, after a second.
 SPECULATION = {
     "spark.speculation": "true",

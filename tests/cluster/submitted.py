@@ -24,7 +24,7 @@ from wal3_core.spark.rollup import plan_rollups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-QUERY_S = 240
+QUERY_S = 400
 # The zip of the library, for Spark Connect.
 LIBRARY_VARIABLE = "WAL3_TEST_LIBRARY"
 READ = ("read/a", "read/b")
