@@ -258,7 +258,7 @@ def main() -> None:
         if "planning" in parts:
             for count in (10**4, given.planned):
                 url = (Path(folder) / f"planned-{count}").as_uri()
-                Grower(open_store(url), real=False).grow(count, per_step=4096, per_change=count)
+                Grower(open_store(url), real=False).grow(count, per_step=128, per_change=count)
                 # A process of its own: the peak is the process's.
                 subprocess.run([sys.executable, __file__, "--plan", url, str(count)], check=True)
         if "task" in parts:

@@ -31,7 +31,7 @@ def main() -> None:
         instance.add_dynamic_partitions(LOGS_NAME, sys.argv[1].split(","))
         for name in SWEEPS:
             _report(name, [_run(instance, name)])
-        sensor = Sensor(instance, {**AT_ONCE, "tick_markers_max": 0, "spark_markers_min": 1})
+        sensor = Sensor(instance, {**AT_ONCE, "tick_markers_max": 1, "spark_markers_min": 1})
         _report("rollup_job", [each for each in sensor.tick() if each.dagster_run.job_name == "rollup_job"])
 
 
