@@ -6,6 +6,7 @@ Spark's own REST interface gives.
 - A log of many tiny fragments beside many logs of one: verified, and read.
 - A log of fragments of 8 MiB: verified, and read, beside ``spark.read.parquet`` of the same files.
 - Planning alone, of logs whose fragments do not exist: the peak memory of a driver's Python process.
+- One task of a read, in a store as slow as S3: many fragments of one log, and many logs of one fragment.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from benchmarks.slow_store import SlowStore
 from tests.cluster.spark_cluster import Cluster, spark_cluster
 from tests.large_logs import Grower
 from tests.s3_server import free_port
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, WriterOptions, open_store
 from wal3_core.model.snapshot import count_fragments
-from wal3_core.spark import register, verify_logs
+from wal3_core.spark import planning, register, verify_logs, verify_plan
+from wal3_core.spark.bounds import EVERYTHING, Bounds
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.cutting import cut
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.source import LogSourceReader
 from wal3_core.spark.tasks import count_tasks
 from wal3_core.spark.verify import PARTITION_BYTES
-from wal3_core.spark.verify_plan import plan_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +153,7 @@ def tiny_fragments(spark: SparkSession, meter: Meter, url: str, *, fragments: in
 def planned_balance(url: str, names: Sequence[str]) -> None:
     """Print how evenly the work is cut: objects and bytes of each task, as the planner counts them."""
     store = open_store(url)
-    pieces = [piece for name in names for piece in plan_log(store, name).pieces]
+    pieces = [piece for name in names for piece in verify_plan.plan_log(store, name).pieces]
     count = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
     costs = Counter[int]()
     objects = Counter[int]()
@@ -192,12 +194,12 @@ def large_log(spark: SparkSession, meter: Meter, url: str, *, num_bytes: int) ->
         )
 
 
-def planning(url: str, count: int) -> None:
+def plan(url: str, count: int) -> None:
     """Plan a verification and a read of a log whose fragments do not exist; print requests, seconds, peak memory."""
     before = _peak_mib()
     store = CountingStore(open_store(url))
     began = time.perf_counter()
-    pieces = plan_log(store, "a").pieces
+    pieces = verify_plan.plan_log(store, "a").pieces
     number = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
     rows = list(cut(store, pieces, count=number))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
@@ -212,6 +214,29 @@ def planning(url: str, count: int) -> None:
     )
 
 
+def one_task(count: int) -> None:
+    """Read fragments of one log, and as many logs of one, as one task does, at 20 ms a GET; print requests, seconds."""
+    store = SlowStore()
+    # Tasks open stores by their URLs.
+    planning.open_store = lambda _: store
+    with LogWriter.open_or_initialize(store, "large") as writer:
+        for _ in range(count):
+            writer.append(b"x")
+    for number in range(count):
+        with LogWriter.open_or_initialize(store, f"small/{number}") as writer:
+            writer.append(b"x")
+    for kind, options in (("of one log", {"log": "large"}), ("each of a log", {"prefix": "small"})):
+        request = ReadRequest.from_options({"store": "file:///unused", "partitions": "1", **options})
+        names = options.get("log", "").split() or [f"small/{number}" for number in range(count)]
+        pieces = [piece for name in names for piece in verify_plan.plan_log(store, name).pieces]
+        (task,) = planning.tasks_of(store, request, pieces, lambda _: Bounds())
+        store.requests.clear()
+        began = time.perf_counter()
+        records = sum(len(batch) for batch in planning.read_runs(request, spark_schema(COLUMNS), task, EVERYTHING))
+        elapsed, requests = time.perf_counter() - began, store.requests.total()
+        print(f"one task, {records} fragments {kind}: {requests} requests, {elapsed:.1f} s at 20 ms each", flush=True)
+
+
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -222,20 +247,22 @@ def main() -> None:
     parser.add_argument("--logs", type=int, default=500, help="of one fragment beside it (default: %(default)s)")
     parser.add_argument("--mib", type=int, default=2048, help="of the log in large fragments (default: %(default)s)")
     parser.add_argument("--planned", type=int, default=10**6, help="fragments that are planned (default: %(default)s)")
-    parser.add_argument("--parts", default="tiny,bytes,planning")
+    parser.add_argument("--parts", default="planning,task,tiny,bytes")
     parser.add_argument("--plan", nargs=2, metavar=("URL", "FRAGMENTS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.plan:
-        planning(given.plan[0], int(given.plan[1]))
+        plan(given.plan[0], int(given.plan[1]))
         return
     parts = given.parts.split(",")
     with tempfile.TemporaryDirectory() as folder:
         if "planning" in parts:
             for count in (10**4, given.planned):
                 url = (Path(folder) / f"planned-{count}").as_uri()
-                Grower(open_store(url), real=False).grow(count, per_step=4096, per_change=count)
+                Grower(open_store(url), real=False).grow(count, per_step=128, per_change=count)
                 # A process of its own: the peak is the process's.
                 subprocess.run([sys.executable, __file__, "--plan", url, str(count)], check=True)
+        if "task" in parts:
+            one_task(128)
         if {"tiny", "bytes"} & set(parts):
             with cluster_session(Path(folder)) as (spark, rest):
                 meter = Meter(rest)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 PROGRAM = Path(__file__).parent / "submitted.py"
-SUBMIT_S = 240
+SUBMIT_S = 540
+JOB_S = 400
 # A task gets a copy when half of its stage is done, or, if it is the only one, after a second.
 SPECULATION = {
     "spark.speculation": "true",
@@ -75,11 +76,17 @@ class Machines:
             acting.result(DEADLINE_S)
 
     def _act(self, act: Callable[[int], None], ended: threading.Event) -> None:
-        wait_until(lambda: ended.is_set() or any(proxy.holds.is_set() for proxy in self.proxies), "a task's request")
-        act(self._holding())
+        # As long as a job may take to come there; what is held meanwhile is let go if this fails.
+        try:
+            wait_until(lambda: ended.is_set() or self._holding(), "a task's request", deadline_s=JOB_S)
+            act(self._holding()[0])
+        except BaseException:
+            self.release()
+            raise
 
-    def _holding(self) -> int:
-        return next(number for number, proxy in enumerate(self.proxies) if proxy.holds.is_set())
+    def _holding(self) -> list[int]:
+        """Return the numbers of the workers whose requests are held."""
+        return [number for number, proxy in enumerate(self.proxies) if proxy.holds.is_set()]
 
     def kill_executor(self, number: int) -> None:
         """Kill the executor of a worker, and let its requests go."""

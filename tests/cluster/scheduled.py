@@ -30,9 +30,9 @@ def main() -> None:
     with DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(LOGS_NAME, sys.argv[1].split(","))
         for name in SWEEPS:
-            _told(name, [_run(instance, name)])
-        sensor = Sensor(instance, {**AT_ONCE, "tick_markers_max": 0, "spark_markers_min": 1})
-        _told("rollup_job", [each for each in sensor.tick() if each.dagster_run.job_name == "rollup_job"])
+            _report(name, [_run(instance, name)])
+        sensor = Sensor(instance, {**AT_ONCE, "tick_markers_max": 1, "spark_markers_min": 1})
+        _report("rollup_job", [each for each in sensor.tick() if each.dagster_run.job_name == "rollup_job"])
 
 
 def _run(instance: DagsterInstance, name: str) -> ExecuteInProcessResult:
@@ -40,7 +40,7 @@ def _run(instance: DagsterInstance, name: str) -> ExecuteInProcessResult:
     return defs().resolve_job_def(name).execute_in_process(instance=instance, run_config=config, raise_on_error=False)
 
 
-def _told(name: str, results: list[ExecuteInProcessResult]) -> None:
+def _report(name: str, results: list[ExecuteInProcessResult]) -> None:
     # Each run has a session of its own.
     context = SparkContext._active_spark_context
     jobs = 0 if context is None else len(context.statusTracker().getJobIdsForGroup())

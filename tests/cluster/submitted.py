@@ -24,7 +24,7 @@ from wal3_core.spark.rollup import plan_rollups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-QUERY_S = 240
+QUERY_S = 400
 # The zip of the library, for Spark Connect.
 LIBRARY_VARIABLE = "WAL3_TEST_LIBRARY"
 READ = ("read/a", "read/b")
@@ -51,7 +51,7 @@ def write(spark: SparkSession, url: str, _folder: str) -> object:
 
 def stream(spark: SparkSession, url: str, folder: str) -> object:
     """Copy a prefix to a log as a stream, in several batches."""
-    options = {"store": url, "prefix": "read", "maxRecordsPerTrigger": "100", "partitions": "4"}
+    options = {"store": url, "prefix": "read", "maxRecordsPerTrigger": "200", "partitions": "4"}
     frame = spark.readStream.format("wal3").options(**options).load().selectExpr("'copy' AS log", "key", "body")
     writer = frame.writeStream.format("wal3").options(store=url, create="true", writer="copier")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
-RUN_S = 300
+RUN_S = 540
 
 
 def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_its_configuration(
@@ -47,13 +47,13 @@ def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_
 
     assert outcome.returncode == 0, outcome.stderr[-5000:]
     lines = [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
-    found = {name: told for line in lines for name, told in line.items()}
+    found = {name: reported for line in lines for name, reported in line.items()}
     assert len(found) == 5
-    for name, told in found.items():
-        assert told["success"], (name, outcome.stderr[-5000:])
-        assert told["runs"] == 1, name
-        assert told["jobs"], name
-        assert told["master"] == master, name
+    for name, reported in found.items():
+        assert reported["success"], (name, outcome.stderr[-5000:])
+        assert reported["runs"] == 1, name
+        assert reported["jobs"], name
+        assert reported["master"] == master, name
     check("delete", store, [[log, True, True] for log in COLLECTED])
     check("compact", store, 1150)
     assert dirty_logs(store)

@@ -34,7 +34,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("moment", REQUESTS)
-def test_executor_killed_in_the_middle_of_a_job_changes_nothing_and_is_told(
+def test_executor_killed_in_the_middle_of_a_job_changes_nothing_and_is_reported(
     machines: Machines,
     spark: SparkSession,
     store: ObjectStore,
@@ -49,10 +49,10 @@ def test_executor_killed_in_the_middle_of_a_job_changes_nothing_and_is_told(
         found = JOBS[job](spark, store.url, str(tmp_path))
 
     check(job, store, found)
-    told = [record.getMessage() for record in caplog.records if record.name == "wal3.spark"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "wal3.spark"]
     # Reads and writes are Spark's own jobs.
-    assert bool(told) == (job not in {"read", "write", "stream"}), told
-    assert all("failed or lost their executor" in text for text in told)
+    assert bool(logged) == (job not in {"read", "write", "stream"}), logged
+    assert all("failed or lost their executor" in text for text in logged)
 
 
 @pytest.mark.parametrize("moment", REQUESTS)
