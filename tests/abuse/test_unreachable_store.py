@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tests.processes.fault_proxy import FaultProxy
 
 REAL_S = float(os.environ.get("WAL3_TEST_OUTAGE_S", "0"))
-OUTAGE_S = REAL_S or 15.0
+OUTAGE_S = REAL_S or 20.0
 # What a deployment has, or less.
-TIMEOUTS = "" if REAL_S else "&timeout_s=3&request_timeout_s=1"
+TIMEOUTS = "" if REAL_S else "&timeout_s=12&request_timeout_s=10"
 # Sensors that ask the store; pruning and lost_runs ask Dagster alone.
 ASKING = {"discovery", "deletion", "delay_queues", "dirty_logs", "key_compaction", "lopsided_snapshots"}
 ON = {"discovery", "deletion", "delay_queues"} if REAL_S else ASKING
