@@ -115,15 +115,14 @@ def test_sensors_and_runs_go_on_within_two_ticks_of_an_outage(
         _eventually_known(instance, ["new"], output)
         eventually(lambda: all(len(_since(over_s, each)) >= 3 for each in _ticks(instance).values()), output)
         eventually(lambda: under_way(instance) == [], output)
-        normal_s = time.time() - over_s
+        normal_s, after, seen = time.time() - over_s, ended(instance), _ticks(instance)
 
-    after = ended(instance)
-    ticks = {name: _since(over_s, each) for name, each in _ticks(instance).items()}
-    failed = {name: sum(map(bool, _since(began_s, each))) for name, each in _ticks(instance).items()}
+    failed = {name: sum(map(bool, _since(began_s, each))) for name, each in seen.items()}
     print(f"an outage of {over_s - began_s:.0f} s: failed ticks {failed}, runs begun in it {during - before}")
     print(f"all normal {normal_s:.0f} s after it, with the runs {after - during}")
-    for name, seen in ticks.items():
-        assert not any(seen[1:]), (name, seen)
+    for name, each in seen.items():
+        # The first one may have begun while the last connections were refused.
+        assert not any(_since(over_s, each)[1:]), (name, each)
     assert [job for (job, status) in after if status == "FAILURE"] == []
     # The test's own run, and what a tick had asked for just before; none for each tick.
     assert sum((during - before).values()) <= 3
