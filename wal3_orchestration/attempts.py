@@ -1,4 +1,4 @@
-"""Runs that did not succeed are asked for again, later each time.
+"""Runs that did not succeed are asked for again, later each time; those that wait in the queue are not asked for twice.
 
 Dagster starts one run for each key. A sensor names the run of a log by what it found there, so a run that was killed,
 cancelled, or ended while the store did not answer would be the last one until the log changes. So another attempt has
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from dagster import DagsterRunStatus, RunsFilter
 
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.partitions import LOG_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dagster import DagsterInstance, RunRecord, RunRequest
 
@@ -31,10 +32,26 @@ _ENDED_IN_VAIN = {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
 def next_attempts(instance: DagsterInstance, requests: Iterable[RunRequest]) -> list[RunRequest]:
     """Return the requests under the keys of their next attempts, without those that are not due yet.
 
+    A request for a log of which a run of that job waits in the queue is left out: that run sees what this one would.
     A tick that is repeated, or evaluated twice at once, returns the same keys. A request whose run is under way or has
     succeeded keeps that run's key: Dagster starts it once.
     """
-    return [again for each in requests for again in _next(instance, each)]
+    return [again for each in requests if not _is_queued(instance, each) for again in _next(instance, each)]
+
+
+def sweep_is_queued(instance: DagsterInstance, requests: Iterable[RunRequest]) -> bool:
+    """Return whether a run of one of these requests' jobs waits in the queue, whatever its logs."""
+    return any(_queued(instance, name, {}) for name in {each.job_name for each in requests})
+
+
+def _is_queued(instance: DagsterInstance, request: RunRequest) -> bool:
+    log = request.tags.get(LOG_TAG)
+    return log is not None and _queued(instance, request.job_name, {LOG_TAG: log})
+
+
+def _queued(instance: DagsterInstance, job_name: str | None, tags: Mapping[str, str]) -> bool:
+    found = RunsFilter(job_name=job_name, tags=dict(tags), statuses=[DagsterRunStatus.QUEUED])
+    return bool(instance.get_run_records(found, limit=1))
 
 
 def _next(instance: DagsterInstance, request: RunRequest) -> list[RunRequest]:

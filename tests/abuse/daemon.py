@@ -37,9 +37,9 @@ def eventually(seen: Callable[[], bool], output: Path) -> None:
     daemons.eventually(seen, output, WAIT_S_MAX)
 
 
-def under_way(instance: DagsterInstance) -> list[str]:
-    """Return the runs that have not ended."""
-    return [run.run_id for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY))]
+def under_way(instance: DagsterInstance, job: str | None = None) -> list[str]:
+    """Return the runs, of a job or of all, that have not ended."""
+    return [run.run_id for run in instance.get_runs(RunsFilter(job_name=job, statuses=UNDER_WAY))]
 
 
 def ended(instance: DagsterInstance) -> Counter[tuple[str, str]]:

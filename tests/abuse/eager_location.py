@@ -1,4 +1,4 @@
-"""The project's code location with every sensor on and due each second, on a store that stops runs at gates.
+"""The project's code location with every sensor on and due every three seconds, on a store that stops runs at gates.
 
 Without gates in the environment, the store is as it is (see tests/orchestration/gated_location.py).
 """
@@ -16,6 +16,9 @@ from wal3_orchestration.defs.key_compaction import sensor as key_compaction
 
 __all__ = ["defs"]
 
+# Less, and the sensors leave no time for the runs on two cores.
+PERIOD_S = 3
+
 for module, name in (
     (discovery, "DISCOVERY"),
     (lost_runs, "LOST_RUNS"),
@@ -24,5 +27,5 @@ for module, name in (
     (dirty_logs, "DIRTY_LOGS"),
     (key_compaction, "DUE"),
 ):
-    setattr(module, name, replace(getattr(module, name), period_s=1, running=True))
-garbage.SENSORS = tuple(replace(each, period_s=1) for each in garbage.SENSORS)
+    setattr(module, name, replace(getattr(module, name), period_s=PERIOD_S, running=True))
+garbage.SENSORS = tuple(replace(each, period_s=PERIOD_S) for each in garbage.SENSORS)

@@ -56,7 +56,6 @@ def hundred(write: Write, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch) -
     return LOGS
 
 
-@pytest.mark.spark
 def test_ninety_nine_logs_are_served_beside_a_damaged_manifest_and_one_check_is_red(
     hundred: list[str], fleet: ObjectStore, look: Tick, run: Run, instance: DagsterInstance
 ) -> None:

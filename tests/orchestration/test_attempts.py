@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from tests.orchestration.checked import asked, keys
 from wal3_core.runtime import shared_runtime
 from wal3_orchestration import attempts
 from wal3_orchestration.attempts import AGAIN_S_MAX, AGAIN_S_MIN, ASKED_TAG, next_attempts
 from wal3_orchestration.definitions import defs
-from wal3_orchestration.partitions import RUN_KEY_TAG
+from wal3_orchestration.partitions import LOG_TAG, RUN_KEY_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,47 @@ def test_attempt_is_due_at_once_when_the_clock_was_set_back(
     monkeypatch.setattr(attempts, "shared_runtime", lambda: _Clock(back))
 
     assert _next(memory) == [f"{REQUEST.run_key}/attempt 2"]
+
+
+def _enqueue(instance: DagsterInstance, job: str, **tags: str) -> str:
+    """Store a run that waits in the queue."""
+    location = RegisteredCodeLocationOrigin("wal3")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job)
+    run = instance.create_run_for_job(
+        defs().resolve_job_def(job), tags=tags, status=DagsterRunStatus.QUEUED, remote_job_origin=origin
+    )
+    return run.run_id
+
+
+def test_log_whose_run_waits_in_the_queue_is_not_asked_for_again_and_others_are(memory: DagsterInstance) -> None:
+    """Regression: while the queue was full, each interval and each change added a run of the same log to it."""
+    requests = [
+        RunRequest(run_key=f"{job}/{log}", job_name=job, partition_key=log, tags={LOG_TAG: log})
+        for job in ("deletion_job", "manifest_job")
+        for log in ("alpha", "beta")
+    ]
+    _enqueue(memory, "deletion_job", **{LOG_TAG: "alpha"})
+
+    asked_for = [each.run_key for each in next_attempts(memory, requests)]
+
+    assert asked_for == ["deletion_job/beta", "manifest_job/alpha", "manifest_job/beta"]
+
+
+@pytest.mark.slow
+def test_changes_of_many_ticks_leave_one_run_in_a_full_queue(
+    tick: Tick, write: Write, instance: DagsterInstance
+) -> None:
+    for log in ("alpha", "beta"):
+        write(log)
+    first = tick()
+    waiting = _enqueue(instance, "manifest_sweep")
+    write("alpha")
+    write("beta")
+
+    full = tick(first)
+    instance.delete_run(waiting)
+
+    assert (asked(first), asked(full), asked(tick(full))) == ([["alpha", "beta"]], [], [["alpha", "beta"]])
 
 
 class _Clock:

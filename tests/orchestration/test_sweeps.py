@@ -9,7 +9,7 @@ from dagster import RunRequest
 
 from tests.orchestration.checked import asked, check_of, found_bad, keys, logs_of, recorded_by
 from tests.stores import life_store
-from wal3_core import CursorStore, LogPosition, LogReader
+from wal3_core import CursorStore, LogPosition, LogReader, destroy
 from wal3_orchestration import pace as pace_module
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION, PLANNING
 from wal3_orchestration.defs.maintenance import request_maintenance
@@ -164,6 +164,23 @@ def test_sweep_keeps_to_its_logs_and_leaves_out_those_that_are_no_longer_known(
     assert result.success
     assert set(recorded_by(instance, result, "verification")) == {"gamma", ""}
     assert known
+
+
+@pytest.mark.slow
+def test_log_that_was_destroyed_since_discovery_saw_it_fails_no_sweep(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
+) -> None:
+    """Regression: each sweep failed until discovery had removed the partition. Every kind of sweep: tests/abuse."""
+    _claim(fleet, *known)
+    destroy(fleet, "alpha")
+
+    result = run("", ALL[COLLECTION])
+
+    assert result.success
+    assert all(each.passed for each in result.get_asset_check_evaluations() if each.check_name == "safe_to_collect")
+    assert [_first_offset(fleet, log) for log in known[1:]] == [4, 4]
+    whole = recorded_by(instance, result, "pruned_manifest")[""]
+    assert (whole["gone"], whole["not done"]) == (1, 0)
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from dagster import Definitions, SensorEvaluationContext, SensorResult
 
 from wal3_core import list_logs
 from wal3_core.storage.object_store import ObjectStore
-from wal3_orchestration.attempts import next_attempts
+from wal3_orchestration.attempts import next_attempts, sweep_is_queued
 from wal3_orchestration.defs import manifests
 from wal3_orchestration.jobs import LOGS_PER_RUN_MAX, request_runs
 from wal3_orchestration.log_records import NOTHING, LogRecord, LogRecords
 from wal3_orchestration.log_state import read_states
 from wal3_orchestration.outcomes import fingerprint
-from wal3_orchestration.pace import Pace
+from wal3_orchestration.pace import QUICK_LOGS_MAX, Pace
 from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_guard import open_known, remember_first, require_few_lost
 from wal3_orchestration.triggers import LogSensor, build_sensor
@@ -46,6 +46,9 @@ def discover(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
     if after.under_way and len(keys) < LOGS_PER_RUN_MAX:
         after, keys = replace(after, held=tuple(keys)), {}
     requests = next_attempts(context.instance, request_runs(scope, manifests.JOB, keys, REASON, alone_max=1))
+    if len(logs) <= QUICK_LOGS_MAX and sweep_is_queued(context.instance, requests):
+        # Each change asks for another run. When the queue is full, one waits, and a later tick asks for the rest.
+        requests = []
     return SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{len(some)} logs, none changed",
