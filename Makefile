@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-all test-cluster check lint types test-s3-real sim sim-coverage crashes mutants canary fuzz kills queue-kills power bench bench-maintenance bench-snapshots bench-collection bench-reading bench-hashing bench-fleet bench-compaction bench-keyed bench-queue bench-feed bench-startup bench-latency bench-peers docs history clean
+.PHONY: $(shell grep -hoE '^[a-z0-9-]+:' $(MAKEFILE_LIST) | tr -d :)
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -23,7 +23,6 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv-ministack/bin/python -m pip install --quiet --disable-pip-version-check ministack==1.5.33
 	@touch $(STAMP)
 
-.PHONY: java
 java:
 	@command -v java >/dev/null || { echo "Java is missing, and Spark needs it: install OpenJDK 17 (on Debian: apt-get install openjdk-17-jre-headless) and try again."; exit 1; }
 
@@ -45,6 +44,9 @@ test-all: test test-cluster ## The same, then the specification on every kind of
 
 test-cluster: java setup ## Spark on a master and two workers of its own: each job, killed executors, a lost worker (five minutes)
 	$(BIN)/pytest tests/cluster
+
+test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
+	$(BIN)/pytest tests/abuse
 
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
@@ -133,8 +135,19 @@ bench-feed: setup ## Replay rate of a feed; publish to receive, with and without
 bench-latency: setup ## Latency, requests and price of appends at S3's latencies, in simulated time (some ten minutes)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.latency
 
+bench-contention: setup ## Processes that append to one log at once, beside one: on a directory, and at S3's latencies
+	PYTHONPATH=. $(BIN)/python -m benchmarks.contention
+	PYTHONPATH=. $(BIN)/python -m benchmarks.contention --simulated --seconds 60
+
 bench-peers: setup ## A log beside SlateDB, SQLite, litequeue and persist-queue, on disk and on S3: appends, replay, bytes (pip install them)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers
+
+bench-cluster: java setup ## Spark on two workers: balance of tasks over skewed logs, beside spark.read.parquet; planning 10^6 fragments
+	PYTHONPATH=. $(BIN)/python -m benchmarks.cluster
+
+bench-dagster: java setup ## What Dagster takes as a store grows: requests of each sensor, memory; from when on Spark is quicker
+	PYTHONPATH=. $(BIN)/python benchmarks/dagster_growth.py --fragments 300000
+	PYTHONPATH=. $(BIN)/python -m benchmarks.spark_or_not
 
 bench-startup: setup ## How long imports, wal3 --help, a list of 2,000 logs and a completion take
 	PYTHONPATH=. $(BIN)/python benchmarks/startup.py

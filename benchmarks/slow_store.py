@@ -24,11 +24,18 @@ PUT_S, CAS_S, GET_S = 0.028, 0.058, 0.020
 class SlowStore:
     """A store in memory that answers as slowly as S3. ``spread`` is the sigma of log-normal latencies.
 
-    With a ``runtime`` its answers take that runtime's time.
+    With a ``runtime`` its answers take that runtime's time. With ``memory``, its objects are those of another one.
     """
 
-    def __init__(self, spread: float = 0.0, *, runtime: Runtime | None = None, seed: int = 0) -> None:
-        self._inner = MemoryStore(runtime or shared_runtime(), name=uuid.uuid4().hex)
+    def __init__(
+        self,
+        spread: float = 0.0,
+        *,
+        runtime: Runtime | None = None,
+        seed: int = 0,
+        memory: MemoryStore | None = None,
+    ) -> None:
+        self._inner = memory or MemoryStore(runtime or shared_runtime(), name=uuid.uuid4().hex)
         self._spread = spread
         self._sleep = runtime.sleep if runtime else time.sleep
         self._random = random.Random(seed)

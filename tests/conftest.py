@@ -44,7 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         room = item.path.relative_to(TESTS).parts[0]
         if room == "cluster":
             item.add_marker(pytest.mark.cluster)
-        if room in _ON_SPARK and item.get_closest_marker("spark"):
+        if room == "abuse":
+            # They wait for Dagster's daemon, for minutes in all.
+            item.add_marker(pytest.mark.repeat)
+            item.add_marker(pytest.mark.xdist_group("abuse"))
+        elif room in _ON_SPARK and item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
         # The protocol calls no store but by the port, whose own tests run on every store.
         left = (

@@ -177,7 +177,7 @@ class WriterOptions:
     uploads_max: int = 4
     fragments_in_flight_max: int = 16
     bytes_held_max: int = 128 * MIB
-    reseals_max: int = 8
+    reseals_max: int = 32
     rebases_max: int = 256
     commit_pause_s_max: float = 5.0
     clock_ahead_s_max: float = CLOCK_AHEAD_S_MAX

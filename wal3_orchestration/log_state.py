@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import MetadataValue, TimestampMetadataValue
 
-from wal3_core import CursorStore, LogError, LogNotFoundError, LogReader, LogReplacedError, StoreDeniedError
+from wal3_core import CursorStore, LogError, LogNotFoundError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
+from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_core.storage.documents.manifest_store import lost_manifest
+from wal3_core.storage.documents.manifest_store import ManifestStore, lost_manifest
 from wal3_core.storage.object_store import log_store
+from wal3_core.storage.patient import patient
+from wal3_orchestration.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
-
-_LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
 
 def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     try:
-        manifest = LogReader.open(store, log).manifest()
+        manifest = _manifest(store, log)
         witnesses = CursorStore(store, log, log_id=manifest.log_id).list()
         cursors = {name: witness.cursor for name, witness in witnesses.items()}
     except LogReplacedError:
@@ -110,7 +110,25 @@ def _look(store: ObjectStore, log: str) -> LogState | UnreadableLog | None:
     return LogState(log=log, manifest=manifest, cursors=cursors)
 
 
-def read_states(store: ObjectStore, logs: Iterable[str]) -> list[LogState | UnreadableLog]:
-    """Read the states of many logs, several at a time, in order; logs that are gone are left out."""
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look") as threads:
-        return [state for state in threads.map(partial(look, store), logs) if state is not None]
+def _manifest(store: ObjectStore, log: str) -> Manifest:
+    """Read a log's manifest by one request."""
+    runtime = shared_runtime()
+    return ManifestStore(patient(log_store(store, check_log_name(log)), runtime), runtime).load().manifest
+
+
+def read_states(store: ObjectStore, logs: Iterable[str]) -> Iterator[LogState | UnreadableLog]:
+    """Read the states of many logs, several at a time, in order; logs that are gone are left out.
+
+    Keep of each state what is needed: manifests of thousands of logs take hundreds of MB.
+    """
+    yield from (state for state in at_once(partial(look, store), logs) if state is not None)
+
+
+def read_manifests(store: ObjectStore, logs: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
+    """Read the manifests of many logs by one request each; those that cannot be read, or are gone, are left out.
+
+    Keep of each manifest what is needed. UnavailableError when the store does not answer.
+    """
+    for log, found in at_once(lambda log: (log, ask(partial(_manifest, store), log)), logs):
+        if not isinstance(found, LogError):
+            yield log, found

@@ -118,7 +118,7 @@ def spark_resource(environment: Mapping[str, str] = os.environ) -> LazyPySparkRe
 
 def spark_session(spark: LazyPySparkResource) -> SparkSession:
     """Start the session, or return the running one; InvalidRequestError when this machine has no Java for it."""
-    use_this_python()
+    use_this_python(spark.spark_config)
     try:
         session: SparkSession = spark.spark_session
     except PySparkException as error:
@@ -167,7 +167,7 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     lag_min: int = 1
     orphans_max: int = 5_000
     orphans_min: int = 100
-    spark_logs_min: int = 8
+    spark_logs_min: int = 256
     spark_objects_min: int = 5_000
     spark_bytes_min: int = 256 * 2**20
     compactions_max: int = 500

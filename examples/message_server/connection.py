@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeGuard
 
 from starlette.websockets import WebSocketDisconnect
@@ -207,15 +208,16 @@ class Connection:
         self._tasks.create_task(self._deliver(follower))
 
     async def _deliver(self, follower: Follower) -> None:
-        while not follower.ended:
-            try:
-                frames = await follower.take()
-            except (GarbageCollectedError, LogReplacedError) as error:
-                self._following = False
-                await self._send(encoded({"type": "gone", "reason": str(error)}))
-                return
-            for frame in frames:
-                await self._send(frame)
+        with closing(follower):
+            while not follower.ended:
+                try:
+                    frames = await follower.take()
+                except (GarbageCollectedError, LogReplacedError) as error:
+                    self._following = False
+                    await self._send(encoded({"type": "gone", "reason": str(error)}))
+                    return
+                for frame in frames:
+                    await self._send(frame)
         raise ClosingError(DONE, "the log is sealed")
 
 

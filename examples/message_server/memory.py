@@ -32,8 +32,8 @@ MIB = 2**20
 BATCH_BYTES_MAX = MIB
 HELD_BYTES_MAX = 16 * MIB
 READER = ReaderOptions(prefetch_fragments=1)
-# How long a client's thread waits for a message before it looks whether the client is still there.
-WAIT_S = 1.0
+# How long a client's thread waits for a message at a time; ``close`` ends it.
+WAIT_S = 60.0
 # What is on its way to one client at a time: as many characters, and the message that exceeds them.
 ON_THE_WAY_MAX = 64 * 1024
 # Not 0, with which a reader asks the store at once.
@@ -148,6 +148,10 @@ class Follower:
     async def take(self) -> list[str]:
         """Return the next messages as frames, none if there are none for ``WAIT_S`` seconds."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._take)
+
+    def close(self) -> None:
+        """End a ``take`` that waits: its client is gone."""
+        self._reader.close()
 
     def _take(self) -> list[str]:
         frames: list[str] = []

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster import DagsterRunStatus, RunsFilter
 
-from tests.orchestration.daemons import running_daemon
+from tests.orchestration import daemons
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from dagster import DagsterInstance
 
+WAIT_S_MAX = 500
 UNDER_WAY = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -27,7 +29,12 @@ UNDER_WAY = [
 
 def eager_daemon(output: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run the daemon on the home and store that the environment names."""
-    return running_daemon(output, "--module-name", "tests.abuse.eager_location")
+    return daemons.running_daemon(output, "--module-name", "tests.abuse.eager_location")
+
+
+def eventually(seen: Callable[[], bool], output: Path) -> None:
+    """Wait until something is seen, for long: a shared machine may take minutes for what takes seconds alone."""
+    daemons.eventually(seen, output, WAIT_S_MAX)
 
 
 def under_way(instance: DagsterInstance) -> list[str]:

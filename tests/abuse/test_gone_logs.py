@@ -15,7 +15,7 @@ from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, destroy, o
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
-    from conftest import Run, Tick, Write
+    from conftest import Run, Tick
     from dagster import DagsterInstance, SensorResult
 
     from wal3_core.storage.object_store import ObjectStore
@@ -49,7 +49,7 @@ def _rename(store: ObjectStore, log: str) -> None:
 
 
 @pytest.mark.parametrize("go", [_destroy, _rename])
-def test_sweep_leaves_out_a_log_that_is_gone_and_does_the_others(  # noqa: PLR0917 - fixtures
+def test_sweep_leaves_out_a_log_that_is_gone_and_does_the_others(
     go: object, known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, tick: Tick
 ) -> None:
     """Regression: one destroyed log failed every sweep until discovery had removed its partition, up to an hour."""

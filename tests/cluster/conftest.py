@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cluster.machines import WatchedProxy, role
+from tests.cluster.machines import WatchedProxy, role, write_profile
 from tests.cluster.spark_cluster import DEADLINE_S, EXECUTOR_MEMORY, Cluster, spark_cluster, wait_until
 from tests.cluster.worker_python import make_worker_python, zip_library
 from tests.processes.fault_proxy import listening
@@ -105,6 +105,24 @@ class Machines:
         for proxy in self.proxies:
             proxy.release()
 
+    def keys_used(self, act: Callable[[], object]) -> set[str]:
+        """Do something; return the access keys with which workers signed requests meanwhile."""
+        for proxy in self.proxies:
+            proxy.keys.clear()
+        act()
+        return set().union(*(proxy.keys for proxy in self.proxies))
+
+    @contextmanager
+    def refusing(self, key: str) -> Iterator[None]:
+        """Refuse the workers' requests with this access key."""
+        for proxy in self.proxies:
+            proxy.refused = frozenset({key})
+        try:
+            yield
+        finally:
+            for proxy in self.proxies:
+                proxy.refused = frozenset()
+
     def start_worker(self, number: int) -> None:
         """Start a worker, the first one or one in the place of one that is lost."""
         environment = {**self.environment, "AWS_ENDPOINT_URL": self.proxies[number].endpoint}
@@ -118,6 +136,9 @@ class Machines:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": EXECUTOR_MEMORY,
+            # One executor on each worker.
+            "spark.executor.cores": "1",
+            "spark.cores.max": "2",
             "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": "4",
@@ -140,6 +161,7 @@ def machines(s3_endpoint: str, s3_bucket_url: str, tmp_path_factory: pytest.Temp
         environment = stack.enter_context(role())
         proxies = [stack.enter_context(listening(WatchedProxy(s3_endpoint))) for _ in range(2)]
         shared = {**environment, "AWS_DEFAULT_REGION": "us-east-1"}
+        shared["AWS_SHARED_CREDENTIALS_FILE"] = str(write_profile(folder / "credentials"))
         cluster = stack.enter_context(spark_cluster(folder / "spark"))
         machines = Machines(cluster, python, library, proxies, shared)
         for number in range(len(proxies)):
@@ -172,22 +194,24 @@ def store(s3_url: str) -> ObjectStore:
     return open_store(s3_url)
 
 
-def submit(machines: Machines, store: ObjectStore, folder: Path, *jobs: str, **conf: str) -> dict[str, Any]:
-    """Run jobs by ``spark-submit``, as a user from a shell; return what they printed."""
+def submitting(machines: Machines, *arguments: str | Path, **conf: str) -> tuple[list[str | Path], dict[str, str]]:
+    """Return the command and the environment of ``spark-submit`` on the cluster, as a user has it in a shell."""
     settings = {**machines.conf(), **conf}
     options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     # As in an activated environment. The path is the driver's alone: it is for the planner of streams, which Spark 4.3
     # starts with the workers' Python and without --py-files.
     environment = {**os.environ, "PYTHONPATH": str(machines.library)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    # spark-submit looks at the configuration for its own Python, a server only here.
+    environment |= {"PYSPARK_PYTHON": settings["spark.pyspark.python"], "PYSPARK_DRIVER_PYTHON": sys.executable}
+    return ["spark-submit", *options, *arguments], environment
+
+
+def submit(machines: Machines, store: ObjectStore, folder: Path, *jobs: str, **conf: str) -> dict[str, Any]:
+    """Run jobs by ``spark-submit``; return what they printed."""
+    command, environment = submitting(machines, PROGRAM, store.url, folder, *jobs, **conf)
     outcome = subprocess.run(
-        ["spark-submit", *options, PROGRAM, store.url, folder, *jobs],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=SUBMIT_S,
-        check=False,
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SUBMIT_S, check=False
     )
     assert outcome.returncode == 0, outcome.stderr[-5000:]
     return {name: found for line in outcome.stdout.splitlines() for name, found in json.loads(line).items()}

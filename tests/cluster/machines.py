@@ -13,9 +13,11 @@ from tests.processes.fault_proxy import Fault, FaultProxy, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-HELD_S_MAX = 120
+HELD_S_MAX = 240
 ROLE_KEY = "key-of-the-role"
+PROFILE, PROFILE_KEY = "team", "key-of-the-team"
 
 
 @dataclass
@@ -27,6 +29,8 @@ class WatchedProxy(FaultProxy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Whether a request was let go before its time.
+        self.overdue = False
         self._held: tuple[str, str] | None = None
         self.holds = threading.Event()
         self._released = threading.Event()
@@ -41,6 +45,7 @@ class WatchedProxy(FaultProxy):
             yield self.holds
         finally:
             self.release()
+        assert not self.overdue, f"a {method} request was held for {HELD_S_MAX} s"
 
     def release(self) -> None:
         """Let go what is held, and hold no more."""
@@ -54,7 +59,7 @@ class WatchedProxy(FaultProxy):
         held = self._held
         if held is not None and request.method == held[0] and held[1] in request.path:
             self.holds.set()
-            self._released.wait(HELD_S_MAX)
+            self.overdue |= not self._released.wait(HELD_S_MAX)
         return (Fault.DENY, 0.0) if key in self.refused else super().decide(request)
 
 
@@ -75,6 +80,12 @@ class _Role(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
         """Stay silent."""
+
+
+def write_profile(path: Path) -> Path:
+    """Write a file of credentials with one profile."""
+    path.write_text(f"[{PROFILE}]\naws_access_key_id = {PROFILE_KEY}\naws_secret_access_key = secret\n")
+    return path
 
 
 @contextmanager

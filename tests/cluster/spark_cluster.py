@@ -73,12 +73,14 @@ class Cluster:
         return self._start("master", ["org.apache.spark.deploy.master.Master", *options], {})
 
     def start_worker(self, number: int, environment: Mapping[str, str]) -> None:
-        """Start a worker of one core, and wait until the master knows it; its executors get its environment."""
+        """Start a worker with room for three executors, which get its environment, and wait until the master knows."""
         before = self.alive()
-        options = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
+        # Of its own: Spark runs no copy of a task on the host of the original.
+        host = f"127.0.0.{number + 2}"
+        options = ["--host", host, "--webui-port", str(free_port()), "--cores", "3", "--memory", "3g"]
         options += ["--work-dir", str(self.folder / f"work-{number}"), self.master_url]
         command = ["org.apache.spark.deploy.worker.Worker", *options]
-        self.workers[number] = self._start(f"worker-{number}", command, environment)
+        self.workers[number] = self._start(f"worker-{number}", command, {**environment, "SPARK_LOCAL_IP": host})
         wait_until(lambda: self.alive() > before, f"worker {number} of {self.folder}")
 
     def executors(self) -> dict[int, int]:
@@ -99,8 +101,12 @@ class Cluster:
     def _start(self, name: str, command: list[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:
         # Only what a machine of its own would have: nothing of the tests' environment reaches executors.
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
-        environment |= {**further, "SPARK_HOME": str(SPARK_HOME), "SPARK_SCALA_VERSION": "2.13"}
-        environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
+        environment |= {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **further,
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_SCALA_VERSION": "2.13",
+        }
         environment |= {"SPARK_LOCAL_DIRS": str(self.folder / "scratch"), "SPARK_CONF_DIR": str(self.folder / "conf")}
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(

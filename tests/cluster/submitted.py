@@ -1,4 +1,4 @@
-"""A user's program for ``spark-submit``: does jobs on the logs of a store, and prints what each found as JSON.
+"""A user's program, for ``spark-submit`` or Spark Connect: it does jobs on a store's logs, and prints what each found.
 
 Arguments: the store's URL, a folder for what the jobs keep, the jobs. It imports the library and Spark alone.
 """
@@ -6,10 +6,12 @@ Arguments: the store's URL, a folder for what the jobs keep, the jobs. It import
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from wal3_core import open_store
 from wal3_core.compaction.compactor import KeyCompactor
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 QUERY_S = 240
+# The zip of the library, for Spark Connect.
+LIBRARY_VARIABLE = "WAL3_TEST_LIBRARY"
 READ = ("read/a", "read/b")
 PLANNED = ("planned/a", "planned/b")
 COLLECTED = ("collected/a", "collected/b")
@@ -96,6 +100,8 @@ def main() -> None:
     """Do the jobs in one session."""
     url, folder, *names = sys.argv[1:]
     spark = SparkSession.builder.getOrCreate()
+    if is_remote():
+        spark.addArtifacts(os.environ[LIBRARY_VARIABLE], pyfile=True)
     register(spark)
     for name in names:
         print(json.dumps({name: JOBS[name](spark, url, folder)}), flush=True)

@@ -34,8 +34,13 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("moment", REQUESTS)
-def test_executor_killed_in_the_middle_of_a_job_changes_nothing(
-    machines: Machines, spark: SparkSession, store: ObjectStore, tmp_path: Path, moment: str
+def test_executor_killed_in_the_middle_of_a_job_changes_nothing_and_is_told(
+    machines: Machines,
+    spark: SparkSession,
+    store: ObjectStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    moment: str,
 ) -> None:
     job = moment.partition(",")[0]
     prepare(store, job)
@@ -44,6 +49,10 @@ def test_executor_killed_in_the_middle_of_a_job_changes_nothing(
         found = JOBS[job](spark, store.url, str(tmp_path))
 
     check(job, store, found)
+    told = [record.getMessage() for record in caplog.records if record.name == "wal3.spark"]
+    # Reads and writes are Spark's own jobs.
+    assert bool(told) == (job not in {"read", "write", "stream"}), told
+    assert all("failed or lost their executor" in text for text in told)
 
 
 @pytest.mark.parametrize("moment", REQUESTS)

@@ -23,7 +23,7 @@ from tests.faults.queue_mutants import QUEUE_WORLD_MUTANTS
 from tests.faults.queue_worlds import queue_story
 from tests.faults.story import Story
 from tests.faults.view_casts import drawn_view_story
-from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
+from tests.faults.view_mutants import KEYED_MUTANTS, READER_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def view_story(seed: int) -> Story:
 # Of each kind of world: how it is made from a seed, and the defects that it must find.
 WORLDS: dict[str, tuple[Callable[[int], Story], tuple[Mutation, ...]]] = {
     "logs": (Story, (*MUTANTS,)),
-    "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS)),
+    "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS, *READER_MUTANTS)),
     "queues": (queue_story, QUEUE_WORLD_MUTANTS),
 }
 

@@ -85,6 +85,12 @@ COMPACTION_MUTANTS = (
         "        table = pa.concat_tables(run.kept)\n",
         "        table = pa.concat_tables(run.kept[1:] or run.kept)\n",
     ),
+    Mutation(
+        "the record of an installed pass is taken for an orphan",
+        "wal3_core.log.collect.passes:InstalledPasses.hold",
+        "return self._known[token]",
+        "return False",
+    ),
 )
 
 # Those that the worlds seldom find, each with the test that finds it at once.

@@ -22,6 +22,7 @@ from wal3_core.model.paths import (
     SNAPSHOT_FOLDER,
     cursor_name,
     cursor_path,
+    pass_path,
     pin_name,
     rolled_up_path,
 )
@@ -177,6 +178,7 @@ class Oracle:
         assert after.pruned + sum_setsums(held) == before.pruned + sum_setsums(self.held), "INV-1"
         assert after.setsum == before.setsum, "INV-1"
         limit = self.passes.check(before, after, held_before, held_after, now_s)
+        assert self.objects.head(pass_path(after.compaction.token)) is not None, "a pass was installed without a record"
         self._check_cursors(limit)
         self.dropped |= dict.fromkeys(held_before.keys() - held_after.keys(), now_s)
         self.seen["passes installed"] += 1
@@ -239,6 +241,7 @@ class Oracle:
         assert used_once or not path.startswith(PIN_FOLDER), f"{path} was deleted, and its name may be used again"
         for name, pinned in self.pins.items():
             assert path not in pinned, f"{path} was deleted, and pin {name} refers to it"
+        self.seen["objects of passes deleted"] += self.passes.deleted(path)
         snapshot = rolled_up_path(path)
         assert snapshot not in self._referenced, f"{path} was deleted, and the log refers to its snapshot"
         for name, pinned in self.pins.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.simulator import START_US
+from wal3_core.model.paths import pass_object_token
 from wal3_core.model.policy import Policy
 from wal3_core.runtime import US_PER_S
 
@@ -25,6 +26,8 @@ class Passes:
     policies: list[tuple[float, Policy]] = field(default_factory=lambda: [(0.0, Policy())])
     # The first one that may still be gone by: a change of a later one has returned.
     oldest: int = 0
+    # Of those that were installed.
+    tokens: set[str] = field(default_factory=set)
     # When the announced pass was announced.
     _announced_s: float = 0.0
     # Limit and time of the first pass above each offset; rising in both.
@@ -43,6 +46,12 @@ class Passes:
         if after.compacting is not None and after.compacting != before.compacting:
             self._announced_s = now_s
 
+    def deleted(self, path: str) -> bool:
+        """Check that a delete takes nothing of an installed pass; return whether it takes something of another one."""
+        token = pass_object_token(path)
+        assert token not in self.tokens, f"{path} was deleted, and its pass was installed"
+        return token is not None
+
     def check(
         self,
         before: Manifest,
@@ -56,6 +65,7 @@ class Passes:
         assert before.compacting is not None, "a pass was installed that was not announced, or was withdrawn"
         assert after.compaction.token == before.compacting.token, "another pass than the announced one was installed"
         assert after.compacting is None, "announced for ever"
+        self.tokens.add(after.compaction.token)
         assert (after.first, after.next) == (before.first, before.next), "a pass moved the log's ends"
         limit = before.compacting.limit
         if limit == 0:

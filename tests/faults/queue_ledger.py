@@ -6,6 +6,7 @@ in the log has a caller who asked for it, and none happens twice.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +15,7 @@ from wal3_core.views.queue import QueueDefinition, encoding
 from wal3_core.views.queue.encoding import NEVER, NO_TOKEN, Meta, StateRecord, ValueHeader, id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wal3_core import Message
     from wal3_core.views.queue.encoding import ValueHeader
@@ -88,6 +89,8 @@ class Ledger:
     definition: QueueDefinition = field(default_factory=QueueDefinition)
     broker: bytes = NO_TOKEN
     now_ms: int = 0
+    # A time that no process can have come to yet.
+    latest_us: Callable[[], float] = lambda: math.inf
     num_brokers: int = 0
     num_foreign: int = 0
     _created_ms: int = 0
@@ -155,6 +158,8 @@ class Ledger:
     def _end_turn(self, meta: Meta) -> None:
         assert meta.broker == self.broker, "a broker that has lost its queue has appended to it"
         assert meta.now_ms >= self.now_ms, f"time went back from {self.now_ms} to {meta.now_ms}"
+        ahead_s = meta.now_ms / 1000 - self.latest_us() / 1_000_000
+        assert ahead_s <= 0, f"time is {ahead_s} s ahead of every clock that was read, and of what passed since"
         assert meta.as_of >= self._as_of, "an older checkpoint took the place of a newer one"
         self.seen["checkpoint"] += meta.as_of > self._as_of
         self.now_ms, self._created_ms, self._as_of = meta.now_ms, meta.created_ms, meta.as_of

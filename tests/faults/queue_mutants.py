@@ -13,6 +13,12 @@ QUEUE_WORLD_MUTANTS = (
     # Each turn of a world is compared with the time in its own records, and no other clock.
     *(mutant for mutant in QUEUE_MUTANTS if mutant.name != "time stands still while the wall clock is behind"),
     Mutation(
+        "time counts from before a broker has taken the queue",
+        QUEUE + "clock:QueueClock.begin_at",
+        "max(self._read_ms(), now_ms)",
+        "max(self._now_ms, now_ms)",
+    ),
+    Mutation(
         "a broker appends wherever the log ends",
         BROKER + "_commit",
         "append_many(records, expect_next=turn.start)",

@@ -66,6 +66,7 @@ class Serving:
 
     def play(self, stage: Stage, process: SimProcess) -> None:
         process.steady = self.steady
+        self.ledger.latest_us = stage.simulation.latest_us
         store, dice = SimStore(stage.world, process), stage.simulation.dice(f"{process.name}/serving")
         for number in range(self.rounds):
             stage.simulation.pause(dice.choice((0.0, 0.1, 3.0)) * dice.random())

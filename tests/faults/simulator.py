@@ -61,6 +61,8 @@ class Simulation:
         self._steps_max = steps_max
         self.random = random.Random(seed)
         self.now_s = 0.0
+        # How far a wall clock was ahead of that at most, when it was read.
+        self._ahead_us = 0
         self.steps = 0
         self._tasks: list[Task] = []
         self._hub = getcurrent()
@@ -72,6 +74,19 @@ class Simulation:
     def trace(self) -> str:
         """Hash of everything that ran, in order."""
         return self._trace.hexdigest()
+
+    def read_clock(self, wall_us: int) -> int:
+        """Take note of what a process reads from its wall clock."""
+        self._ahead_us = max(self._ahead_us, wall_us - self._true_us)
+        return wall_us
+
+    @property
+    def _true_us(self) -> int:
+        return START_US + int(self.now_s * 1e6)
+
+    def latest_us(self) -> int:
+        """Return a time that no process can have come to yet: by any clock that was read, and what passed since."""
+        return self._true_us + self._ahead_us + 1
 
     @property
     def current(self) -> Task | None:
@@ -279,7 +294,8 @@ class SimProcess:
             self.offset_us -= self.random.randrange(5_000_000)
         elif step > 0.998:
             self.offset_us += YEAR_US
-        return START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
+        wall_us = START_US + self.offset_us + int(self.simulation.now_s * (1 + self.drift) * 1e6)
+        return self.simulation.read_clock(wall_us)
 
     def monotonic_s(self) -> float:
         return self.simulation.now_s - self.stopped_s

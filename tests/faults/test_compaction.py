@@ -23,6 +23,7 @@ HAPPENED = {
     "installed in steps",
     "policy changed",
     "objects deleted",
+    "objects of passes deleted",
 }
 
 

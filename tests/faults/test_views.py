@@ -12,7 +12,7 @@ import pytest
 from tests.faults.campaign import broken
 from tests.faults.view_casts import drawn_view_story
 from tests.faults.view_consumers import drawn_key_consuming, drawn_subscribing
-from tests.faults.view_mutants import KEYED_MUTANTS, SUBSCRIPTION_MUTANTS
+from tests.faults.view_mutants import KEYED_MUTANTS, READER_MUTANTS, SUBSCRIPTION_MUTANTS
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def test_what_was_saved_as_done_never_comes_again_and_nothing_is_skipped(drawn: 
     [
         *(pytest.param(each, drawn_subscribing, id=each.name) for each in SUBSCRIPTION_MUTANTS),
         *(pytest.param(each, drawn_key_consuming, id=each.name) for each in KEYED_MUTANTS),
+        *(pytest.param(each, drawn_key_consuming, id=each.name) for each in READER_MUTANTS),
     ],
 )
 def test_a_defect_is_found(mutant: Mutation, drawn: Drawn) -> None:
@@ -63,6 +64,6 @@ def test_a_defect_is_found(mutant: Mutation, drawn: Drawn) -> None:
 
 
 def test_defects_still_match_the_code() -> None:
-    for mutant in (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS):
+    for mutant in (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS, *READER_MUTANTS):
         with applied(mutant):
             pass

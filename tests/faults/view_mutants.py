@@ -71,3 +71,31 @@ KEYED_MUTANTS = (
         "self._ahead[record.key] = max(self.position(record.key), record.offset + 4)",
     ),
 )
+
+# Of what readers do, whatever the consumers.
+READER_MUTANTS = (
+    Mutation(
+        "a feed reader's position is where it has read ahead to",
+        "wal3_core.views.feed.feed_reader:FeedReader._next",
+        "self._place = record.offset + 1",
+        "self._place = self._following.start",
+    ),
+    Mutation(
+        "the records that followers share begin behind the place",
+        "wal3_core.views.feed.recent:Recent.records",
+        "while self.pieces[at].pointer.start.offset > start:",
+        "while self.pieces[at].pointer.start.offset > start + 1:",
+    ),
+    Mutation(
+        "a scan by key leaves out what was compacted away under it",
+        "wal3_core.views.keyed.key_reader:KeyReader.hits_with_rows",
+        "self._reloading(match, manifest, exact=exact)",
+        "self._reloading(match, manifest, exact=False)",
+    ),
+    Mutation(
+        "a scan by key that ends early continues behind its range",
+        "wal3_core.views.keyed.keyed_scan:KeyedScan._read",
+        "self.next_offset = record.offset + 1",
+        "self.next_offset = record.offset + 2",
+    ),
+)

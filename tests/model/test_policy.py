@@ -27,6 +27,7 @@ RANGES = {
     "delete_retention_s": (0, MILLENNIUM_S),
     "min_dirty_percent": (0, 100),
     "compacted_fragment_bytes": (4096, 512 * 2**20),
+    "receipt_retention_s": (0, MILLENNIUM_S),
 }
 OF_COLLECTIONS = ("retention_s", "percent_max", "without_cursors")
 OF_COMPACTIONS = tuple(RANGES)[3:]
@@ -50,7 +51,7 @@ POLICIES = st.builds(
 
 def contradictions(policy: Policy) -> set[str]:
     """The values that are set and that the policy's cleanup does not use."""
-    of_collections = ("delete_retention_s",) if policy.arrange_by_key else OF_COMPACTIONS
+    of_collections = ("delete_retention_s", "receipt_retention_s") if policy.arrange_by_key else OF_COMPACTIONS
     unused = {Cleanup.COLLECT: of_collections, Cleanup.COMPACT: OF_COLLECTIONS, Cleanup.BOTH: ()}[policy.cleanup]
     return {name for name in unused if getattr(policy, name) not in {None, False}} | {
         name for name in unused if getattr(policy, name) == 0 and name != "without_cursors"

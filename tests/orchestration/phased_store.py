@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 GATES_VARIABLE = "WAL3_TEST_GATES"
 WAIT_S_MAX = 600
+_CREATED = {"/gc/GARBAGE": "document", "/snapshot/": "uploaded", "/compaction/": "merged"}
 
 
 class PhasedStore:
@@ -23,9 +24,10 @@ class PhasedStore:
 
     The log's name, ``<gate>/<phase>``, says which: ``before-`` or ``after-``, then ``document``,
     ``announced``, ``cut`` (the manifest pruned), ``marked`` (the document says so), ``deleted`` (half of
-    it), ``removed`` (the document), ``uploaded`` (a snapshot), ``swapped`` (the manifest has it). A gate
-    is a folder below the one that WAL3_TEST_GATES names, open when it holds a file ``open``; a waiting
-    process creates a file there, ``<phase>.<process>``.
+    it), ``removed`` (the document), ``uploaded`` (a snapshot), ``swapped`` (the manifest has it), ``merged``
+    (the record of a key compaction), ``installed`` (the manifest has it). A gate is a folder below the one
+    that WAL3_TEST_GATES names, open when it holds a file ``open``; a waiting process creates a file there,
+    ``<phase>.<process>``.
     """
 
     def __init__(self, inner: ObjectStore, gates: Path) -> None:
@@ -57,7 +59,7 @@ class PhasedStore:
         return self._inner.list_folders(folder)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
-        kind = "document" if "/gc/GARBAGE" in path else "uploaded" if "/snapshot/" in path else ""
+        kind = next((kind for part, kind in _CREATED.items() if part in path), "")
         self._stop("before", kind, path)
         outcome = self._inner.create(path, data)
         self._stop("after", kind, path)
@@ -81,8 +83,9 @@ class PhasedStore:
             return "marked"
         if "/manifest/" not in path:
             return ""
-        if "-swapped/" in path:
-            return "swapped"
+        for kind in ("swapped", "installed"):
+            if f"-{kind}/" in path:
+                return kind
         return ("announced", "cut", "")[min(2, self._count("/manifest/", path) - 1)]
 
     def _deleted(self, path: str) -> str:
@@ -97,7 +100,8 @@ class PhasedStore:
             return sum(part in each for each in self._seen)
 
     def _stop(self, when: str, kind: str, path: str) -> None:
-        gate, phase = path.split("/")[:2]
+        gate, _, inside = path.partition("/")
+        phase = inside.partition("/")[0]
         if self._stopped or phase != f"{when}-{kind}":
             return
         self._stopped = True

@@ -187,7 +187,7 @@ def test_denied_log_hides_no_other_and_keeps_its_fingerprint(write: Write, fleet
 
     store.before = deny
 
-    once, again = (read_states(store, list_logs(store)) for _ in range(2))
+    once, again = (list(read_states(store, list_logs(store))) for _ in range(2))
 
     assert [(state.log, isinstance(state, UnreadableLog)) for state in once] == [
         ("alpha", False),

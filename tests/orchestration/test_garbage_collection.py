@@ -355,7 +355,7 @@ def test_many_logs_go_through_the_same_steps_on_spark(
         write(log, fragments=3)
         move(fleet, log, 4)
     instance.add_dynamic_partitions(LOGS_NAME, logs)
-    everything = {"resources": {"collection": {"config": {"spark_objects_min": 1}}}}
+    everything = {"resources": {"collection": {"config": {"spark_objects_min": 1, "spark_logs_min": 1}}}}
 
     results = [
         run(job, run_request(logs[0], logs[-1]), everything)

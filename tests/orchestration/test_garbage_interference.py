@@ -6,43 +6,43 @@ keeps the log safe.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
-from dagster._core.test_utils import create_run_for_test
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import ModuleTarget
 
-from tests.orchestration.conftest import make_home
-from tests.orchestration.gated_location import execute
-from tests.orchestration.phased_store import GATES_VARIABLE
+from tests.orchestration.interrupting import (
+    await_runs,
+    cancel,
+    fleet,
+    gate,
+    gates,
+    instance,
+    kill,
+    running,
+    start,
+)
 from tests.stores import life_store
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, open_store, scrub
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, WriterOptions, scrub
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.options import SnapshotOptions
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.process import BaseProcess
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from conftest import Run
+    from dagster import DagsterInstance
 
+    from tests.orchestration.interrupting import Start
     from wal3_core.storage.object_store import ObjectStore
 
-# Looking for orphans takes Spark.
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+__all__ = ["fleet", "gate", "gates", "instance", "start"]
 
-ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.slow
+
 # Where a run stops, and its job.
 PHASES = {
     "before-document": "collection_job",
@@ -65,38 +65,6 @@ FIRST = 19
 KEPT = ["a record", "another", "a third"] * (FRAGMENTS - 6)
 # Snapshots of two where the default is 16, so that the tree is lopsided.
 LOPSIDED = WriterOptions(snapshots=SnapshotOptions(fragments_per_snapshot=2, fragments_kept=1))
-FORKS = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture(scope="module")
-def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The environment of all runs here, and the gates they wait at."""
-    folder = tmp_path_factory.mktemp("interference")
-    home = make_home(folder / "home")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("DAGSTER_HOME", str(home))
-        environment.setenv("WAL3_STORE", (folder / "store").as_uri())
-        environment.setenv("WAL3_GC_INTERVAL_S", "1e-6")
-        yield folder / "gates"
-
-
-@pytest.fixture(scope="module")
-def fleet(gates: Path) -> ObjectStore:
-    return open_store((gates.parent / "store").as_uri())
-
-
-@pytest.fixture(scope="module")
-def instance(gates: Path) -> Iterator[DagsterInstance]:
-    with DagsterInstance.from_config(str(gates.parent / "home")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def gate(gates: Path, request: pytest.FixtureRequest) -> Path:
-    """The test's own gate: runs of logs below its name wait there."""
-    folder = gates / request.node.name
-    folder.mkdir(parents=True)
-    return folder
 
 
 @pytest.fixture
@@ -114,50 +82,12 @@ def logs(gate: Path, fleet: ObjectStore, instance: DagsterInstance, run: Run) ->
     return names
 
 
+def _job(log: str) -> str:
+    return PHASES[log.partition("/")[2]]
+
+
 def _of(job: str, logs: Sequence[str]) -> list[str]:
-    return [log for log in logs if PHASES[log.partition("/")[2]] == job]
-
-
-class Start(Protocol):
-    def __call__(self, log: str) -> BaseProcess: ...
-
-
-@pytest.fixture
-def start(gates: Path) -> Iterator[Start]:
-    """Starts a log's run in a process of its own, without queue or pool."""
-    FORKS.set_forkserver_preload(["tests.orchestration.gated_location"])
-    names = ("DAGSTER_HOME", "WAL3_STORE", "WAL3_GC_INTERVAL_S")
-    environment = {**{name: os.environ[name] for name in names}, GATES_VARIABLE: str(gates)}
-    started: list[BaseProcess] = []
-
-    def begin(log: str) -> BaseProcess:
-        process = FORKS.Process(target=execute, args=(PHASES[log.partition("/")[2]], log, environment))
-        process.start()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join(60)
-
-
-def _eventually(missing: Callable[[], list[str]], timeout_s: float = 180) -> None:
-    """Wait until nothing is missing."""
-    deadline = time.monotonic() + timeout_s
-    while found := missing():
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-
-
-def _await(gate: Path, logs: Sequence[str]) -> None:
-    """Wait until a run of each log waits at the gate."""
-    phases = {log.partition("/")[2] for log in logs}
-    _eventually(lambda: sorted(phases - {each.name.partition(".")[0] for each in gate.iterdir()}))
-
-
-def _logs_of(instance: DagsterInstance, status: DagsterRunStatus) -> list[str]:
-    return [run.tags["dagster/partition"] for run in instance.get_runs(RunsFilter(statuses=[status]))]
+    return [log for log in logs if _job(log) == job]
 
 
 def _finish(run: Run, logs: Sequence[str]) -> None:
@@ -184,47 +114,15 @@ def _assert_collected(store: ObjectStore, log: str) -> None:
     assert scrub(store, log).sound, log
 
 
-def _running(instance: DagsterInstance) -> list[str]:
-    return [run.run_id for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))]
-
-
 @pytest.mark.repeat
 def test_next_run_completes_a_run_cancelled_in_any_phase(
-    gates: Path, gate: Path, logs: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
+    gate: Path, logs: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
     logs = [log for log in logs if log.partition("/")[2] in LAUNCHED]
-    target = ModuleTarget("tests.orchestration.gated_location", "defs", str(ROOT), "wal3")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(GATES_VARIABLE, str(gates))
-        with WorkspaceProcessContext(instance, target) as context, ThreadPoolExecutor(len(logs)) as threads:
-            workspace = context.create_request_context()
 
-            def launch(log: str) -> str:
-                (location,) = workspace.code_locations
-                (repository,) = location.get_repositories().values()
-                job = repository.get_full_job(PHASES[log.partition("/")[2]])
-                created = create_run_for_test(
-                    instance,
-                    job.name,
-                    tags={"dagster/partition": log, **(run_request(log, log).tags)},
-                    remote_job_origin=job.get_remote_origin(),
-                    job_code_origin=job.get_python_origin(),
-                )
-                instance.launch_run(created.run_id, workspace)
-                return created.run_id
-
-            launched = list(threads.map(launch, logs))
-            _await(gate, logs)
-            for run_id in launched:
-                assert instance.run_launcher.terminate(run_id)
-            _eventually(lambda: _logs_of(instance, DagsterRunStatus.CANCELING))
-            # Their threads may still be about to delete something, and do.
-            (gate / "open").touch()
-
+    cancel(gate, {log: _job(log) for log in logs}, instance)
     _finish(run, logs)
 
-    runs = [instance.get_run_by_id(run_id) for run_id in launched]
-    assert {each.status for each in runs if each is not None} == {DagsterRunStatus.CANCELED}
     for log in logs:
         _assert_collected(fleet, log)
 
@@ -232,17 +130,10 @@ def test_next_run_completes_a_run_cancelled_in_any_phase(
 def test_next_run_completes_a_run_killed_in_any_phase(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
-    processes = [start(log) for log in logs]
-    _await(gate, logs)
+    processes = [start(_job(log), log) for log in logs]
+    await_runs(gate, logs)
 
-    for process in processes:
-        process.kill()
-        process.join(60)
-    for run_id in _running(instance):
-        left = instance.get_run_by_id(run_id)
-        assert left is not None
-        instance.report_run_failed(left)
-    (gate / "open").touch()
+    kill(gate, processes, instance)
     _finish(run, logs)
 
     assert {process.exitcode for process in processes} == {-signal.SIGKILL}
@@ -254,11 +145,9 @@ def test_next_run_completes_a_run_killed_in_any_phase(
 def test_run_that_continues_after_being_marked_failed_does_no_harm(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run, instance: DagsterInstance
 ) -> None:
-    zombies = [start(log) for log in logs]
-    _await(gate, logs)
-    for run_id in _running(instance):
-        still = instance.get_run_by_id(run_id)
-        assert still is not None
+    zombies = [start(_job(log), log) for log in logs]
+    await_runs(gate, logs)
+    for still in running(instance):
         instance.report_run_failed(still)
 
     _finish(run, logs)
@@ -279,10 +168,9 @@ def test_run_that_continues_after_being_marked_failed_does_no_harm(
 def test_two_concurrent_runs_in_any_phase_give_the_result_of_one(
     gate: Path, logs: list[str], start: Start, fleet: ObjectStore, run: Run
 ) -> None:
-    pairs = [partial(start, log) for log in logs for _ in range(2)]
     # The second run prunes for the first, which stopped after its announcement, and so never stops there itself.
-    processes = [begin() for begin in pairs]
-    _await(gate, logs)
+    processes = [start(_job(log), log) for log in logs for _ in range(2)]
+    await_runs(gate, logs)
 
     (gate / "open").touch()
     for process in processes:

@@ -36,10 +36,12 @@ def listening(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "there")
 
 
-def _start(instance: DagsterInstance, server: object, **tags: str) -> str:
+def _start(
+    instance: DagsterInstance, server: object, status: DagsterRunStatus = DagsterRunStatus.STARTED, **tags: str
+) -> str:
     said = {} if server is None else {SERVER_TAG: json.dumps(server)}
     job = defs().resolve_job_def("manifest_job")
-    return instance.create_run_for_job(job, tags={**said, **(tags or OWN)}, status=DagsterRunStatus.STARTED).run_id
+    return instance.create_run_for_job(job, tags={**said, **(tags or OWN)}, status=status).run_id
 
 
 def _status(instance: DagsterInstance, run_id: str) -> DagsterRunStatus:
@@ -71,6 +73,16 @@ def test_run_whose_server_is_gone_fails_and_says_so(memory: DagsterInstance, tmp
     assert said == f"1 runs were lost: {run_id}"
     assert LOST in [event.message for event in memory.all_logs(run_id)]
     assert _tick(memory) == "no run was lost"
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.STARTING, DagsterRunStatus.CANCELING])
+def test_run_that_was_about_to_begin_or_to_end_is_lost_as_well(
+    memory: DagsterInstance, tmp_path: Path, status: DagsterRunStatus
+) -> None:
+    run_id = _start(memory, {"socket": str(tmp_path / "gone")}, status)
+
+    assert _tick(memory) == f"1 runs were lost: {run_id}"
+    assert _status(memory, run_id) is DagsterRunStatus.FAILURE
 
 
 def test_run_whose_server_listens_is_left_alone_and_so_is_one_of_another_launcher(

@@ -13,6 +13,7 @@ from dagster import DagsterInstance, Failure
 from wal3_core import UnavailableError, open_store
 from wal3_core.fleet.identity import store_identity
 from wal3_core.model.paths import STORE_IDENTITY
+from wal3_orchestration import store_guard
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.store_guard import ACCEPT_JOB
@@ -20,6 +21,7 @@ from wal3_orchestration.store_guard import ACCEPT_JOB
 if TYPE_CHECKING:
     from conftest import Run, Tick, Write
 
+    from wal3_core.options import RetryOptions
     from wal3_core.storage.object_store import ObjectStore
 
 LOGS = [f"log-{number:02}" for number in range(24)]
@@ -166,6 +168,26 @@ def test_store_unreachable_for_some_ticks_keeps_its_state(
 
     assert _logs(instance) == ["alpha", "beta"]
     assert [request.partition_key for request in after.run_requests or ()] == ["beta"]
+
+
+@pytest.mark.slow
+def test_run_waits_for_a_silent_store_as_long_as_its_url_says_and_a_tick_only_as_long_as_it_has(
+    tick: Tick, known: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a run that began while the store did not answer failed within a minute, after all its retries."""
+    tick()
+    waits = []
+
+    def watched(store: ObjectStore, *, retry: RetryOptions) -> str | None:
+        waits.append(retry.timeout_s)
+        return store_identity(store)
+
+    monkeypatch.setattr(store_guard, "store_identity", watched)
+    tick()
+    run("manifest_job", run_request("alpha", "alpha"))
+
+    assert waits == [5, 120]
+    assert known
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ QUEUE_MUTANTS = (
     Mutation(
         "time goes back when a broker takes the queue",
         QUEUE + "clock:QueueClock.begin_at",
-        "max(self._now_ms, now_ms)",
-        "self._now_ms",
+        "max(self._read_ms(), now_ms)",
+        "self._read_ms()",
     ),
     Mutation(
         "time stands still while the wall clock is behind",
-        QUEUE + "clock:QueueClock.now_ms",
-        "max(0.0, read_s - self._read_s) * MS_PER_S",
+        QUEUE + "clock:QueueClock._read_ms",
+        "passed_s * MS_PER_S",
         "0.0",
     ),
     Mutation(

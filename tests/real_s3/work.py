@@ -78,7 +78,7 @@ def fill(store: ObjectStore) -> None:
         for number in range(APPENDS):
             writer.append(b"%d" % number, key=b"%d" % (number % 5))
     # Passes of another process have left key roll-ups, and fragments to be deleted.
-    PolicyStore(store, COMPACTED).change(lambda policy: replace(policy, cleanup=Cleanup.BOTH))
+    PolicyStore(store, COMPACTED).change(lambda policy: replace(policy, cleanup=Cleanup.BOTH, receipt_retention_s=0))
     KeyCompactor(store, COMPACTED).compact(force=True)
     with LogWriter.open(store, COMPACTED, options=WriterOptions(snapshots=SNAPSHOTS)) as writer:
         for number in range(APPENDS):
@@ -154,6 +154,9 @@ def maintain(store: ObjectStore) -> None:
     for log in (LOG, UNPINNED, COMPACTED):
         SnapshotCompactor(store, log).compact()
         collect(store, log, options=AT_ONCE)
+    # Finds the lists of what a pass dropped, and deletes them.
+    collect(store, COMPACTED, options=AT_ONCE)
+    assert not any("DROPPED" in meta.path for meta in store.list_objects(f"{COMPACTED}/"))
     assert survey_log(store, LOG, CollectorOptions()).refusal is None
     assert store_identity(store, create=True) is not None
 

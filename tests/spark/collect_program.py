@@ -38,6 +38,7 @@ class DyingWork:
     """Kills its process at the third delete of each task's first attempt."""
 
     options: CollectorOptions
+    name = "deletion"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         work, context = DeleteWork(self.options), TaskContext.get()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,13 @@ from pyspark.sql.types import StructType
 
 from tests.compacted_logs import compact
 from tests.spark.logs import TREE, collect, fill, merge, pointers
-from tests.stores import LOG_ID, life_store
+from tests.stores import LOG_ID, FaultyStore, life_store
 from wal3_core import GarbageCollectedError, InvalidRequestError, LogError, LogPosition, LogWriter
 from wal3_core.log.read.reader import FragmentMissingError
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import Boundary
 from wal3_core.runtime import shared_runtime
+from wal3_core.spark import planning
 from wal3_core.spark.columns import BATCH_BYTES_MAX, arrow_schema, spark_schema, to_batches
 from wal3_core.spark.source import LogDataSource
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -284,3 +286,23 @@ def test_columns_that_contradict_the_schema_are_refused(local_url: str) -> None:
 
     with pytest.raises(InvalidRequestError, match="expected the columns of the option"):
         source.reader(spark_schema(["offset"]))
+
+
+def test_small_logs_of_a_task_are_read_many_at_a_time(
+    plan: Callable[..., LogSourceReader], local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for log in ("p/a", "p/b"):
+        fill(local_store, log, fragments=1)
+    reader = plan(prefix="p", partitions=1)
+    tasks = planned(reader)
+    both = threading.Barrier(2)
+
+    def meet(_kind: str, path: str) -> None:
+        if "/log/" in path:
+            # One that reads them one after the other waits here for ever.
+            both.wait(60)
+
+    store = FaultyStore(local_store, before=meet)
+    monkeypatch.setattr(planning, "open_store", lambda _: store)
+
+    assert offsets(reader, tasks) == [*range(1, 11), *range(1, 11)]

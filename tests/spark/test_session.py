@@ -14,7 +14,7 @@ import pytest
 from tests.spark.logs import fill
 from wal3_core import LogReader, LogWriter, Message, open_store
 from wal3_core.model.policy import Cleanup, Policy
-from wal3_core.spark import session_conf
+from wal3_core.spark import session_conf, use_this_python
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 SCRIPT = Path(__file__).parent / "plain_session.py"
@@ -60,3 +60,19 @@ def test_only_a_local_session_is_bound_to_this_machine() -> None:
     assert cluster["spark.sql.session.timeZone"] == local["spark.sql.session.timeZone"] == "UTC"
     # With it Spark gives wrong results from a frame that is used twice.
     assert "spark.sql.python.filterPushdown.enabled" not in {*local, *cluster}
+
+
+def test_workers_run_the_python_that_the_environment_or_the_configuration_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = {"spark.pyspark.python": "/opt/workers/bin/python"}
+    found = []
+    for before in ("", "/opt/other/bin/python"):
+        for conf in ({}, named):
+            monkeypatch.setenv("PYSPARK_PYTHON", before)
+            if not before:
+                monkeypatch.delenv("PYSPARK_PYTHON")
+            use_this_python(conf)
+            found.append(os.environ["PYSPARK_PYTHON"])
+
+    assert found == [sys.executable, "/opt/workers/bin/python", "/opt/other/bin/python", "/opt/other/bin/python"]

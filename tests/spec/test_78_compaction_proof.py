@@ -13,11 +13,13 @@ import pytest
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.stores import FaultyStore, life_store
+from wal3_core import LogReader
 from wal3_core.compaction.losses import DropReason
+from wal3_core.errors import MissingError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
-from wal3_core.model.paths import pass_path
+from wal3_core.model.paths import fragment_path, pass_path
 from wal3_core.model.policy import COMPACTED_FRAGMENT_BYTES_MIN
 from wal3_core.model.splice import Replacement, apply_splice, splice
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX
@@ -26,6 +28,7 @@ from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.manifest_store import Installed
 from wal3_core.storage.documents.pass_store import PassStore
 from wal3_core.storage.documents.pin_store import PinStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +158,38 @@ def test_forged_pass_is_found_whatever_was_done(
     assert any(finding in each for each in found.findings), found.findings
 
 
+def test_change_of_a_fragment_that_the_pass_does_not_name_is_found(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store, compacted_fragment_bytes=COMPACTED_FRAGMENT_BYTES_MIN)
+    large = random.Random(0).randbytes(8 * COMPACTED_FRAGMENT_BYTES_MIN)
+    append(memory_store, [(b"x", large), (b"y", b"lost")], [(b"a", b"1")], [(b"a", b"2")])
+    done = compactor(memory_store).compact()
+    assert (done.num_superseded, done.plan.num_rewritten) == (1, 2)
+    stores, objects = stores_of(memory_store), life_store(memory_store, LOG)
+    base = stores.manifests.load()
+    held = LogReader.open(memory_store, LOG).scan()[0]
+    data = objects.read(held.path)
+    assert data is not None
+    table = parquet.decode(data, held, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX).table
+    encoded = parquet.encode_table(table.slice(0, 1), seq_no=held.seq_no, token="0" * 16)
+    pointer = replace(
+        held,
+        path=fragment_path(held.seq_no, "0" * 16),
+        setsum=encoded.setsum,
+        num_bytes=len(encoded.data),
+        num_records=1,
+    )
+    objects.create(pointer.path, bytes(encoded.data))
+    another = [Replacement((held,), pointer)]
+    spliced = splice(base.manifest, another, OPTIONS.snapshots, stores.snapshots.load)
+    manifest = apply_splice(base.manifest, spliced, another, base.manifest.compaction)
+    assert isinstance(stores.manifests.install(manifest, base), Installed)
+
+    found = compactor(memory_store).verify()
+
+    assert found is not None
+    assert any("records below offset 5: expected setsum" in each for each in found.findings), found.findings
+
+
 def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(memory_store: MemoryStore) -> None:
     store = ClockStore(memory_store)
     compacted(store)
@@ -176,6 +211,48 @@ def test_receipt_names_each_dropped_record_of_a_key_and_when_its_object_went(mem
     assert not any(each.stored for each in receipts)
     assert all(each.deleted_us == store.now_us for each in receipts)
     assert len(held(store)) == 6
+
+
+@pytest.mark.parametrize("retention_s", [None, 0, 5 * DAY_S])
+def test_list_of_dropped_records_goes_a_retention_after_them_and_never_without_one(
+    memory_store: MemoryStore, retention_s: int | None
+) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=retention_s))
+    first = stores_of(store).manifests.load().manifest.compaction.token
+    objects, lists = life_store(store, LOG), list[bool]()
+    for _ in range(8):
+        store.pass_s(DAY_S)
+        collect(store, LOG, options=LATER)
+        lists.append(any(f"DROPPED.{first}" in meta.path for meta in objects.list_objects("compaction/")))
+
+    # What was dropped is deleted on the first day. A list is found then or later, and deleted an interval after that.
+    going = {None: 8, 0: 1, 5 * DAY_S: 6}[retention_s]
+    assert lists == [True] * going + [False] * (8 - going)
+    left = sorted(meta.path.partition(".")[0] for meta in objects.list_objects("compaction/") if first in meta.path)
+    assert left == ["compaction/DELETED", *["compaction/DROPPED"] * (going == 8), "compaction/PASS"]
+    assert len(held(store)) == 6
+    assert len(list(compactor(store).erased(b"b"))) == (going == 8)
+    verified = compactor(store).verify()
+    assert verified is not None
+    assert verified.holds
+
+
+def test_receipts_of_later_passes_are_given_when_the_lists_of_earlier_ones_are_gone(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=0))
+    for _ in range(3):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+    append(store, [(b"b", b"3")])
+    later = compactor(store).compact(force=True).token
+
+    assert [(each.offset, each.token) for each in compactor(store).erased(b"b")] == [(6, later)]
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=None))
+    with pytest.raises(MissingError, match="unless the policy had a receipt_retention_s before, it was lost"):
+        list(compactor(store).erased(b"b"))
 
 
 def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still_holds(
@@ -203,6 +280,31 @@ def test_receipt_calls_no_record_deleted_that_an_object_of_an_earlier_pass_still
         store.pass_s(2 * DAY_S)
     [receipt] = compactor(store).erased(b"k")
     assert (receipt.stored, receipt.deleted_us) == (False, None)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_receipt_calls_no_record_deleted_that_an_orphan_of_another_pass_still_holds(
+    memory_store: MemoryStore, *, recorded: bool
+) -> None:
+    store = ClockStore(memory_store)
+    keyed_log(store, min_dirty_percent=0)
+    append(store, [(b"a", b"1"), (b"b", b"1")], [(b"b", b"2")])
+    lost = compactor(store).merge().token
+    assert lost is not None
+    if not recorded:
+        life_store(store, LOG).delete(pass_path(lost))
+    append(store, [(b"a", b"2")])
+    assert compactor(store).compact().num_superseded == 2
+
+    found = []
+    for orphans_max in (0, 0, 1000, 1000):
+        found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=replace(LATER, orphans_max=orphans_max))
+    found.append([(each.stored, each.deleted_us is None) for each in compactor(store).erased(b"a")])
+
+    assert not [meta.path for meta in life_store(store, LOG).list_objects("") if lost in meta.path]
+    assert found == [[(True, True)]] * 4 + [[(False, False)]]
 
 
 def test_receipt_gives_no_time_of_deletion_at_which_a_pin_still_held_the_record(memory_store: MemoryStore) -> None:

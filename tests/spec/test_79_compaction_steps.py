@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER, NOW, ClockStore, Later, count_requests, replant
+from tests.spec.collecting import LATER, NOW, QUICK, ClockStore, Later, count_requests, replant
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
 from tests.spec.logs import manifest_of
 from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogPosition, seal
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import GarbageCollectedError, KeyCompactionRefusedError, MissingError
+from wal3_core.errors import GarbageCollectedError, KeyCompactionRefusedError, MissingError, StoreDeniedError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.log_stores import LogStores
@@ -184,6 +184,29 @@ def test_cursor_is_seen_though_another_process_announces_its_pass_again(memory_s
         overtaken += done.overtaken is not None
         assert [offset for offset, _, _ in held(store) if offset >= 2] == seen
     assert overtaken
+
+
+def test_pass_that_died_holds_up_no_process_without_the_right_to_write_the_manifest_for_good(
+    memory_store: MemoryStore,
+) -> None:
+    store = ClockStore(memory_store)
+    grown(store)
+    token = merged(store)
+    manifests = LogStores(store, LOG, runtime=shared_runtime(), retry=QUICK, snapshots_loaded_max=0).manifests
+    manifests.change(manifests.load(), lambda manifest: announce_compaction(manifest, token, 7))
+    reader = FaultyStore(store)
+    reader.fail("replace", "MANIFEST", "denied", times=2**31)
+    cursors = CursorStore(reader, LOG, retry=QUICK)
+    with pytest.raises(StoreDeniedError):
+        cursors.init("early", LogPosition(1, 0))
+    cursors.delete("early")
+
+    store.pass_s(2 * DAY_S)
+    collect(store, LOG, options=LATER)
+
+    cursors.init("late", LogPosition(1, 0))
+    assert manifest_of(store).compacting is None
+    assert compactor(store).install(token).overtaken is not None
 
 
 def test_cursor_that_came_too_late_sees_every_record_from_where_it_was_put(memory_store: MemoryStore) -> None:

@@ -16,6 +16,7 @@ from wal3_core import (
     AtTime,
     CorruptError,
     FeedMessage,
+    FeedMovedError,
     FeedReader,
     FeedSubscription,
     FeedWriter,
@@ -29,6 +30,7 @@ from wal3_core import (
     SubscriptionOptions,
     WriterOptions,
     destroy,
+    initialize_successor,
     seal,
 )
 from wal3_core.runtime import ThreadRuntime
@@ -152,6 +154,24 @@ def test_reader_that_waits_for_a_later_time_resumes_waiting_for_it_and_passes_wh
 
 
 @pytest.mark.slow
+def test_reader_that_waits_for_a_time_waits_for_it_in_the_successor() -> None:
+    store, clock = published_at([(10, "a")])
+    reader = FeedReader.open(store, "f", start=AtTime(NOON_US + 30_000_000), runtime=clock)
+    seal(store, "f", reason="full", successor="g", runtime=clock)
+    initialize_successor(store, "f", runtime=clock)
+
+    with pytest.raises(FeedMovedError) as moved:
+        reader.recv(0)
+    onwards = FeedReader.open(store, "g", start=moved.value.position, runtime=clock)
+
+    with FeedWriter.open(store, "g", runtime=clock) as writer:
+        for seconds in (20, 30, 40):
+            clock.us = NOON_US + seconds * 1_000_000
+            writer.publish("t", seconds).result(DEADLINE_S)
+    assert received(onwards) == [30, 40]
+    assert received(FeedReader.open(store, "g", start=reader.position, runtime=clock)) == [30, 40]
+
+
 def test_time_is_found_with_few_fragments_however_long_the_log() -> None:
     store, clock = published_at([(second, second) for second in range(300)])
     counting = CountingStore(store)

@@ -331,6 +331,21 @@ def test_fragments_that_followers_share_are_bounded_by_their_decoded_bytes(
     assert sum(size for size, _ in reader._tail._fragments_shared.values()) == reader._tail._num_bytes
 
 
+@pytest.mark.parametrize("follow", [FeedReader.open, partial(FeedSubscription.open, name="s")])
+def test_call_that_does_not_wait_gives_what_was_published_before_it_also_behind_an_earlier_look(
+    memory_store: MemoryStore, follow: Callable[..., FeedReader | FeedSubscription]
+) -> None:
+    published(memory_store, [0, 1, 2])
+    follower = follow(memory_store, "f")
+
+    found = [follower.recv(0)]
+    published(memory_store, [3])
+    found += [follower.recv(0) for _ in range(4)]
+
+    assert messages([item for item in found if item is not None]) == [0, 1, 2, 3]
+    assert found[-1] is None
+
+
 @pytest.mark.parametrize("limit", ["RECORDS_MAX", "BYTES_MAX", "FRAGMENTS_MAX"])
 def test_news_that_is_too_large_to_share_is_read_by_each_follower(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, limit: str

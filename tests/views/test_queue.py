@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.backends.memory import MemoryStore
 
 LIMIT_S = 30
+# What the policy of a new queue says of compactions.
+OF_COMPACTIONS = ("delete_retention_s", "compacted_fragment_bytes", "receipt_retention_s")
 
 
 @pytest.fixture
@@ -306,7 +308,7 @@ def test_checkpoint_is_written_after_enough_bytes(memory_store: MemoryStore) -> 
 def test_policy_that_collects_is_changed_back(memory_store: MemoryStore, cleanup: Cleanup) -> None:
     DelayQueue.create(memory_store, "q")
     policies = PolicyStore(memory_store, "q")
-    changed = {} if cleanup is Cleanup.BOTH else {"delete_retention_s": None, "compacted_fragment_bytes": None}
+    changed = {} if cleanup is Cleanup.BOTH else dict.fromkeys(OF_COMPACTIONS)
     policies.change(lambda policy: replace(policy, cleanup=cleanup, **changed))
     with DelayQueue.open(memory_store, "q") as queue:
         assert policies.load().cleanup is Cleanup.COMPACT

@@ -354,6 +354,22 @@ def test_question_gets_the_error_of_a_store_that_fails_and_an_answer_later(
         assert queue.stats().pending == 1
 
 
+def test_queue_is_taken_from_a_broker_that_appends_all_the_time(memory_store: MemoryStore) -> None:
+    older, store, appends = DelayQueue.open_or_create(memory_store, "q"), FaultyStore(memory_store), list[int]()
+
+    def append(kind: str, path: str) -> None:
+        if kind == "replace" and "manifest/" in path and len(appends) < 20:
+            appends.append(older.enqueue(b"x").id)
+
+    store.before = append
+    with DelayQueue.open(store, "q") as newer:
+        assert len(appends) == 20
+        with pytest.raises(FencedError):
+            older.enqueue(b"x")
+        assert newer.stats().pending == 20
+    older.close()
+
+
 def test_times_beyond_ten_years_are_kept_as_they_are(memory_store: MemoryStore) -> None:
     twenty_years_s = 20 * 365 * 86_400
     with DelayQueue.open_or_create(memory_store, "q", QueueDefinition(lease_s=twenty_years_s)) as queue:

@@ -53,7 +53,7 @@ T = TypeVar("T")
 class _Prepared:
     """A plan, and what it takes to carry it out.
 
-    ``partial``: there is more to do than one pass can record. ``skips``: what is left out lies before what is done.
+    There is more to do than one pass can record: ``partial``, behind what it does; ``skips``, before that, too.
     """
 
     plan: KeyCompactionPlan
@@ -165,9 +165,7 @@ class KeyCompactor:
             bytes_rewritten=sum(member.num_bytes for member in members),
         )
         skips = leaves_out(groups, counts)
-        return _Prepared(
-            plan, scope, policy, groups, losses, rollups, partial=skips or len(groups) < len(every), skips=skips
-        )
+        return _Prepared(plan, scope, policy, groups, losses, rollups, partial=len(groups) < len(every), skips=skips)
 
     # ------------------------------------------------------------------ pass
 
@@ -308,8 +306,12 @@ class KeyCompactor:
 
     @checked(key=record_bytes)
     def erased(self, key: bytes) -> Iterator[Erased]:
-        """Go through the records of a key that passes dropped, and what became of the objects that held them."""
-        return erased_records(self._stores.objects, self._passes, key)
+        """Go through the records of a key that passes dropped, and what became of the objects that held them.
+
+        What the log's policy no longer keeps a list of (``receipt_retention_s``) is left out.
+        """
+        lists_go = self._stores.policies.load().receipt_retention_s is not None
+        return erased_records(self._stores.objects, self._passes, key, lists_go=lists_go)
 
     def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
         """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""
@@ -385,7 +387,7 @@ def _record(prepared: _Prepared, merged: Sequence[Merged], report: KeyCompaction
         policy=prepared.policy.digest,
         proof=report.proof,
         replacements=tuple(each.replacement for each in merged),
-        partial=prepared.partial,
+        partial=prepared.partial or prepared.skips,
         arranged=_arranged(prepared),
         keeps_all=not prepared.policy.compacts,
     )

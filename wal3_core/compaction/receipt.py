@@ -10,11 +10,19 @@ import pyarrow.compute as pc
 from wal3_core.compaction.dropped import BYTES_MAX, dropped_from_bytes, key_digest
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
-from wal3_core.model.paths import dropped_path
+from wal3_core.model.paths import (
+    COMPACTION_FOLDER,
+    dropped_path,
+    listed_fragment_path,
+    pass_object_token,
+    pass_path,
+    pass_token,
+)
+from wal3_core.model.strict_json import U64_MAX
 from wal3_core.storage.object_store import object_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from wal3_core.model.pass_record import PassRecord
     from wal3_core.model.splice import Replacement
@@ -27,9 +35,9 @@ if TYPE_CHECKING:
 class Erased:
     """A record that a pass dropped. ``path`` is the object that held it.
 
-    ``stored`` says whether that object still exists, or one of which earlier passes had made it; ``deleted_us`` is the
-    store's time at which everything that these passes replaced was deleted, None while that is not known. It stays
-    unknown if a pin held some of it.
+    ``stored`` says whether that object still exists, or one of which earlier passes had made it, or one that may have
+    been made of it by a pass that was never installed; ``deleted_us`` is the store's time at which everything that the
+    installed passes replaced was deleted, None while that is not known. It stays unknown if a pin held some of it.
     """
 
     offset: int
@@ -55,24 +63,52 @@ class Erased:
         }
 
 
-def erased_records(objects: ObjectStore, passes: PassStore, key: bytes) -> Iterator[Erased]:
+def erased_records(objects: ObjectStore, passes: PassStore, key: bytes, *, lists_go: bool) -> Iterator[Erased]:
     """Go through the records of a key that passes dropped, newest pass first.
 
-    Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
+    With ``lists_go``, a list that is gone is left out if the files of its records are deleted; MissingError for any
+    other. Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
     """
     digest, found = key_digest(key), list[Erased]()
     # The objects that held them, and which they are: an earlier pass may have made the object of others.
     made = dict[str, list[int]]()
+    installed = set[str]()
     for record in passes.newest_first():
+        installed.add(record.token)
         for replacement in record.replacements:
             for at in made.pop(replacement.pointer.path, ()):
                 earlier = next(each for each in replacement.members if found[at].offset < each.limit.offset)
                 found[at] = _held_by(found[at], earlier.path, objects, passes, record.token)
                 made.setdefault(earlier.path, []).append(at)
-            for erased in _dropped(objects, passes, record, replacement, digest):
+            for erased in _dropped(objects, passes, record, replacement, digest, lists_go=lists_go):
                 made.setdefault(erased.path, []).append(len(found))
                 found.append(erased)
-    yield from found
+    strays = list(_strays(objects, passes, installed)) if found else []
+    for erased in found:
+        held = any(first <= erased.offset < limit for first, limit in strays)
+        yield replace(erased, stored=True, deleted_us=None) if held else erased
+
+
+def _strays(objects: ObjectStore, passes: PassStore, installed: Container[str]) -> Iterator[tuple[int, int]]:
+    """Go through the offsets of which a fragment exists that a pass has made, and which nothing ever referred to."""
+    for meta in objects.list_objects(COMPACTION_FOLDER):
+        token = pass_token(meta.path)
+        if token in installed or pass_object_token(meta.path) is None:
+            continue
+        if meta.path == pass_path(token):
+            made = [each.pointer for each in _replacements(passes, token)]
+            yield from ((each.start.offset, each.limit.offset) for each in made if objects.head(each.path) is not None)
+        elif objects.head(listed_fragment_path(meta.path)) is not None:
+            # Where a merge was cut short, its list alone tells: not of how many fragments this one was made.
+            yield 0, U64_MAX
+
+
+def _replacements(passes: PassStore, token: str) -> tuple[Replacement, ...]:
+    """Load what a pass has made; nothing if a collection has just deleted its record, which goes after the rest."""
+    try:
+        return passes.load(token).replacements
+    except MissingError:
+        return ()
 
 
 def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore, token: str) -> Erased:
@@ -84,7 +120,13 @@ def _held_by(erased: Erased, path: str, objects: ObjectStore, passes: PassStore,
 
 
 def _dropped(
-    objects: ObjectStore, passes: PassStore, record: PassRecord, replacement: Replacement, digest: bytes
+    objects: ObjectStore,
+    passes: PassStore,
+    record: PassRecord,
+    replacement: Replacement,
+    digest: bytes,
+    *,
+    lists_go: bool,
 ) -> Iterator[Erased]:
     if replacement.pointer.num_records == sum(member.num_records for member in replacement.members):
         return
@@ -92,7 +134,12 @@ def _dropped(
     what = object_url(objects, path)
     data = objects.read(path, length=BYTES_MAX)
     if data is None:
-        message = f"{what}: expected the list of what pass {record.token} dropped, found none"
+        if lists_go and passes.deleted_us(record.token) is not None:
+            return
+        message = (
+            f"{what}: expected the list of what pass {record.token} dropped, found none: unless the policy had a"
+            f" receipt_retention_s before, it was lost"
+        )
         raise MissingError(message, path=path)
     rows = dropped_from_bytes(data, what)
     for row in rows.filter(pc.equal(rows["key_hash"], digest)).to_pylist():

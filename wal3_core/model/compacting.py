@@ -165,3 +165,8 @@ def announce_compaction(manifest: Manifest, token: str, limit: int) -> Manifest:
 def withdraw_compaction(manifest: Manifest) -> Manifest:
     """Withdraw that announcement: the pass is planned again."""
     return replace(manifest, compacting=None)
+
+
+def move_fence(manifest: Manifest) -> Manifest:
+    """Move the fence: no upload that began before is linked any more, so a pass that is announced is over, too."""
+    return replace(withdraw_compaction(manifest), fence=manifest.fence + 1)

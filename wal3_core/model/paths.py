@@ -314,6 +314,12 @@ def dropped_path(token: str, seq_no: FragmentSeqNo) -> str:
     return f"{COMPACTION_FOLDER}DROPPED.{token}.{seq_no:016x}.parquet"
 
 
+def listed_fragment_path(path: str) -> str:
+    """Path of the fragment that a pass wrote beside the list of records at a path."""
+    token, seq_no = pass_token(path), path.removesuffix(".parquet").rpartition(".")[2]
+    return fragment_path(FragmentSeqNo(int(seq_no, 16)), token)
+
+
 def deleted_path(token: str) -> str:
     """Path of an empty object, written when the objects that a pass replaced were deleted."""
     return f"{COMPACTION_FOLDER}DELETED.{token}"
@@ -332,6 +338,12 @@ def pass_object_token(path: str) -> str | None:
     """Token of the pass whose record, or list of dropped records, is at a path; None for any other path."""
     match = _PASS.fullmatch(path)
     return None if match is None else match["passed"] or match["dropped"]
+
+
+def is_dropped_path(path: str) -> bool:
+    """Whether a list of the records that a pass dropped is at a path."""
+    match = _PASS.fullmatch(path)
+    return match is not None and match["dropped"] is not None
 
 
 def deleted_token(path: str) -> str | None:

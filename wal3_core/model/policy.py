@@ -29,7 +29,8 @@ UNPROCESSED_MAX = 2**63 - 1
 # A smaller fragment is hardly more than its footer.
 COMPACTED_FRAGMENT_BYTES_MIN = 4 * 2**10
 
-# What counts where a policy that compacts leaves a value out. There is no default for ``max_compaction_lag_s``.
+# What counts where a policy that compacts leaves a value out. There is no default for ``max_compaction_lag_s``, nor for
+# ``receipt_retention_s``.
 MIN_COMPACTION_LAG_S = 0
 DELETE_RETENTION_S = 24 * 60 * 60
 MIN_DIRTY_PERCENT = 50
@@ -43,7 +44,9 @@ _OF_COMPACTIONS = {
     "delete_retention_s": (0, RETENTION_S_MAX),
     "min_dirty_percent": (0, 100),
     "compacted_fragment_bytes": (COMPACTED_FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_MAX),
+    "receipt_retention_s": (0, RETENTION_S_MAX),
 }
+_OF_DROPPING = ("delete_retention_s", "receipt_retention_s")
 _RANGES = {**_OF_COLLECTIONS, "unprocessed_max": (UNPROCESSED_MIN, UNPROCESSED_MAX), **_OF_COMPACTIONS}
 
 
@@ -72,8 +75,11 @@ class Policy:
     ``min_dirty_percent`` is the share of the log's bytes, or of a compacted log's records, that must have come since
     then, for a compaction to be due.
     ``compacted_fragment_bytes`` is the size at which a compaction begins another fragment.
+    ``receipt_retention_s`` is for how long the lists of dropped records are kept after the files that held these were
+    deleted; None keeps them as long as the log.
     With ``arrange_by_key`` compactions write fragments in which the records of each key lie together. The passes over a
-    log that is only collected do that alone, and drop nothing; ``delete_retention_s`` then has no use.
+    log that is only collected do that alone, and drop nothing; ``delete_retention_s`` and
+    ``receipt_retention_s`` then have no use.
     ``log_id`` and ``writer`` are set when it is written.
     """
 
@@ -90,6 +96,7 @@ class Policy:
     delete_retention_s: int | None = None
     min_dirty_percent: int | None = None
     compacted_fragment_bytes: int | None = None
+    receipt_retention_s: int | None = None
     arrange_by_key: bool = False
 
     def __post_init__(self) -> None:
@@ -148,7 +155,7 @@ class Policy:
         if not self.has_passes:
             self._refuse(_OF_COMPACTIONS, "the log is not compacted", "compact or both")
         elif not self.compacts:
-            self._refuse(["delete_retention_s"], "nothing is dropped", "compact or both")
+            self._refuse(_OF_DROPPING, "nothing is dropped", "compact or both")
         if not self.collects:
             self._refuse([*_OF_COLLECTIONS, "without_cursors"], "nothing is collected", "both")
 
@@ -200,13 +207,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionLimits:
-    """The limits of a compaction, as ``Policy`` explains them; ``max_compaction_lag_s`` None: no limit."""
+    """The limits of a compaction, as ``Policy`` explains them; None: no limit."""
 
     min_compaction_lag_s: int = MIN_COMPACTION_LAG_S
     max_compaction_lag_s: int | None = None
     delete_retention_s: int = DELETE_RETENTION_S
     min_dirty_percent: int = MIN_DIRTY_PERCENT
     compacted_fragment_bytes: int = COMPACTED_FRAGMENT_BYTES
+    receipt_retention_s: int | None = None
 
 
 def _cleanup(value: object, name: str) -> Cleanup:

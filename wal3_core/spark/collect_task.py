@@ -50,6 +50,11 @@ _PROBLEMS_MAX = 100_000
 class Work(Protocol):
     """What is done for one log."""
 
+    @property
+    def name(self) -> str:
+        """What it is called, before the number of logs."""
+        ...
+
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """Turn the texts that a task has of a log into results; may raise LogError."""
         ...
@@ -60,6 +65,7 @@ class SurveyWork:
     """Survey a log; a result is a Survey."""
 
     options: CollectorOptions
+    name = "plans for collection"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - the log says it all
         """Survey it once, however often it was named."""
@@ -72,6 +78,7 @@ class OrphanWork:
 
     options: CollectorOptions
     now_us: int
+    name = "lists of orphans"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """List them, the oldest first."""
@@ -85,6 +92,7 @@ class DeleteWork:
     """Delete parts of garbage documents that are due; a result is the report on one document's parts."""
 
     options: CollectorOptions
+    name = "deletion of garbage"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """Delete document by document."""

@@ -33,8 +33,8 @@ from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import LONG_MAX
 from wal3_core.spark.compact_task import HASHES, KEYS, MERGED, REFUSED, Part, hash_task, merge_task, read_keys
 from wal3_core.spark.log_jobs import cores
+from wal3_core.spark.named_jobs import named_jobs
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.retries import lost_tasks_logged
 from wal3_core.spark.tasks import cost, count_tasks, group
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SparkEngine:
             log_id=stores.manifests.log_id(),
             options=options,
         )
-        with lost_tasks_logged(self.spark, f"key compaction of log {stores.log}"), ExitStack() as kept:
+        with named_jobs(self.spark, f"key compaction of log {stores.log}"), ExitStack() as kept:
             yield SparkWork(self.spark, part, kept)
 
 

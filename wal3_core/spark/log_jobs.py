@@ -13,8 +13,8 @@ from pyspark.sql.utils import is_remote
 
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark.collect_task import RESULTS, collect_task, from_text
+from wal3_core.spark.named_jobs import named_jobs
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.retries import lost_tasks_logged
 from wal3_core.spark.tasks import count_tasks, group
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run_by_log(spark: SparkSession, store_url: str, items: Sequence[Item], work:
         .repartitionById(len(tasks), sf.col("task").cast("int"))
         .mapInArrow(partial(collect_task, store_url=check_shared(store_url), work=work), RESULTS)
     )
-    with lost_tasks_logged(spark, f"{type(work).__name__} for {len({item.log for item in items})} logs"):
+    with named_jobs(spark, f"{work.name} of {len({item.log for item in items})} logs"):
         return _by_log(frame.collect())
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 LOGS_PLANNED_AT_ONCE = 16
+# Runs of a task that are read at the same time, whole, if they are this small.
+_SMALL_RUNS_AT_ONCE = 16
+_SMALL_RUN_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +92,34 @@ def tasks_of(
 def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: Span) -> Iterator[pa.RecordBatch]:
     """Read one task's records, verified unless asked not to; an error names the fragment."""
     store, columns = open_store(request.store), arrow_schema(schema)
-    for run in partition.runs:
-        try:
-            yield from _read_run(store, run, columns, times, verify=request.verify)
-        except LogError as error:
-            error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
-            raise
+    read = partial(_read_noted, store, columns, times, verify=request.verify)
+    # Threads of its own: reading a log waits for the shared workers.
+    with ThreadPoolExecutor(_SMALL_RUNS_AT_ONCE, thread_name_prefix="read") as threads:
+        for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
+            if small:
+                yield from _read_small(threads, read, runs)
+            else:
+                for run in runs:
+                    yield from read(run)
+
+
+def _read_small(
+    threads: ThreadPoolExecutor, read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]
+) -> Iterator[pa.RecordBatch]:
+    """Read small runs many at a time: otherwise each log of a task would wait for its manifest, then its fragment."""
+    while some := list(islice(runs, _SMALL_RUNS_AT_ONCE)):
+        for batches in threads.map(lambda run: list(read(run)), some):
+            yield from batches
+
+
+def _read_noted(
+    store: ObjectStore, schema: pa.Schema, times: Span, run: Run, *, verify: bool
+) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from _read_run(store, run, schema, times, verify=verify)
+    except LogError as error:
+        error.add_note(f"while reading log {run.log} from offset {run.start} to {run.limit}")
+        raise
 
 
 def _read_run(

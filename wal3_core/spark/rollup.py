@@ -58,6 +58,7 @@ class FoldWork:
     """Fold slices of a dirty log, which are the texts; a result is a list of folded markers."""
 
     options: RollUpOptions
+    name = "roll-up"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:
         """Read each slice, and fold all of them together."""
@@ -73,6 +74,7 @@ class LookWork:
     """Look a marked log up once for all its markers, which are the texts; a result repeats the marker."""
 
     options: RollUpOptions
+    name = "look-up"
 
     def __call__(self, store: ObjectStore, log: str, texts: Sequence[str]) -> Iterable[str]:  # noqa: ARG002 - in each text
         """Look it up; an error of this log alone is part of the result."""

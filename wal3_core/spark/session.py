@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from wal3_core.spark.source import LogDataSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LOCAL = "local[*]"
 _LOCAL_SHUFFLE_PARTITIONS = 4
@@ -38,13 +42,13 @@ def session_conf(master: str = LOCAL) -> dict[str, str]:
     }
 
 
-def use_this_python() -> None:
-    """Make the workers of sessions that start later run this interpreter, unless the environment names another.
+def use_this_python(conf: Mapping[str, str] | None = None) -> None:
+    """Make the workers of sessions that start later run this interpreter, unless the environment or ``conf`` names one.
 
-    Otherwise Spark takes the first python3 on the PATH, which in an environment that is not activated
-    lacks this library.
+    Spark reads ``spark.pyspark.python`` only in programs of ``spark-submit``. Without either, it takes the first
+    python3 on the PATH, which in an environment that is not activated lacks this library.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", (conf or {}).get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 

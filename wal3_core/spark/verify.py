@@ -27,8 +27,8 @@ from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.cutting import cut
+from wal3_core.spark.named_jobs import named_jobs
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.retries import lost_tasks_logged
 from wal3_core.spark.tasks import count_tasks
 from wal3_core.spark.verify_plan import Plan, plan_log
 from wal3_core.spark.verify_task import READ_RESULTS, SETSUM_COLUMNS, Problematic, verify_task
@@ -101,7 +101,7 @@ def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_b
         .repartitionById(count, sf.col("task").cast("int"))
         .mapInArrow(partial(verify_task, store_url=store_url), READ_RESULTS)
     )
-    with lost_tasks_logged(spark, f"verification of {len(plans)} logs"):
+    with named_jobs(spark, f"verification of {len(plans)} logs"):
         return {row["log"]: _totals(row) for row in _added_up(results).collect()}
 
 

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 # Where Dagster's launcher says which server has the run.
 SERVER_TAG = ".dagster/grpc_info"
 CONNECT_S_MAX = 2.0
+_LAUNCHED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 LOST = "the code server that had this run is gone, and its process with it. What it left half done, the next run does"
 
 
 def fail_lost_runs(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
-    """Mark started runs as failed whose code server is gone, so that others can begin."""
+    """Mark runs as failed whose code server is gone, so that others can begin."""
     lost = []
-    for run in context.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED])):
+    for run in context.instance.get_runs(RunsFilter(statuses=_LAUNCHED)):
         if not _is_own(scope, run) or not _server_is_gone(run):
             continue
         # It may have ended since.

@@ -17,7 +17,7 @@ from wal3_orchestration.recording import record
 from wal3_orchestration.runbook import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from wal3_orchestration.recording import Event
     from wal3_orchestration.scope import Scope
@@ -27,16 +27,11 @@ if TYPE_CHECKING:
 def look(work: Work) -> Iterator[Event]:
     """Record the numbers of each log of the step."""
     with retried_only_when_unavailable(work.context):
-        seen = read_states(work.open(), work.logs)
-    outcomes = _outcomes(work.logs, seen)
+        seen = {state.log: _outcome(state.log, state) for state in read_states(work.open(), work.logs)}
+    outcomes = [seen.get(log) or _outcome(log, None) for log in work.logs]
     outcomes, _ = yield from record(work, outcomes)
     refused = {each.log: each.refusal.message for each in outcomes if each.refusal is not None}
     raise_together(refused, len(work.logs), transient=False)
-
-
-def _outcomes(logs: Sequence[str], seen: Sequence[LogState | UnreadableLog]) -> list[Outcome]:
-    states = {state.log: state for state in seen}
-    return [_outcome(log, states.get(log)) for log in logs]
 
 
 def _outcome(log: str, state: LogState | UnreadableLog | None) -> Outcome:

@@ -16,7 +16,7 @@ from wal3_orchestration.attempts import next_attempts
 from wal3_orchestration.building import LogAsset
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
-from wal3_orchestration.log_state import LogState, read_states
+from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.outcomes import IDLE, Outcome, fail_for
 from wal3_orchestration.pace import Pace
 from wal3_orchestration.recording import record
@@ -27,6 +27,7 @@ from wal3_orchestration.triggers import LogSchedule, LogSensor, build_schedule, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
@@ -90,9 +91,11 @@ def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResul
     if pace.rests(len(known)):
         return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
     logs, after = pace.step(sorted(known))
-    states = [state for state in read_states(open_known(scope, context), logs) if isinstance(state, LogState)]
-    lopsided = [state for state in states if measure_shape(state.manifest, SnapshotOptions()).needs_compaction]
-    keys = {state.log: _run_key(state) for state in lopsided}
+    keys = {
+        log: _run_key(log, manifest)
+        for log, manifest in read_manifests(open_known(scope, context), logs)
+        if measure_shape(manifest, SnapshotOptions()).needs_compaction
+    }
     asked = request_runs(scope, JOB, keys, REASON, alone_max=RUNS_OF_ONE_LOG_MAX)
     requests = next_attempts(context.instance, asked)
     return SensorResult(
@@ -102,11 +105,11 @@ def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResul
     )
 
 
-def _run_key(state: LogState) -> str:
+def _run_key(log: str, manifest: Manifest) -> str:
     """Name the run by the tree it is for: appends alone do not change the key."""
-    rolls = len(state.manifest.fragments) // SnapshotOptions().fragments_per_snapshot
-    named = "\n".join([str(rolls), *(pointer.path for pointer in state.manifest.snapshots)])
-    return f"{state.log}/{hashlib.sha256(named.encode()).hexdigest()}"
+    rolls = len(manifest.fragments) // SnapshotOptions().fragments_per_snapshot
+    named = "\n".join([str(rolls), *(pointer.path for pointer in manifest.snapshots)])
+    return f"{log}/{hashlib.sha256(named.encode()).hexdigest()}"
 
 
 COMPACTED = LogAsset(

@@ -18,11 +18,12 @@ from wal3_core.log.read.scrub import Problem
 from wal3_core.model.paths import MANIFEST
 from wal3_core.model.setsum import EMPTY
 from wal3_core.spark.verify import verify_logs
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.damage import Damage, locate
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.log_state import LogState, read_states
+from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for_blocked
 from wal3_orchestration.recording import record
 from wal3_orchestration.resources import CollectionResource, spark_session
@@ -70,7 +71,7 @@ def verify(work: Work) -> Iterator[Event]:
 
 def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport]]:
     if is_small(store, work.logs, work.limits):
-        return HERE, [scrub_log(store, log) for log in work.logs]
+        return HERE, list(at_once(partial(scrub_log, store), work.logs))
     spark = spark_session(work.scope.spark(work.context))
     return ON_SPARK, verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
 
@@ -79,8 +80,7 @@ def is_small(store: ObjectStore, logs: Sequence[str], limits: CollectionResource
     """Return whether logs are few and small enough to be read without Spark; one look at each says."""
     if len(logs) >= limits.spark_logs_min:
         return False
-    states = [state for state in read_states(store, logs) if isinstance(state, LogState)]
-    return sum(state.manifest.num_bytes for state in states) < limits.spark_bytes_min
+    return sum(manifest.num_bytes for _, manifest in read_manifests(store, logs)) < limits.spark_bytes_min
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:

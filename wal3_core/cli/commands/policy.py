@@ -118,6 +118,12 @@ def _flag_of(name: str) -> str:
     "Write compacted fragments of about this size.",
     "Write 8 MiB: the default.",
 )
+@_value(
+    "receipt_retention_s",
+    WholeSeconds(0, RETENTION_S_MAX),
+    "Keep the lists of dropped records, which receipts are made of, for this long after these were deleted.",
+    "Keep them as long as the log: the default.",
+)
 @click.option(
     "--arrange-by-key/--no-arrange-by-key",
     default=None,
@@ -181,6 +187,7 @@ def _to_json(log: str, found: Policy) -> dict[str, object]:
         "delete_retention_s": found.delete_retention_s,
         "min_dirty_percent": found.min_dirty_percent,
         "compacted_fragment_bytes": found.compacted_fragment_bytes,
+        "receipt_retention_s": found.receipt_retention_s,
         "arrange_by_key": found.arrange_by_key,
         "writer": found.writer,
         "generation": found.generation,
@@ -218,6 +225,8 @@ def _compacted(found: Policy) -> list[str]:
     ]
     if found.compacts:
         parts.append(f"tombstones are kept for {duration_of(limits.delete_retention_s)}")
+    if limits.receipt_retention_s is not None:
+        parts.append(f"receipts are kept for {duration_of(limits.receipt_retention_s)} after the deletion")
     parts.append(f"{what} fragments have about {count(limits.compacted_fragment_bytes)} bytes")
     if found.compacts and found.arrange_by_key:
         parts.append("they are arranged by key")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import heapq
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CollectionRefusedError, CorruptError
 from wal3_core.log.collect.references import Leaving, hold_any, read_references
-from wal3_core.model.paths import COMPACTION_FOLDER, check_object_path, deleted_token, pass_object_token
+from wal3_core.model.paths import (
+    COMPACTION_FOLDER,
+    check_object_path,
+    deleted_token,
+    is_dropped_path,
+    pass_object_token,
+)
 from wal3_core.runtime import US_PER_S
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ class OrphanFinder:
                 yield meta
 
     def _listed(self, folder: str) -> Iterator[ObjectMeta]:
-        """List a folder; of that of key compaction only what may be of a pass that was not installed."""
+        """List a folder; of that of key compaction only what may be of a pass that was not installed, or outlived."""
         installed = set[str]()
         for meta in self._stores.objects.list_objects(folder):
             if folder != COMPACTION_FOLDER:
@@ -61,8 +68,13 @@ class OrphanFinder:
             elif (token := deleted_token(meta.path)) is not None:
                 # In the order of their names these come first.
                 installed.add(token)
-            elif pass_object_token(meta.path) not in installed:
+            elif pass_object_token(meta.path) not in installed or (is_dropped_path(meta.path) and self._lists_go):
                 yield meta
+
+    @cached_property
+    def _lists_go(self) -> bool:
+        """Whether the lists of installed passes are ever deleted."""
+        return self._stores.policies.load().receipt_retention_s is not None
 
 
 def oldest(metas: Iterable[ObjectMeta], count: int) -> list[ObjectMeta]:

@@ -1,11 +1,16 @@
-"""Which objects of key compaction belong to passes that were installed: these stay as long as the log."""
+"""Which objects of key compaction belong to passes that were installed: these stay as long as the log.
+
+But for the lists of dropped records, if the log's policy has a ``receipt_retention_s``.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, MissingError
-from wal3_core.model.paths import pass_object_token
+from wal3_core.model.paths import is_dropped_path, pass_object_token
+from wal3_core.runtime import US_PER_S
 from wal3_core.storage.documents.pass_store import PassStore
 
 if TYPE_CHECKING:
@@ -21,24 +26,37 @@ class InstalledPasses:
     """The passes that one version of a log has. What is not known counts as installed."""
 
     def __init__(self, stores: LogStores, manifest: Manifest) -> None:
+        self._stores = stores
         self._passes = PassStore(stores.manifests, stores.runtime, stores.retry)
         self._compaction = manifest.compaction
         self._known: dict[str, bool] = {}
+        self._deleted_us: dict[str, int | None] = {}
         # Walked back only as far as needed: by number, the tokens of those found so far.
         self._walk = self._passes.back_from(manifest.compaction.token)
         self._tokens: dict[int, str] = {}
 
     def hold(self, path: str) -> bool:
-        """Tell whether an object is of an installed pass; False for an object that is not of any pass."""
+        """Tell whether an object is of an installed pass, and is to stay; False for one that is not of any pass."""
         token = pass_object_token(path)
         if token is None:
             return False
         if token not in self._known:
+            self._deleted_us[token] = self._passes.deleted_us(token)
             self._known[token] = self._is_installed(token)
-        return self._known[token]
+        return self._known[token] and not (is_dropped_path(path) and self._outlived(token))
+
+    def _outlived(self, token: str) -> bool:
+        """Whether the lists of an installed pass have been kept for as long as the policy says."""
+        since_us = self._deleted_us[token]
+        return since_us is not None and self._kept_since_us is not None and since_us <= self._kept_since_us
+
+    @cached_property
+    def _kept_since_us(self) -> int | None:
+        retention_s = self._stores.policies.load().receipt_retention_s
+        return None if retention_s is None else self._stores.store_now_us() - retention_s * US_PER_S
 
     def _is_installed(self, token: str) -> bool:
-        if token == self._compaction.token or self._passes.deleted_us(token) is not None:
+        if token == self._compaction.token or self._deleted_us[token] is not None:
             return True
         try:
             record = self._passes.load(token)

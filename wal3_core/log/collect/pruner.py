@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from wal3_core.errors import CollectionRefusedError, OutdatedPlanError, UnavailableError
 from wal3_core.log.collect.references import hold_any, references_of
+from wal3_core.model.compacting import move_fence
 from wal3_core.model.garbage import Garbage
 from wal3_core.runtime.loggers import COLLECT
 from wal3_core.storage.documents.document_store import Seen
@@ -211,7 +212,7 @@ class Pruner:
         fence = base.manifest.fence
         if seen.document.pruned:
             return self._mark(path, seen)
-        self._change(base, lambda manifest: replace(manifest, fence=fence + 1) if manifest.fence == fence else None)
+        self._change(base, lambda manifest: move_fence(manifest) if manifest.fence == fence else None)
         # An object linked before the fence moved is no orphan, nor is that of a pass installed before. If pruned later,
         # it stays an interval for readers.
         references = references_of(self._stores, self._manifests.load().manifest)

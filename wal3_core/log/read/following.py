@@ -119,9 +119,14 @@ class Following:
         No further one once their keys and bodies have ``bytes_max`` bytes. Records that were read before an error are
         returned first; the next call looks again, and raises it.
         """
+        begun, self._looking = self._looking, None
+        taken = [] if begun is None else self._take(begun, count, bytes_max)
+        # The end of a look that an earlier call began need not be the log's end now.
+        return taken or self._take(self.look(), count, bytes_max)
+
+    def _take(self, looking: Iterator[Record], count: int, bytes_max: int | None) -> list[Record]:
         taken: list[Record] = []
         room = math.inf if bytes_max is None else bytes_max
-        looking, self._looking = self._looking or self.look(), None
         try:
             for record in looking:
                 taken.append(record)

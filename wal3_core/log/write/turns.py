@@ -26,6 +26,7 @@ _TURN, _REST, _LOOK = 8, 6, 1
 _UNSEEN = 0.75
 # A writer that has waited for so long appends, whoever else does; other writers pause more often (breath.py).
 _PATIENCE_S = 15.0
+_DOUBLINGS_MAX = 16
 # A writer is alone again after so many looks that found nothing of others.
 _QUIET = 4
 
@@ -45,6 +46,8 @@ class Turns:
         # When the turn began or the wait for it, and when the end of the log was last known.
         self._began_s = self._waited_since_s = self._known_s = -math.inf
         self._epoch, self._end, self._own_epoch = 0, 0, 0
+        # Places lost since this writer's last commit.
+        self._num_lost = 0
 
     @property
     def _shared(self) -> bool:
@@ -61,6 +64,7 @@ class Turns:
     def lost(self, manifest: Manifest) -> None:
         """Record that another writer took the place of fragments in flight, by a manifest just loaded."""
         now_s = self._runtime.monotonic_s()
+        self._num_lost += 1
         if self._shared:
             self._wait(now_s, self._look())
         else:
@@ -81,7 +85,7 @@ class Turns:
         if began_s - self._known_s >= self._s(_REST):
             self._began_s = began_s
         self._know(manifest, now_s)
-        self._own_epoch = self._epoch
+        self._own_epoch, self._num_lost = self._epoch, 0
         if self._shared and now_s - self._began_s >= self._s(_TURN):
             self._wait(now_s, _REST)
 
@@ -94,7 +98,7 @@ class Turns:
         began = manifest.last_epoch != self._epoch
         self._quiet = 0 if is_others else self._quiet + 1
         self._know(manifest, now_s)
-        if is_others and not overdue and now_s - self._waited_since_s < _PATIENCE_S:
+        if is_others and not overdue and now_s - self._waited_since_s < self._patience_s():
             self._wait(now_s, _UNSEEN * _TURN if began else self._look())
         else:
             self._waiting, self._began_s = False, now_s
@@ -103,6 +107,12 @@ class Turns:
         """Return in how many cycles to look again: sooner, the more turns others had since this writer's."""
         turns = self._epoch - self._own_epoch
         return _LOOK * (1 + (1.5 / (1 + turns) if turns else 0) + self._runtime.jitter() / 4)
+
+    def _patience_s(self) -> float:
+        """Return how long to wait. One that does not know of this writer takes no turns: luck may show it to it."""
+        if self._epoch != self._own_epoch:
+            return _PATIENCE_S
+        return min(self._s(_TURN) * 2.0 ** min(self._num_lost, _DOUBLINGS_MAX), _PATIENCE_S)
 
     def _wait(self, now_s: float, cycles: float) -> None:
         if not self._waiting:

@@ -68,9 +68,10 @@ def ends(follower: _Follower, following: Following | None, log: str) -> bool:
     """Return whether a feed has ended; FeedMovedError if it goes on in another log, a successor."""
     ended = follower.ended
     sealed = following.sealed if ended and following is not None else None
-    if sealed is not None and sealed.seal is not None and sealed.seal.successor is not None:
+    if following is not None and sealed is not None and sealed.seal is not None and sealed.seal.successor is not None:
         successor, offset = sealed.seal.successor, sealed.next.position.offset
-        position = token_of(sealed.log_id, offset)
+        # A time that the log has not reached is waited for in the other one.
+        position = token_of(sealed.log_id, following.start if isinstance(following.start, BegunAtTime) else offset)
         message = (
             f"feed {log}: expected an open log, found it sealed at offset {offset}, and all its messages received: the"
             f" feed goes on in log {successor}: open that one at {position}"

@@ -10,7 +10,14 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ConditionNotMetError, CursorConflictError, FencedError, LogError, LogReplacedError
+from wal3_core.errors import (
+    ConditionNotMetError,
+    ContentionError,
+    CursorConflictError,
+    FencedError,
+    LogError,
+    LogReplacedError,
+)
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.position import LogPosition
 from wal3_core.model.record import Message
@@ -50,6 +57,8 @@ _PREFETCH_EVERY_S = 0.2
 _PAUSE_S = 0.05
 # So many records may follow the newest that says what the queue has come to: the next broker looks for it.
 _BEHIND_MAX = 32
+# How often an append that takes a queue may lose its place as often as an append may.
+_TAKES_MAX = 30
 
 
 class Broker:
@@ -75,7 +84,7 @@ class Broker:
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
         self._sound = True
-        self._writer.append(self._token, key=encoding.BROKER_KEY)
+        self._take()
         keep_uncollected(store, log, runtime, self.log_id)
         loaded = self._loader.load()
         self._begin(loaded)
@@ -88,6 +97,14 @@ class Broker:
             self._commit(Turn(self._end.offset, self._clock.now_ms()), 0, 0)
         # A broker waits for the shared workers, so it is none of them.
         self._thread = runtime.start_thread(f"wal3-queue-{log}", self._run)
+
+    def _take(self) -> None:
+        """Append the token. A broker that appends all the time takes the place of that record again and again."""
+        for _ in range(_TAKES_MAX):
+            with contextlib.suppress(ContentionError):
+                self._writer.append(self._token, key=encoding.BROKER_KEY)
+                return
+        self._writer.append(self._token, key=encoding.BROKER_KEY)
 
     def _begin(self, loaded: LoadedQueue) -> None:
         """Go on from what the log says; FencedError when another broker has taken the queue."""

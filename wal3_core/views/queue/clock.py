@@ -20,13 +20,17 @@ class QueueClock:
         self._read_s = runtime.monotonic_s()
 
     def begin_at(self, now_ms: int) -> None:
-        """Go on from a time that the queue has come to before, unless this clock is ahead of it."""
-        self._now_ms = max(self._now_ms, now_ms)
+        """Go on from a time that the queue has come to by now, unless this clock is ahead of it."""
+        # What has passed before belongs to neither: the one who wrote that time may have done so a moment ago.
+        self._now_ms = max(self._read_ms(), now_ms)
 
     def now_ms(self) -> int:
         """Return the time, in whole milliseconds since the Unix epoch."""
-        read_s = self._runtime.monotonic_s()
-        self._now_ms += max(0.0, read_s - self._read_s) * MS_PER_S
-        self._read_s = read_s
-        self._now_ms = max(self._now_ms, self._runtime.now_us() / US_PER_MS)
-        return int(self._now_ms)
+        return int(self._read_ms())
+
+    def _read_ms(self) -> float:
+        # The wall clock first: what passes between the two would be counted twice.
+        wall_ms, read_s = self._runtime.now_us() / US_PER_MS, self._runtime.monotonic_s()
+        passed_s, self._read_s = max(0.0, read_s - self._read_s), read_s
+        self._now_ms = max(self._now_ms + passed_s * MS_PER_S, wall_ms)
+        return self._now_ms

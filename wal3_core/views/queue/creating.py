@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Small enough to read one for a few values; a tombstone is needed no longer than a load of the queue takes.
 _FRAGMENT_BYTES = 2 * 2**20
 _DELETE_RETENTION_S = 60 * 60
+# Else the lists of what passes dropped would soon take more than the queue.
+_RECEIPT_RETENTION_S = 24 * 60 * 60
 
 
 def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runtime: Runtime) -> None:
@@ -81,4 +83,5 @@ def _compacted(policy: Policy) -> Policy:
         cleanup=Cleanup.COMPACT,
         compacted_fragment_bytes=_FRAGMENT_BYTES,
         delete_retention_s=_DELETE_RETENTION_S,
+        receipt_retention_s=_RECEIPT_RETENTION_S,
     )

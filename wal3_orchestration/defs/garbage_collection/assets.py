@@ -20,6 +20,7 @@ from wal3_core.log.collect.planner import Plan
 from wal3_core.model import strict_json
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.spark.collect import plan_collections
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
@@ -35,7 +36,7 @@ from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.outcomes import Value
@@ -85,26 +86,29 @@ def plan_garbage(work: Work) -> Iterator[Event]:
     limits = work.limits
     with retried_only_when_unavailable(work.context):
         way, surveys = _surveys(work, work.open())
-        lost = {each.log: each.refusal.message for each in surveys if each.refusal and each.refusal.transient}
         before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
         collects = COLLECT_TAG in work.context.run.tags or not work.last
-        planned = [_planned(each, way, collects=collects) for each in surveys if each.refusal is None or each.unclaimed]
-        verdicts = [
-            verdict
-            for each in surveys
-            if each.log not in lost
-            for verdict in _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
-        ]
+        lost: dict[str, str] = {}
+        planned: list[Outcome] = []
+        verdicts: list[Verdict] = []
+        # In one pass: plans of thousands of logs are not held at once.
+        for each in surveys:
+            if each.refusal is None or each.unclaimed:
+                planned.append(_planned(each, way, collects=collects))
+            if each.refusal is not None and each.refusal.transient:
+                lost[each.log] = each.refusal.message
+            else:
+                verdicts += _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
         _, verdicts = yield from record(work, planned, verdicts)
         raise_together(lost, len(work.logs), transient=True)
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 
-def _surveys(work: Work, store: ObjectStore) -> tuple[str, list[Survey]]:
+def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey]]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return HERE, [survey_log(store, log, limits.options()) for log in logs]
+        return HERE, at_once(lambda log: survey_log(store, log, limits.options()), logs)
     spark = spark_session(work.scope.spark(work.context))
     return ON_SPARK, plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dagster import DagsterInstance, Definitions
 
 from wal3_core.spark.collect import list_orphans
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
 from wal3_orchestration.defs.garbage_collection.work import mark_orphans, orphans_of
@@ -54,7 +55,7 @@ def mark(work: Work) -> Iterator[Event]:
 def _orphans(work: Work, store: ObjectStore) -> list[LogOrphans]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return [orphans_of(store, log, limits.options()) for log in logs]
+        return list(at_once(lambda log: orphans_of(store, log, limits.options()), logs))
     spark = spark_session(work.scope.spark(work.context))
     return list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())
 

@@ -16,7 +16,7 @@ from wal3_orchestration.defs.key_compaction.assets import INSTALLED, JOB
 from wal3_orchestration.defs.key_compaction.work import outlines
 from wal3_orchestration.jobs import request_runs
 from wal3_orchestration.log_records import NOTHING, LogRecords
-from wal3_orchestration.log_state import LogState, read_states
+from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.pace import Pace
 from wal3_orchestration.store_guard import open_known
 from wal3_orchestration.triggers import LogSensor, build_sensor
@@ -41,8 +41,7 @@ def find_due(scope: Scope, context: SensorEvaluationContext) -> SensorResult:
         return SensorResult(skip_reason=pace.resting(len(known)), cursor=pace.to_cursor())
     logs, after = pace.step(sorted(known))
     store = open_known(scope, context)
-    states = [state for state in read_states(store, logs) if isinstance(state, LogState)]
-    found = outlines(store, [state.log for state in states if may_be_due(state.manifest)])
+    found = outlines(store, [log for log, manifest in read_manifests(store, logs) if may_be_due(manifest)])
     for each in found:
         if each.refusal is not None and each.compacted:
             context.log.warning("%s: %s", each.log, each.refusal.message)

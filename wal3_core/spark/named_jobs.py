@@ -1,4 +1,4 @@
-"""Says which of the library's Spark jobs lost tasks, so that an operator learns of workers that fail.
+"""Names the library's jobs in Spark's UI, and says which of them lost tasks: so an operator learns of failing workers.
 
 Spark counts them itself: a task counts as lost when an attempt of it raised, or its executor went away. Copies that
 speculation starts are not counted, nor is what a stage does again because its results were lost after it had ended.
@@ -20,23 +20,28 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+_DESCRIPTION = "spark.job.description"
+
 
 @contextmanager
-def lost_tasks_logged(spark: SparkSession, what: str) -> Iterator[None]:
-    """Warn of the tasks that the jobs of a block lost, also when it fails; not with Spark Connect."""
+def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
+    """Name the jobs of a block, and warn of the tasks that they lost, also when it fails. Not with Spark Connect."""
     if is_remote():
         yield
         return
     context, tag = spark.sparkContext, f"wal3-{shared_runtime().token()}"
+    before = context.getLocalProperty(_DESCRIPTION)
     context.addJobTag(tag)
+    context.setLocalProperty(_DESCRIPTION, f"wal3: {name}")
     try:
         yield
     finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
         context.removeJobTag(tag)
         lost, stages = _lost(context, tag)
         if lost:
             text = "%s: at least %d attempts of tasks failed or lost their executor, in %d stages"
-            SPARK.warning(text, what, lost, stages)
+            SPARK.warning(text, name, lost, stages)
 
 
 def _lost(context: SparkContext, tag: str) -> tuple[int, int]:

@@ -1,0 +1,210 @@
+"""What Dagster's processes cost as a store grows: requests of each sensor by tick, and memory.
+
+    PYTHONPATH=. .venv/bin/python benchmarks/dagster_growth.py                      # 100, 1,000 and 10,000 logs
+    PYTHONPATH=. .venv/bin/python benchmarks/dagster_growth.py --fragments 1000000  # one log of many fragments, too
+
+Each size has a process of its own, on a directory store and a Dagster instance on SQLite. The logs are links to the
+files of one log, which has three records and a cursor; the large log's fragments are pointers without files. Requests
+are those of the directory store, where a listing is one; on S3 each thousand objects of a listing are one.
+
+The peak is that of the process's resident memory while it evaluates the sensors, and while it does the sweeps that the
+sensors and schedules ask for, without Spark. The first row, without logs, is what Dagster and the libraries take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wal3_core import CursorStore, LogPosition, LogWriter, open_store
+from wal3_core.runtime import Observer, shared_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from wal3_core.runtime import RequestEnd
+
+ROOT = Path(__file__).parents[1]
+SIZES = (0, 100, 1_000, 10_000)
+SWEEPS = ("manifest", "garbage_plan", "snapshot_compaction", "deletion")
+FOLDERS = 40
+NO_LOGS_OF_STEPS = """
+compute_logs:
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
+SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+WITHOUT_SPARK = {"resources": {"collection": {"config": {"spark_logs_min": 10**9, "spark_bytes_min": 2**60}}}}
+
+
+def name_of(number: int) -> str:
+    return f"tenants/{number % FOLDERS}/log-{number:05}"
+
+
+class Requests(Observer):
+    """Counts the requests of this process to its stores."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def requested(self, store: str, kind: str, end: RequestEnd, seconds: float) -> None:
+        del store, end, seconds
+        self.counts[kind] += 1
+
+
+def fill(folder: Path, logs: int, fragments: int) -> None:
+    """Make one log, link its files as often as there are to be logs; and make one with many fragments."""
+    store = open_store(folder.as_uri())
+    if logs:
+        with LogWriter.open_or_initialize(store, name_of(0)) as writer:
+            writer.append_many([b"a record", b"another", b"a third"])
+        CursorStore(store, name_of(0)).init("reader", LogPosition(1, 0))
+        for number in range(1, logs):
+            link(folder / name_of(0), folder / name_of(number))
+    if fragments:
+        from tests.large_logs import Grower  # noqa: PLC0415 - only then
+
+        Grower(store, "large", real=False).grow(fragments, per_step=2048)
+        CursorStore(store, "large").init("reader", LogPosition(fragments // 2, 0))
+
+
+def link(source: Path, target: Path) -> None:
+    for file in source.rglob("*"):
+        if file.is_file():
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, copy)
+
+
+def sensors() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the sensors that ask the store, each with its tick."""
+    from wal3_orchestration.defs.delay_queues.sensor import DELAY_QUEUES  # noqa: PLC0415 - see measure
+    from wal3_orchestration.defs.dirty_logs.sensor import DIRTY_LOGS  # noqa: PLC0415
+    from wal3_orchestration.defs.discovery import DISCOVERY  # noqa: PLC0415
+    from wal3_orchestration.defs.garbage_collection.sensors import SENSORS  # noqa: PLC0415
+    from wal3_orchestration.defs.key_compaction.sensor import DUE  # noqa: PLC0415
+    from wal3_orchestration.defs.snapshot_compaction import LOPSIDED  # noqa: PLC0415
+
+    for each in (DISCOVERY, *SENSORS, DELAY_QUEUES, LOPSIDED, DUE, DIRTY_LOGS):
+        yield each.name, each.tick
+
+
+def resident_kib(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:")))
+
+
+def peak_mib() -> float:
+    """Return the peak of resident memory since the last call."""
+    peak = resident_kib("VmHWM")
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak / 1024
+
+
+def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
+    """Evaluate every sensor until a round is over, then do the sweeps; in a process of its own."""
+    os.environ["WAL3_STORE"] = folder.as_uri()
+    from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
+
+    from wal3_orchestration.definitions import defs  # noqa: PLC0415
+    from wal3_orchestration.deployment.files import settings  # noqa: PLC0415
+    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415
+    from wal3_orchestration.scope import Scope  # noqa: PLC0415
+
+    resources = {
+        "store": StoreResource.from_environment(),
+        "collection": CollectionResource(),
+        "rollup": RollUpResource(),
+    }
+    found: dict[str, Any] = {"ticks": {}, "sweeps": {}}
+    definitions = defs()
+    home = folder.with_name(f"{folder.name}-home")
+    home.mkdir()
+    (home / "dagster.yaml").write_text(settings() + NO_LOGS_OF_STEPS)
+    with DagsterInstance.from_config(str(home)) as instance:
+        for name, tick in sensors():
+            cursor, rows = None, []
+            peak_mib()
+            while True:
+                shared_runtime().observer = requests = Requests()
+                begun_s = time.perf_counter()
+                with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
+                    result = tick(Scope(), context)
+                taken_s = time.perf_counter() - begun_s
+                for change in result.dynamic_partitions_requests or ():
+                    if isinstance(change, AddDynamicPartitionsRequest) and change.partition_keys:
+                        instance.add_dynamic_partitions(change.partitions_def_name, list(change.partition_keys))
+                cursor = result.cursor
+                rows.append((sum(requests.counts.values()), dict(requests.counts), taken_s))
+                if '"after": "t' not in (cursor or ""):
+                    break
+            found["ticks"][name] = {"rows": rows, "peak_mib": peak_mib()}
+        for name in sweeps:
+            begun_s = time.perf_counter()
+            done = definitions.resolve_job_def(f"{name}_sweep").execute_in_process(
+                instance=instance,
+                run_config={**SILENT, **(WITHOUT_SPARK if name in {"garbage_plan", "deletion"} else {})},
+                raise_on_error=False,
+            )
+            taken_s = time.perf_counter() - begun_s
+            found["sweeps"][name] = {"success": done.success, "seconds": taken_s, "peak_mib": peak_mib()}
+            del done
+    return found
+
+
+def show(label: str, found: dict[str, Any]) -> None:
+    print(f"{label}", flush=True)
+    for name, each in found["ticks"].items():
+        rows = each["rows"]
+        first = rows[0]
+        print(
+            f"  {name:<20} {len(rows)} ticks a round, {first[0]:7,} requests in the first, {sum(r[0] for r in rows):7,}"
+            f" in all, the longest {max(r[2] for r in rows):5.2f} s, peak {each['peak_mib']:6.1f} MiB  {first[1]}"
+        )
+    for name, each in found["sweeps"].items():
+        print(
+            f"  {name + '_sweep':<20} {each['seconds']:6.1f} s, peak {each['peak_mib']:6.1f} MiB"
+            f"{'' if each['success'] else '  FAILED'}"
+        )
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--fragments", type=int, default=0, help="how many fragments one more log has")
+    parser.add_argument("--folder", type=Path, help="where the stores are made: a RAM disk is quick")
+    parser.add_argument("--sweeps", default=",".join(SWEEPS))
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sweeps = [name for name in options.sweeps.split(",") if name]
+    if options.child is not None:
+        print(json.dumps(measure(options.child, sweeps)))
+        return
+    cases = [(int(size), 0) for size in options.sizes.split(",") if size]
+    cases += [(0, options.fragments)] if options.fragments else []
+    for logs, fragments in cases:
+        with tempfile.TemporaryDirectory(dir=options.folder) as parent:
+            folder = Path(parent) / "store"
+            fill(folder, logs, fragments)
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", str(folder), "--sweeps", options.sweeps],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+                stdout=subprocess.PIPE,
+                check=True,
+                timeout=3600,
+            )
+            label = f"a log of {fragments:,} fragments" if fragments else f"{logs:,} logs"
+            show(label, json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The same program through a Spark Connect server: the client has no JVM, and the server runs on the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tests.cluster.conftest import PROGRAM, SUBMIT_S, submitting
+from tests.cluster.outcomes import check, prepare
+from tests.cluster.spark_cluster import wait_until
+from tests.cluster.submitted import JOBS, LIBRARY_VARIABLE
+from tests.s3_server import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import Machines
+    from wal3_core.storage.object_store import ObjectStore
+
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+@contextmanager
+def connect_server(machines: Machines, folder: Path) -> Iterator[str]:
+    """Run a server that works on the cluster; give its address."""
+    port = free_port()
+    conf = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+    command, environment = submitting(machines, "--class", SERVER, **conf)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: server.poll() is not None or _listens(port), "the Spark Connect server")
+        assert server.poll() is None, (folder / "server.log").read_text()[-3000:]
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait(60)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_program_does_all_jobs_through_spark_connect(machines: Machines, store: ObjectStore, tmp_path: Path) -> None:
+    prepare(store, *JOBS)
+
+    with connect_server(machines, tmp_path) as address:
+        outcome = subprocess.run(
+            [sys.executable, PROGRAM, store.url, tmp_path, *JOBS],
+            env={**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=SUBMIT_S,
+            check=False,
+        )
+
+    assert outcome.returncode == 0, outcome.stderr[-5000:]
+    found = {name: each for line in outcome.stdout.splitlines() for name, each in json.loads(line).items()}
+    for job in JOBS:
+        check(job, store, found[job])

@@ -1,0 +1,96 @@
+"""The time of a queue: never backwards, and never ahead of the wall clock because of how it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.queue.pair import START_US, StandingRuntime
+from tests.stores import FaultyStore
+from wal3_core.runtime import US_PER_S, ThreadRuntime
+from wal3_core.views.queue import DelayQueue
+from wal3_core.views.queue.clock import QueueClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.storage.backends.memory import MemoryStore
+
+
+class SuspendedRuntime(StandingRuntime):
+    """A process that is suspended after the next reading of a clock."""
+
+    suspended_ms = 0
+
+    def now_us(self) -> int:
+        found = super().now_us()
+        self.let_pass()
+        return found
+
+    def monotonic_s(self) -> float:
+        found = super().monotonic_s()
+        self.let_pass()
+        return found
+
+    def let_pass(self) -> None:
+        passed_ms, self.suspended_ms = self.suspended_ms, 0
+        self.wall_us += passed_ms * 1000
+        self.monotonic_ms += passed_ms
+
+
+@pytest.fixture
+def runtime() -> Iterator[SuspendedRuntime]:
+    runtime = SuspendedRuntime()
+    yield runtime
+    runtime.close()
+
+
+def test_time_is_not_ahead_though_the_process_is_suspended_while_it_reads_its_clocks(runtime: SuspendedRuntime) -> None:
+    clock = QueueClock(runtime)
+    for suspended_ms in (5000, 0, 300, 0, 0):
+        runtime.suspended_ms = suspended_ms
+        assert clock.now_ms() <= runtime.wall_us // 1000
+    assert clock.now_ms() == START_US // 1000 + 5300
+
+
+def test_time_goes_on_from_where_the_log_is_and_not_from_before(runtime: SuspendedRuntime) -> None:
+    clock = QueueClock(runtime)
+    runtime.monotonic_ms += 10_000
+    clock.begin_at(START_US // 1000 + 7000)
+
+    assert clock.now_ms() == START_US // 1000 + 7000
+    runtime.monotonic_ms += 50
+    assert clock.now_ms() == START_US // 1000 + 7050
+
+
+class LaterRuntime(ThreadRuntime):
+    """A process whose clocks can be put forward, both at once, as time does."""
+
+    later_s = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.later_s * US_PER_S
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.later_s
+
+
+def test_queue_that_takes_long_to_be_taken_is_not_ahead_of_the_wall_clock(memory_store: MemoryStore) -> None:
+    runtime, other, store = LaterRuntime(), LaterRuntime(), FaultyStore(memory_store)
+    older = DelayQueue.open_or_create(memory_store, "q", runtime=other)
+    older.enqueue(b"x")
+
+    def go_on(kind: str, path: str) -> None:
+        """Let the older broker go on while the new one takes the queue, which lasts an hour."""
+        if kind == "replace" and "manifest/" in path and not runtime.later_s:
+            runtime.later_s = other.later_s = 3600
+            older.enqueue(b"y")
+
+    store.before = go_on
+    with DelayQueue.open(store, "q", runtime=runtime) as newer:
+        assert runtime.later_s
+        assert newer.enqueue(b"z").deadline_us <= runtime.now_us()
+    older.close()
+    for each in (runtime, other):
+        each.close()
