@@ -273,6 +273,7 @@ def test_dry_run_is_refused_for_the_same_reason_as_the_run(wal3: Command) -> Non
     assert (dry.exit_code, run.exit_code) == (1, 1)
     assert dry.stderr == run.stderr
     assert "expected a cursor to say what is no longer needed, found none" in dry.stderr
+    assert "(`wal3 cursor set LOG NAME first`, or `wal3 policy LOG --retention 7d --without-cursors`)" in dry.stderr
 
 
 # ---------------------------------------------------------------------- refusals

@@ -69,7 +69,8 @@ def test_update_makes_a_copy_and_then_appends_what_is_new(wal3: Command, tmp_pat
     [again] = wal3.json(*backup, "--json")
 
     assert made.startswith("copied a as of ")
-    assert updated.startswith("updated a from a: 4 records (offsets 4 to 7), ")
+    assert f" to a in {other.url}: 3 records" in made
+    assert updated.startswith(f"updated a in {other.url} from a: 4 records (offsets 4 to 7), ")
     assert ", 4 fragments, 1 cursor moved; setsum " in updated
     assert (again["num_records"], again["from_offset"], again["next_offset"], again["num_cursors"]) == (0, 8, 8, 0)
     assert b"0 records (nothing was missing), 0 bytes, 0 fragments, 0 cursors moved" in wal3.ok(*backup)

@@ -50,7 +50,7 @@ def test_rollup_hands_nothing_out_unless_it_is_asked_to(wal3: Command, store: Ob
     for _ in range(3):
         grow(store, "a")
 
-    assert b"rolled up to offset 6: 2 markers for 5" in wal3.ok("dirty", "rollup", "x")
+    assert b"rolled up to offset 6: 5 markers became 2" in wal3.ok("dirty", "rollup", "x")
     assert marked(store) == {"a": (1, 9), "b": (1, 2)}
     assert b"dirty/x: nothing to do" in wal3.ok("dirty", "rollup", "x")
 

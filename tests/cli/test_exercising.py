@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import LogWriter, open_store
-from wal3_core.cli.commands.exercise import progress_line
+from wal3_core.cli.commands.exercise import progress_line, verdict_line
 from wal3_core.errors import UnavailableError
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.fleet.exercise.ledger import Outcome
@@ -128,6 +128,22 @@ def test_exercise_in_which_nothing_became_durable_says_nothing_for_the_store() -
         summary.check_tried()
     summary.checked.outcomes[Outcome.DURABLE] += 1
     summary.check_tried()
+
+
+def test_verdict_tells_where_the_acknowledged_records_are() -> None:
+    """Regression: `46 acknowledged records, 24 read back` looked like a loss; the others were collected."""
+    summary = Summary(
+        run="run-1", store="file:///s", seed=1, logs=2, load_s=61.0, checked=Checked(), figures=Figures(), kept=()
+    )
+    summary.checked.outcomes[Outcome.DURABLE] += 46
+    summary.checked.sizes["read"] += 46
+
+    without = verdict_line(summary)
+    summary.checked.sizes["read"] -= 22
+    summary.figures.counts["records_collected"] += 22
+
+    assert without == "46 acknowledged records, 46 read back at the end: the store kept every promise"
+    assert verdict_line(summary).startswith("46 acknowledged records, 24 read back at the end and 22 collected before:")
 
 
 def await_records(program: Program, folder: Path) -> Path:

@@ -76,6 +76,16 @@ def test_status_takes_the_limit_of_the_fleets(wal3: Command, store: ObjectStore)
     assert (found["over"], limited["over"]) == ([], ["big"])
 
 
+def test_status_says_how_many_logs_it_leaves_out(wal3: Command, store: ObjectStore) -> None:
+    assert store.url
+    shown = wal3.ok("fleet", "status", "--limit", "1").decode()
+
+    # The line that explains the log over its limit stays.
+    assert sum(line.strip().startswith(("big ", "small ")) for line in shown.splitlines()) == 1
+    assert "and 1 more: --limit 2 or --json shows them\n" in shown
+    assert len(wal3.json("fleet", "status", "--limit", "1", "--json")[0]["logs"]) == 2
+
+
 def test_log_marked_first_is_shown_first(wal3: Command) -> None:
     store = open_store(wal3.url)
     for log in ("b", "a", "c"):

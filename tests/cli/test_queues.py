@@ -221,7 +221,8 @@ def test_list_stats_peek_dead_and_a_dry_run_fence_no_broker_and_enqueue_does(wal
 
 def test_stats_are_a_table(wal3: Command) -> None:
     assert wal3.ok("init", "a") == b"created a\n"
-    assert wal3.ok("queue", "list") == b"no queues: `wal3 queue create QUEUE` creates one\n"
+    for command in ("list", "stats"):
+        assert wal3.ok("queue", command) == b"no queues: `wal3 queue create QUEUE` creates one\n"
     wal3.ok("queue", "create", "jobs")
     wal3.ok("queue", "enqueue", "jobs", "a")
 
@@ -276,6 +277,7 @@ def test_public_address_without_tokens_is_refused(wal3: Command) -> None:
 
     assert result.exit_code == 2
     assert "expected access tokens" in result.stderr
+    assert "(--tokens-file), set WAL3_QUEUE_TOKENS, or let every program in (--insecure)" in result.stderr
 
 
 @contextmanager

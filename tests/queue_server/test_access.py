@@ -45,6 +45,8 @@ def test_only_a_known_token_passes(memory_store: MemoryStore) -> None:
         hidden = server.ask("GET", "/v1/nothing")
 
     assert [answer.error for answer in refused] == [(401, "unauthorized")] * len(refused)
+    assert refused[0].json["message"].endswith("found none")
+    assert refused[1].json["message"].endswith("found another one")
     assert refused[0].headers["www-authenticate"] == "Bearer"
     assert passed == [200, 200]
     assert health == {"status": "ok"}

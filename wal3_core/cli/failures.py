@@ -26,6 +26,9 @@ from wal3_core.model.paths import CURSOR_FOLDER
 _INITIALIZE = re.compile(r"\(`wal3 init (\S+)`, or LogWriter\.initialize\)")
 _NEW_LOG = r"(`wal3 init \1`, or `wal3 append --create \1`; `wal3 ls` lists the logs)"
 _COMMANDS = {
+    "give the log a policy by which age alone decides": (
+        "`wal3 cursor set LOG NAME first`, or `wal3 policy LOG --retention 7d --without-cursors`"
+    ),
     "find out why, then allow it": "`--fraction-max 1`, or `wal3 policy LOG --percent-max 100`",
     "remove them, or say that they go, too": "`wal3 pin delete LOG NAME`, or `wal3 destroy LOG --also-pinned`",
 }

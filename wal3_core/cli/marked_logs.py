@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from wal3_core.model.rollup import MarkedLog
     from wal3_core.model.rollup_plan import RollUpPlan
 
+NO_DIRTY_LOGS = "no dirty logs: a server has one that opens its fleet by name (`Fleet.open(store, server=NAME)`)"
+
 _COLUMNS = ("log", "decision", "records", "bytes", "age", "reinserted", "why")
 # What asks for work comes first. The decision about a log that several lanes have marked is the first of theirs.
 _ORDER = (
@@ -75,8 +77,13 @@ def show_marked(
         total: Callable[..., int] = sum if summed else max
         rows = (_cells(lanes, total, handing if lanes[0].log in given else "") for lanes in logs[:rows_max])
         show_table(_COLUMNS, rows, numbers=_COLUMNS[2:6], texts=("why",))
-    if len(logs) > rows_max:
-        click.echo(f"and {count(len(logs) - rows_max)} more: --limit {len(logs)} or --json shows them")
+    say_cut(len(logs), rows_max)
+
+
+def say_cut(num_logs: int, rows_max: int) -> None:
+    """Say how many logs a table that is cut to ``rows_max`` leaves out, if any."""
+    if num_logs > rows_max:
+        click.echo(f"and {count(num_logs - rows_max)} more: --limit {num_logs} or --json shows them")
 
 
 def warn_of(plans: Sequence[RollUpPlan]) -> None:

@@ -55,6 +55,7 @@ _INVALID = range(400, 500)
 _ANSWER_S = 150.0
 # A longer wait is made of several requests: proxies end those that are quiet for long.
 _WAIT_S = 50.0
+_NO_SERVER = "start a server there (`wal3 queue serve`), or correct --server or WAL3_QUEUE_SERVER"
 
 
 def _path(name: str) -> str:
@@ -182,7 +183,7 @@ class QueueClient:
             with error:
                 raise self._refused(error.code, error.headers, error.read()) from None
         except urllib.error.URLError as error:
-            message = f"server {self.url}: expected an answer, found {error.reason}"
+            message = f"server {self.url}: expected an answer, found {error.reason}: {_NO_SERVER}"
             raise UnavailableError(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             message = f"server {self.url}: expected an answer, found that it was lost: {type(error).__name__}: {error}"

@@ -83,7 +83,8 @@ class Gate:
             message = f"client: expected at most {self._options.requests_per_s:g} requests a second, found more"
             return error_answer(429, "too_many_requests", message, retry_s=wait_s)
         if not known:
-            message = "authorization: expected `Bearer TOKEN` with a known access token, found none"
+            found = "another one" if headers.get("authorization") else "none"
+            message = f"authorization: expected `Bearer TOKEN` with an access token of this server, found {found}"
             return error_answer(401, "unauthorized", message, headers={"www-authenticate": "Bearer"})
         return None
 

@@ -10,7 +10,7 @@ from wal3_core.errors import InvalidRequestError
 from wal3_core.queue_server.application import application
 from wal3_core.queue_server.gate import Access
 from wal3_core.queue_server.service import QueueService
-from wal3_core.queue_server.tokens import Tokens
+from wal3_core.queue_server.tokens import TOKENS_VARIABLE, Tokens
 
 _LOOPBACK_NAME = "localhost"
 _LOOPBACK_NAMES = (_LOOPBACK_NAME, "127.0.0.1", "::1")
@@ -21,7 +21,9 @@ def check_exposure(host: str, tokens: Tokens, *, insecure: bool) -> None:
     """Refuse to let every program that reaches the host use the queues, unless that is said explicitly."""
     if not tokens and not insecure and not is_loopback(host):
         message = (
-            f"host {host}: expected access tokens, or an address of this machine alone such as 127.0.0.1, found neither"
+            f"host {host}: expected access tokens, or an address of this machine alone such as 127.0.0.1,"
+            f" found neither: name a file of tokens (--tokens-file), set {TOKENS_VARIABLE}, or let every program in"
+            f" (--insecure)"
         )
         raise InvalidRequestError(message)
 

@@ -63,6 +63,11 @@ def copy(  # noqa: PLR0913, PLR0917 - a command's parameters are its arguments a
         _copy(source, copied, None, with_cursors=with_cursors, as_json=as_json)
 
 
+def _place(source: LogAt, target: LogAt) -> str:
+    """Name the target; with its store, if that is another one."""
+    return target.log if target.store is source.store else plain(f"{target.log} in {target.store.url}")
+
+
 def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors: bool, as_json: bool) -> None:
     """Make a copy, and print what it holds."""
     with progress(f"copy {source.log}", None) as advance:
@@ -80,7 +85,7 @@ def _copy(source: LogAt, target: LogAt, from_offset: int | None, *, with_cursors
     cursors = f", {counted(copied.num_cursors, 'cursor')}" if with_cursors else ""
     resumed = " (begun by an earlier run)" if copied.resumed else ""
     click.echo(
-        f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {target.log}:"
+        f"copied {source.log} as of {time(copied.pinned_us)}{resumed} to {_place(source, target)}:"
         f" {counted(copied.num_records, 'record')} ({offsets}), {size(copied.num_bytes)},"
         f" {counted(copied.num_fragments, 'fragment')}{cursors}; setsum {copied.setsum} verified"
     )
@@ -103,7 +108,7 @@ def _update(source: LogAt, target: LogAt, *, with_cursors: bool, as_json: bool) 
     )
     cursors = f", {counted(updated.num_cursors, 'cursor')} moved" if with_cursors else ""
     click.echo(
-        f"updated {target.log} from {source.log}: {counted(updated.num_records, 'record')} ({offsets}),"
+        f"updated {_place(source, target)} from {source.log}: {counted(updated.num_records, 'record')} ({offsets}),"
         f" {size(updated.num_bytes)}, {counted(updated.num_fragments, 'fragment')}{cursors};"
         f" setsum {updated.setsum} verified"
     )

@@ -10,7 +10,7 @@ import click
 
 from wal3_core.cli.completing import complete_logs
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.marked_logs import is_handed_out, print_marked, server_of, show_marked, warn_of
+from wal3_core.cli.marked_logs import NO_DIRTY_LOGS, is_handed_out, print_marked, server_of, show_marked, warn_of
 from wal3_core.cli.output import count, counted, plain
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.targets import check_store
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_core.storage.object_store import ObjectStore
 
-_NONE = "no dirty logs: a server that marks what it appends has one"
 _DUE = RollUpOptions()
 _COUNT_MAX = 2**63 - 1
 _ROWS_MAX = 1_000_000
@@ -258,7 +257,7 @@ def _named(store: ObjectStore, server: str, *, as_json: bool) -> list[str]:
             raise InvalidRequestError(message)
         return mine
     if not found and not as_json:
-        click.echo(_NONE)
+        click.echo(NO_DIRTY_LOGS)
     return found
 
 
@@ -290,8 +289,8 @@ def _show_done(done: Iterable[tuple[str, FinishedRollUp]]) -> None:
         if not advanced:
             click.echo(f"{server}: nothing to do")
         for name, each in advanced:
-            kept = f"{counted(each.num_reinserted, 'marker')} for {count(each.num_markers)}"
-            click.echo(f"{name}: rolled up to offset {each.limit}: {kept}")
+            folded = f"{counted(each.num_markers, 'marker')} became {count(each.num_reinserted)}"
+            click.echo(f"{name}: rolled up to offset {each.limit}: {folded}")
 
 
 def _fail_if_unreadable(plans: list[RollUpPlan]) -> None:

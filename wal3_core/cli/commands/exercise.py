@@ -240,13 +240,20 @@ def _show(summary: Summary) -> None:
     for each in summary.kept:
         output.print(f"kept: {each}")
     late = summary.checked.found[Kind.LATE]
+    output.print(verdict_line(summary))
+    if late:
+        output.print(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
+
+
+def verdict_line(summary: Summary) -> str:
+    """Say how many records were acknowledged, where they are, and what that says of the store."""
     verdict = "kept every promise" if summary.sound else "BROKE a promise, or this program has a defect"
     if summary.sound and not summary.checked.outcomes[Outcome.DURABLE]:
         verdict = "showed nothing"
     durable = counted(summary.checked.outcomes[Outcome.DURABLE], "acknowledged record")
-    output.print(f"{durable}, {count(summary.checked.sizes['read'])} read back at the end: the store {verdict}")
-    if late:
-        output.print(f"{counted(late, 'record')} seen late: the store, or this machine, is slow under this load")
+    collected = summary.figures.counts["records_collected"]
+    gone = f" and {count(collected)} collected before" if collected else ""
+    return f"{durable}, {count(summary.checked.sizes['read'])} read back at the end{gone}: the store {verdict}"
 
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:

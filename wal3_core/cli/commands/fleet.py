@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.marked_logs import warn_of_clock
+from wal3_core.cli.marked_logs import NO_DIRTY_LOGS, say_cut, warn_of_clock
 from wal3_core.cli.output import console, count, counted, plain, print_json, quiet_pipe, table
 from wal3_core.cli.session import Session, json_option, open_named
 from wal3_core.cli.tables import show_table
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _STATUS = ("log", "age", "unprocessed", "limit", "farthest behind", "state")
 _TOP = ("log", "unprocessed", "appended/s", "age", "limit", "farthest behind", "state")
 _NUMBERS = ("age", "unprocessed", "limit", "appended/s")
-_NONE = "no dirty logs: a server that marks what it appends has one"
 _ROWS_MAX = 1_000_000
 
 _url_argument = click.argument("url", required=False)
@@ -48,6 +47,11 @@ def _limit_option(command: F) -> F:
         type=click.IntRange(UNPROCESSED_MIN, UNPROCESSED_MAX),
         help="The limit of logs whose policy has none: that of your fleets' FleetOptions.",
     )(command)
+
+
+def _rows_option(default: int) -> Callable[[F], F]:
+    kind = click.IntRange(1, _ROWS_MAX)
+    return click.option("--limit", "rows_max", type=kind, default=default, show_default=True, help="Logs to show.")
 
 
 @click.group()
@@ -66,9 +70,12 @@ def fleet() -> None:
 @fleet.command("status")
 @_url_argument
 @_limit_option
+@_rows_option(50)
 @json_option
 @click.pass_context
-def show_status(context: click.Context, url: str | None, unprocessed_max: int | None, as_json: bool) -> None:
+def show_status(
+    context: click.Context, url: str | None, unprocessed_max: int | None, rows_max: int, as_json: bool
+) -> None:
     """Show the markers that wait, and the marked logs with unprocessed records, the one marked first first.
 
     Unprocessed is what the cursor that is farthest behind has not passed; in a log without cursors, all that it
@@ -86,7 +93,7 @@ def show_status(context: click.Context, url: str | None, unprocessed_max: int | 
     if as_json:
         print_json(found.to_json())
     else:
-        _show(store, found)
+        _show(store, found, rows_max)
     warn_of_clock(found.guessed)
     if found.unreadable:
         each = "; ".join(f"{log}: {error}" for log, error in found.unreadable.items())
@@ -111,9 +118,7 @@ def show_status(context: click.Context, url: str | None, unprocessed_max: int | 
     show_default=True,
     help="Which logs come first; the rate is that of appends since the last look.",
 )
-@click.option(
-    "--limit", "rows_max", type=click.IntRange(1, _ROWS_MAX), default=20, show_default=True, help="Logs to show."
-)
+@_rows_option(20)
 @click.option("--looks", type=click.IntRange(1), help="End after so many looks.")
 @json_option
 @click.pass_context
@@ -160,10 +165,10 @@ def _store(context: click.Context, url: str | None) -> ObjectStore:
 # ---------------------------------------------------------------------- once
 
 
-def _show(store: ObjectStore, found: FleetStatus) -> None:
+def _show(store: ObjectStore, found: FleetStatus, rows_max: int) -> None:
     if not found.markers and not found.unreadable:
         check_store(store)
-        click.echo(_NONE)
+        click.echo(NO_DIRTY_LOGS)
         return
     click.echo(_summary(found))
     for name, waiting in found.markers.items():
@@ -171,7 +176,9 @@ def _show(store: ObjectStore, found: FleetStatus) -> None:
     if found.gone:
         click.echo(plain(f"marked, and gone: {', '.join(found.gone)}"))
     if found.logs:
-        show_table(_STATUS, (_cells(each, _STATUS) for each in found.logs), numbers=_NUMBERS, texts=_STATUS[4:])
+        rows = (_cells(each, _STATUS) for each in found.logs[:rows_max])
+        show_table(_STATUS, rows, numbers=_NUMBERS, texts=_STATUS[4:])
+        say_cut(len(found.logs), rows_max)
     for each in found.over:
         click.echo(plain(each.reason))
 

@@ -31,6 +31,7 @@ _COUNT_MAX = 2**31 - 1
 _ITEMS_MAX = 1000
 _WAIT_S_MAX = 365 * 24 * 60 * 60
 _PORT, _PORT_MAX = 8790, 65_535
+_NONE = "no queues: `wal3 queue create QUEUE` creates one"
 _COLUMNS = ("queue", "due", "scheduled", "leased", "dead", "bytes", "oldest due", "next")
 
 
@@ -103,7 +104,7 @@ def list_queues(queues: Queues, *, as_json: bool) -> None:
         else:
             click.echo(plain(name))
     if not names and not as_json:
-        click.echo("no queues: `wal3 queue create QUEUE` creates one")
+        click.echo(_NONE)
 
 
 @queue.command("enqueue")
@@ -214,6 +215,9 @@ def stats(queues: Queues, *, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _show_stats(found: Mapping[str, Json]) -> None:
+    if not found:
+        click.echo(_NONE)
+        return
     rows = [
         (
             name,
