@@ -34,15 +34,15 @@ class CountingStore(FaultyStore):
 def filled(store: MemoryStore) -> list[bytes]:
     """Make a queue of three fragments: of two items that are due, of two that soon are, and of one that is not."""
     with DelayQueue.open_or_create(store, LOG) as queue:
-        for delay_s in (0.0, 30.0, 1000.0):
-            queue.enqueue_many([NewItem(b"%d" % delay_s * 100, delay_s=delay_s)] * (1 if delay_s > 100 else 2))
+        for delay_s in (0.0, 3000.0, 9000.0):
+            queue.enqueue_many([NewItem(b"%d" % delay_s * 100, delay_s=delay_s)] * (1 if delay_s > 5000 else 2))
         queue.checkpoint()
         return [item.value for item in queue.peek(9)]
 
 
 def test_values_that_are_due_soon_are_read_ahead_and_others_when_they_are_asked_for(memory_store: MemoryStore) -> None:
     values, store = filled(memory_store), CountingStore(memory_store)
-    with DelayQueue.open(store, LOG, options=QueueOptions(prefetch_s=60.0)) as queue:
+    with DelayQueue.open(store, LOG, options=QueueOptions(prefetch_s=5000.0)) as queue:
         opened = store.num_reads
         for _ in range(DEADLINE_S * 50):
             assert queue.stats().pending == 5

@@ -240,7 +240,7 @@ def test_many_calls_that_wait_for_more_than_a_fragment_takes_are_all_served(queu
     for _ in range(8):
         queue.enqueue_many([NewItem(b"", deadline_us=due_us)] * 10_000)
     # All items are due at once, and each call takes as many as it can get.
-    futures = [queue.submit(Dequeue(10_000, LIMIT_S)) for _ in range(8)]
+    futures = [queue.submit(Dequeue(10_000, LIMIT_S, lease_s=10_000)) for _ in range(8)]
 
     ids = [item.id for future in futures for item in future.result(LIMIT_S)]
 
