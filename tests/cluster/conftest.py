@@ -179,20 +179,20 @@ def machines(s3_endpoint: str, s3_bucket_url: str, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="session")
 def spark(machines: Machines) -> Iterator[SparkSession]:
     """A session on the cluster whose driver is this process; it runs copies of slow tasks."""
+    builder = SparkSession.builder.appName("wal3-cluster-tests")
+    for name, value in {**machines.conf(), **SPECULATION}.items():
+        if not name.startswith(("spark.pyspark.", "spark.submit.")):
+            builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
-        # As a notebook's environment; the path as in `submit`.
+        # As a notebook's environment; the path as in `submitting`.
         patch.setenv("PYSPARK_PYTHON", str(machines.python))
         patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
         patch.setenv("PYTHONPATH", str(machines.library))
-        builder = SparkSession.builder.appName("wal3-cluster-tests")
-        for name, value in {**machines.conf(), **SPECULATION}.items():
-            if not name.startswith(("spark.pyspark.", "spark.submit.")):
-                builder = builder.config(name, value)
         session = builder.getOrCreate()
-        session.sparkContext.addPyFile(str(machines.library))
-        register(session)
-        yield session
-        session.stop()
+    session.sparkContext.addPyFile(str(machines.library))
+    register(session)
+    yield session
+    session.stop()
 
 
 @pytest.fixture

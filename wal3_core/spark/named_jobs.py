@@ -1,7 +1,8 @@
 """Names the library's jobs in Spark's UI, and says which of them lost tasks: so an operator learns of failing workers.
 
-Spark counts them itself: a task counts as lost when an attempt of it raised, or its executor went away. Copies that
-speculation starts are not counted, nor is what a stage does again because its results were lost after it had ended.
+Spark counts them itself: a task counts as lost when an attempt of it raised, or its executor went away. Where results
+of a stage were lost with their executor, Spark runs it again, and the failures of its earlier attempts are not counted.
+Copies that speculation starts are no failures.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark import SparkContext
+    from pyspark.core.status import SparkStageInfo
     from pyspark.sql import SparkSession
 
 _DESCRIPTION = "spark.job.description"
@@ -38,19 +40,20 @@ def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
     finally:
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
         context.removeJobTag(tag)
-        lost, stages = _lost(context, tag)
-        if lost:
-            text = "%s: at least %d attempts of tasks failed or lost their executor, in %d stages"
-            SPARK.warning(text, name, lost, stages)
+        stages = _stages(context, tag)
+        failed = sum(stage.numFailedTasks for stage in stages)
+        again = sum(stage.currentAttemptId > 0 for stage in stages)
+        if failed or again:
+            text = "%s: at least %d attempts of tasks failed or lost their executor, %d stages ran again"
+            SPARK.warning(text, name, failed, again)
 
 
-def _lost(context: SparkContext, tag: str) -> tuple[int, int]:
-    """Count failed attempts, and the stages that had any: those that Spark knows of yet."""
+def _stages(context: SparkContext, tag: str) -> list[SparkStageInfo]:
+    """Return the last attempt of each stage of the tag's jobs that Spark knows of yet."""
     # Python's StatusTracker does not find jobs by tag.
     found = context._jsc.sc().statusTracker()  # noqa: SLF001 - as above
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in found.getJobIdsForTag(tag)]
     numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
     stages = [tracker.getStageInfo(stage) for stage in numbers]
-    failed = [stage.numFailedTasks for stage in stages if stage is not None and stage.numFailedTasks]
-    return sum(failed), len(failed)
+    return [stage for stage in stages if stage is not None]
