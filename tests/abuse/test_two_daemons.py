@@ -73,7 +73,7 @@ def test_two_daemons_on_one_instance_collect_and_delete_each_log_once(
 
     with eager_daemon(one), eager_daemon(two):
         eventually(lambda: all(_is_collected(fleet, log) for log in collectable), one)
-        eventually(lambda: set(collectable) <= instance.get_materialized_partitions(AssetKey("manifest")), one, 240)
+        eventually(lambda: set(collectable) <= instance.get_materialized_partitions(AssetKey("manifest")), one)
         eventually(lambda: under_way(instance) == [], one)
 
     assert {each.status for each in instance.get_runs()} == {DagsterRunStatus.SUCCESS}
