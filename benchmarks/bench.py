@@ -1,7 +1,8 @@
 """The library's figures, each beside its peer or limit, measured in one run: ``make bench``.
 
 It prints append throughput beside the SHA3-256 limit of one core and raw Parquet encoding;
-append latency; scan throughput; bytes of manifest and snapshots written per commit as a log grows.
+append latency; scan throughput; what a million appends cost on S3 at three rates, in simulated time; bytes of manifest
+and snapshots written per commit as a log grows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.latency import open_loop
 from tests.s3_server import s3_server, use_endpoint
 from tests.stores import CountingStore
 from wal3_core import LogReader, LogWriter, ReaderOptions, open_store
@@ -283,6 +285,7 @@ def main() -> None:
         endpoint = stack.enter_context(s3_server())
         s3 = open_store(f"{use_endpoint(endpoint)}/{uuid.uuid4().hex}")
         latency({"disk": open_store(disk.as_uri()), "S3 (MiniStack)": s3})
+    open_loop((1, 100, 10_000), (0.01,), spread=0.0, seconds=2)
     manifest_bytes()
 
 

@@ -10,6 +10,7 @@ one PUT and one conditional PUT. Prices are the list prices of S3 Standard for t
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from wal3_core import LogWriter, WriterOptions
 from wal3_core.fleet.exercise.report import price_usd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from wal3_core import LogPosition
@@ -142,6 +143,17 @@ def show(title: str, rows: list[tuple[str, ...]]) -> None:
     console.print(table)
 
 
+def open_loop(rates: Iterable[float], ages_s: Iterable[float], spread: float, seconds: float) -> None:
+    """Measure and show appends that arrive at random, for each rate and ``batch_age_s_max``."""
+    rows = []
+    for rate, age_s in product(rates, ages_s):
+        measured = Measured(spread, age_s)
+        # Enough of the slow ones, and no more of the fast ones than shows.
+        run_s = min(max(seconds, 200 / rate), 100_000 / rate)
+        rows.append(row(f"{rate:g}/s, batch_age_s_max {age_s:g}", measured.run(measured.open(rate), run_s)))
+    show("Open loop (Poisson)", rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spread", type=float, default=0.25)
@@ -156,14 +168,7 @@ def main() -> None:
             measured = Measured(given.spread, age_s)
             rows.append(row(f"{callers} callers", measured.run(measured.closed(callers), given.seconds)))
         show(f"Closed loops; PUT {PUT_S * 1e3:.0f} ms, CAS {CAS_S * 1e3:.0f} ms, sigma {given.spread}", rows)
-    rows = []
-    for rate in given.rates:
-        for age_s in given.ages:
-            measured = Measured(given.spread, age_s)
-            # Enough of the slow ones, and no more of the fast ones than shows.
-            seconds = min(max(given.seconds, 200 / rate), 100_000 / rate)
-            rows.append(row(f"{rate:g}/s, batch_age_s_max {age_s:g}", measured.run(measured.open(rate), seconds)))
-    show("Open loop (Poisson)", rows)
+    open_loop(given.rates, given.ages, given.spread, given.seconds)
 
 
 if __name__ == "__main__":

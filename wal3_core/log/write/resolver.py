@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest_parts import Seal
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
+    from wal3_core.storage.documents.manifest_store import Installed
 
 # Of thousands of appends at a time.
 _ACCEPTED_S = attrgetter("accepted_s")
@@ -129,6 +130,13 @@ class AppendResolver:
 
     def head_waits(self) -> bool:
         """Whether the head of the queue must wait: for what is in flight, or for the manifest to be loaded."""
+        return self._head_needs_manifest() or self.turns.waits(idle=not self._flights)
+
+    def must_load(self) -> bool:
+        """Whether it waits for the manifest, and it is time to load it; asked while nothing is in flight."""
+        return self._head_needs_manifest() or (self.turns.waits(idle=True) and self.turns.may_look())
+
+    def _head_needs_manifest(self) -> bool:
         return self._tail.base is None or self._head_is_keyless() or self._head_is_unmet()
 
     def _head_is_keyless(self) -> bool:
@@ -180,6 +188,11 @@ class AppendResolver:
         seen_s = self._tail.seen_s
         self._fail_flights([head], error, head.error)
         self._tail.begin_term(base, seen_s)
+
+    def loaded(self, base: Installed, began_s: float, until_s: float) -> None:
+        """Go on with a manifest that was loaded at ``began_s`` or later, for appends that have time ``until_s``."""
+        self._tail.confirm(base, began_s)
+        self.turns.looked(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
 
     def give_up_loading(self, failure: BaseException) -> None:
         """Fail the appends that wait for a manifest that could not be loaded, or keep those that have time left."""

@@ -24,7 +24,7 @@ _CYCLE_S_MIN = 0.01
 _TURN, _REST, _LOOK = 8, 6, 1
 # The part of a turn for which there is nothing to see after another writer began one.
 _UNSEEN = 0.75
-# A writer that has waited for so long appends, whoever else does; other writers pause more often (breath.py).
+# A writer that has waited for so long appends, whatever others do; other writers pause more often (breath.py).
 _PATIENCE_S = 15.0
 _DOUBLINGS_MAX = 16
 # A writer is alone again after so many looks that found nothing of others.

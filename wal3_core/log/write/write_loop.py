@@ -127,7 +127,7 @@ class WriteLoop:
         while self.resolver.refuse_unmet():
             # That made room for more.
             self._admit()
-        if self.queue and not self.in_flight and not self._recovering and self._must_load():
+        if self.queue and not self.in_flight and not self._recovering and self.resolver.must_load():
             self._recovering = True
             tasks.append(self._recover)
         while cuts and self._may_cut():
@@ -166,15 +166,8 @@ class WriteLoop:
         if refusal is not None:
             self.resolver.refuse_queued(refusal)
 
-    def _must_load(self) -> bool:
-        """Whether the manifest has to be loaded now, with nothing in flight."""
-        turns = self.resolver.turns
-        return self.resolver.head_waits() or (turns.waits(idle=True) and turns.may_look())
-
     def _may_cut(self) -> bool:
         if not self.queue or self._recovering or self.resolver.head_waits():
-            return False
-        if self.resolver.turns.waits(idle=not self.in_flight):
             return False
         if any(flight.error for flight in self.in_flight) or self._uploading >= self._options.uploads_max:
             return False
@@ -324,8 +317,7 @@ class WriteLoop:
         with self.lock:
             self._recovering = False
             if base is not None:
-                self._tail.confirm(base, began_s)
-                self.resolver.turns.looked(base.manifest, overdue=self._runtime.monotonic_s() >= until_s)
+                self.resolver.loaded(base, began_s, until_s)
             elif failure is not None:
                 self.resolver.give_up_loading(failure)
             tasks, outcomes = self._steps()

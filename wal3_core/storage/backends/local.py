@@ -51,7 +51,7 @@ from wal3_core.storage.object_store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wal3_core.errors import UnavailableError
     from wal3_core.runtime import Runtime
@@ -182,36 +182,30 @@ class LocalStore:
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
         target = self._file(path)
-        self._durable.sync_again(target.parent)
+        return self._described(path, target.parent, target.stat)
+
+    def _described(self, path: str, folder: Path, stat: Callable[[], os.stat_result]) -> ObjectMeta | None:
+        self._durable.sync_again(folder)
         try:
-            return _described(path, target.stat())
+            found = stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise self._unavailable(error) from error
+        return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
 
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Yield the objects below a folder."""
-        parent = self._root / folder
+        # It is checked here, not for each object.
+        at = self._root / folder
         for entry in self._entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 # Skips folders before start_after, but not those that contain it.
                 if f"{path}/" >= start_after[: len(path) + 1]:
                     yield from self.list_objects(f"{path}/", start_after=start_after)
-            elif path > start_after and (meta := self._entry_described(path, entry, parent)) is not None:
+            elif path > start_after and (meta := self._described(check_path(path), at, entry.stat)) is not None:
                 yield meta
-
-    def _entry_described(self, path: str, entry: os.DirEntry[str], parent: Path) -> ObjectMeta | None:
-        """Describe an object as ``head`` does; its folder was checked."""
-        check_path(path)
-        try:
-            self._durable.sync_again(parent)
-            return _described(path, entry.stat())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._unavailable(error) from error
 
     def list_folders(self, folder: str) -> list[str]:
         """List the folders directly in a folder; one without an object in or below it is left out, as in any store."""
@@ -316,10 +310,6 @@ class LocalStore:
 
     def _unavailable(self, error: OSError) -> UnavailableError:
         return unavailable(self._root, error)
-
-
-def _described(path: str, found: os.stat_result) -> ObjectMeta:
-    return ObjectMeta(path, found.st_size, found.st_mtime_ns // _NS_PER_US)
 
 
 class _Written(Done):
