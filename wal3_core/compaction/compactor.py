@@ -306,10 +306,7 @@ class KeyCompactor:
 
     @checked(key=record_bytes)
     def erased(self, key: bytes) -> Iterator[Erased]:
-        """Go through the records of a key that passes dropped, and what became of the objects that held them.
-
-        What the log's policy no longer keeps a list of (``receipt_retention_s``) is left out.
-        """
+        """Go through the dropped records of a key that lists are still kept of, and what became of their objects."""
         lists_go = self._stores.policies.load().receipt_retention_s is not None
         return erased_records(self._stores.objects, self._passes, key, lists_go=lists_go)
 
