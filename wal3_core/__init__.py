@@ -72,7 +72,7 @@ if _typing.TYPE_CHECKING:
     from wal3_core.log.collect.planner import Plan as Plan
     from wal3_core.log.collect.pruner import Marked as Marked
     from wal3_core.log.collect.pruner import Overtaken as Overtaken
-    from wal3_core.log.collect.references import References as References
+    from wal3_core.log.collect.references import Holding as Holding
     from wal3_core.log.maintain.copier import CopyReport as CopyReport
     from wal3_core.log.maintain.copier import LogAt as LogAt
     from wal3_core.log.maintain.copier import copy as copy
@@ -301,7 +301,7 @@ _HOMES = {
     "QueueOptions": "wal3_core.views.queue.queue_options",
     "ReaderOptions": "wal3_core.options",
     "Record": "wal3_core.model.record",
-    "References": "wal3_core.log.collect.references",
+    "Holding": "wal3_core.log.collect.references",
     "RepairReport": "wal3_core.log.maintain.repair",
     "Replacement": "wal3_core.model.splice",
     "ResumeReport": "wal3_core.log.write.halt",

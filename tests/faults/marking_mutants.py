@@ -62,8 +62,8 @@ MARKING_MUTANTS = (
     Mutation(
         "the fence is not moved before an overdue marker is dropped",
         ROLLUP + "_fenced_next",
-        "replace(manifest, fence=fence + 1)",
-        "replace(manifest, fence=fence)",
+        "else move_fence(manifest)",
+        "else manifest",
     ),
     Mutation(
         "the end of the log is read before the fence is moved",

@@ -333,8 +333,8 @@ MUTANTS = (
     Mutation(
         "the fence is not moved before orphans are deleted",
         PRUNER + "_mark_orphans",
-        "fence=fence + 1",
-        "fence=fence",
+        "move_fence(manifest) if",
+        "manifest if",
     ),
     Mutation(
         "a snapshot is deleted before the objects below it",

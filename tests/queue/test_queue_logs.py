@@ -182,6 +182,7 @@ def _collect(policy: object) -> object:
         cleanup=Cleanup.COLLECT,
         delete_retention_s=None,
         compacted_fragment_bytes=None,
+        receipt_retention_s=None,
         retention_s=100,
         without_cursors=True,
         percent_max=50,

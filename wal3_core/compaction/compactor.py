@@ -307,8 +307,7 @@ class KeyCompactor:
     @checked(key=record_bytes)
     def erased(self, key: bytes) -> Iterator[Erased]:
         """Go through the dropped records of a key that lists are still kept of, and what became of their objects."""
-        lists_go = self._stores.policies.load().receipt_retention_s is not None
-        return erased_records(self._stores.objects, self._passes, key, lists_go=lists_go)
+        return erased_records(self._stores.objects, self._passes, self._stores.policies.load(), key)
 
     def _mark(self, replaced: Sequence[str], token: str) -> tuple[str, ...]:
         """Mark what was replaced for deletion; what a failure leaves unmarked is found as orphans."""

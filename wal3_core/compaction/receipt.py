@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.policy import Policy
     from wal3_core.model.splice import Replacement
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.documents.pass_store import PassStore
@@ -63,13 +64,14 @@ class Erased:
         }
 
 
-def erased_records(objects: ObjectStore, passes: PassStore, key: bytes, *, lists_go: bool) -> Iterator[Erased]:
+def erased_records(objects: ObjectStore, passes: PassStore, policy: Policy, key: bytes) -> Iterator[Erased]:
     """Go through the records of a key that passes dropped, newest pass first.
 
-    With ``lists_go``, a list that is gone is left out if the files of its records are deleted; MissingError for any
-    other. Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
+    If the policy has a ``receipt_retention_s``, a list that is gone is left out once the files of its records are
+    deleted; MissingError for any other. Two keys whose SHA-256 begin with the same 16 bytes would be taken for one.
     """
     digest, found = key_digest(key), list[Erased]()
+    lists_go = policy.receipt_retention_s is not None
     # The objects that held them, and which they are: an earlier pass may have made the object of others.
     made = dict[str, list[int]]()
     installed = set[str]()
