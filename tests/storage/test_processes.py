@@ -264,6 +264,7 @@ FILL = textwrap.dedent(
     import json, pathlib, subprocess, sys
     from wal3_core.errors import UnavailableError
     from wal3_core.storage.backends.local import LocalStore
+    from wal3_core.storage.object_store import Done
     def attempt(put):
         try:
             outcome = put()
