@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # A cycle is an upload and a commit, at least this long: a look at the manifest takes milliseconds of the processor.
 _CYCLE_S_MIN = 0.01
-# In cycles: how long a writer appends; how long it rests; between two looks, at least, and up to twice that.
-_TURN, _REST, _LOOK = 8, 6, 1
+# In cycles: how long a writer appends, and how long it rests.
+_TURN, _REST = 8, 6
 # The part of a turn for which there is nothing to see after another writer began one.
 _UNSEEN = 0.75
 # A writer that has waited for so long appends, whatever others do; other writers pause more often (breath.py).
@@ -46,6 +46,8 @@ class Turns:
         # When the turn began or the wait for it, and when the end of the log was last known.
         self._began_s = self._waited_since_s = self._known_s = -math.inf
         self._epoch, self._end, self._own_epoch = 0, 0, 0
+        # How long others took for a fragment.
+        self._fragment_s = math.inf
         # Places lost since this writer's last commit.
         self._num_lost = 0
 
@@ -66,7 +68,7 @@ class Turns:
         now_s = self._runtime.monotonic_s()
         self._num_lost += 1
         if self._shared:
-            self._wait(now_s, self._look())
+            self._wait(now_s, self._look_s())
         else:
             # They may have met by chance.
             self.pause()
@@ -87,26 +89,33 @@ class Turns:
         self._know(manifest, now_s)
         self._own_epoch, self._num_lost = self._epoch, 0
         if self._shared and now_s - self._began_s >= self._s(_TURN):
-            self._wait(now_s, _REST)
+            self._wait(now_s, self._s(_REST))
 
     def looked(self, manifest: Manifest, *, overdue: bool) -> None:
         """Decide by a manifest that was just loaded who appends; ``overdue``: an append can wait no longer."""
         now_s = self._runtime.monotonic_s()
         if now_s < self.not_before_s:
             return
-        is_others = (manifest.last_epoch, manifest.next.position.offset) != (self._epoch, self._end)
+        appended = manifest.next.seq_no - self._end
+        is_others = (manifest.last_epoch, manifest.next.seq_no) != (self._epoch, self._end)
+        if is_others:
+            self._fragment_s = (now_s - self._known_s) / max(appended, 1)
         began = manifest.last_epoch != self._epoch
         self._quiet = 0 if is_others else self._quiet + 1
         self._know(manifest, now_s)
         if is_others and not overdue and now_s - self._waited_since_s < self._patience_s():
-            self._wait(now_s, _UNSEEN * _TURN if began else self._look())
+            self._wait(now_s, self._s(_UNSEEN * _TURN) if began else self._look_s())
         else:
             self._waiting, self._began_s = False, now_s
 
-    def _look(self) -> float:
-        """Return in how many cycles to look again: sooner, the more turns others had since this writer's."""
+    def _look_s(self) -> float:
+        """Return how long to wait for the next look: shorter, the more turns others had since this writer's.
+
+        One that has just begun takes longer for a cycle than those that are at it, and must not miss their pauses.
+        """
         turns = self._epoch - self._own_epoch
-        return _LOOK * (1 + (1.5 / (1 + turns) if turns else 0) + self._runtime.jitter() / 4)
+        cycle_s = min(self._s(1), max(2 * self._fragment_s, _CYCLE_S_MIN))
+        return cycle_s * (1 + (1.5 / (1 + turns) if turns else 0) + self._runtime.jitter() / 4)
 
     def _patience_s(self) -> float:
         """Return how long to wait. One that does not know of this writer takes no turns: luck may show it to it."""
@@ -114,13 +123,13 @@ class Turns:
             return _PATIENCE_S
         return min(self._s(_TURN) * 2.0 ** min(self._num_lost, _DOUBLINGS_MAX), _PATIENCE_S)
 
-    def _wait(self, now_s: float, cycles: float) -> None:
+    def _wait(self, now_s: float, wait_s: float) -> None:
         if not self._waiting:
             self._waiting, self._waited_since_s = True, now_s
-        self.not_before_s = now_s + self._s(cycles)
+        self.not_before_s = now_s + wait_s
 
     def _know(self, manifest: Manifest, now_s: float) -> None:
-        self._known_s, self._epoch, self._end = now_s, manifest.last_epoch, manifest.next.position.offset
+        self._known_s, self._epoch, self._end = now_s, manifest.last_epoch, manifest.next.seq_no
 
     def _s(self, cycles: float) -> float:
         """Return how long some cycles take."""
