@@ -172,15 +172,15 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
         fraction,
     ),
     (
-        Mutation(
-            "u64",
-            f"{MODEL}.strict_json:_integer",
-            "len(text) > len(str(U64_MAX)) or not 0 <= int(text) <= U64_MAX",
-            "False",
-        ),
+        Mutation("u64", f"{MODEL}.strict_json:Fields.integer", " or not 0 <= value <= U64_MAX", ""),
         number_beyond_u64,
     ),
-    (Mutation("bools", f"{MODEL}.strict_json:Fields.integer", "isinstance(value, bool) or", ""), truth_for_a_number),
+    (
+        Mutation(
+            "bools", f"{MODEL}.strict_json:Fields.integer", "type(value) is not int", "not isinstance(value, int)"
+        ),
+        truth_for_a_number,
+    ),
     (
         Mutation("document's size", f"{MODEL}.strict_json:_check_size", "len(data) > bytes_max", "False"),
         document_beyond_its_size,
