@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterRunStatus, RunRequest, RunsFilter
+from dagster import DagsterRunStatus, RunsFilter
 
+from tests.abuse.collectable import PLAN_ALL, make_collectable
 from tests.abuse.daemon import eager_daemon, eventually, under_way
 from tests.orchestration.phased_store import GATES_VARIABLE
-from wal3_core import CursorStore, LogPosition, LogReader, scrub
+from wal3_core import LogReader, scrub
 from wal3_core.log.collect.deleter import Deleter
 from wal3_orchestration.defs import lost_runs
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # Between announce and prune, and between prune and mark; no gate stops what happens to the third.
 LOGS = ["gate/after-announced", "gate/after-cut", "gate/quiet"]
 STOPPED = LOGS[:2]
-PLAN_ALL = RunRequest(job_name="garbage_plan_sweep", tags={COLLECT_TAG: "true"})
 
 
 @pytest.fixture
@@ -45,11 +44,7 @@ def planned(
     write: Write, fleet: ObjectStore, instance: DagsterInstance, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """Logs of which two fragments are to be collected, as a plan says."""
-    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
-    for log in LOGS:
-        write(log, fragments=4)
-        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
-    instance.add_dynamic_partitions(LOGS_NAME, LOGS)
+    make_collectable(LOGS, write, fleet, instance, monkeypatch)
     assert run("", PLAN_ALL).success
     return LOGS
 
@@ -115,7 +110,6 @@ def _said(instance: DagsterInstance, run_id: str) -> list[str | None]:
 def _expect_all_done(logs: list[str], store: ObjectStore, instance: DagsterInstance, run: Run, output: Path) -> None:
     # The sensor asks for deletions as long as a collection is half done.
     eventually(lambda: under_way(instance, "collection_job") == [], output)
-    # What the daily schedule does.
     run("", PLAN_ALL)
     eventually(lambda: all(_is_collected(store, log) for log in logs), output)
     eventually(lambda: under_way(instance) == [], output)

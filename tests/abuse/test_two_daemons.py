@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import AssetKey, DagsterRunStatus, RunRequest, SensorResult, build_sensor_context
+from dagster import AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
 
+from tests.abuse.collectable import PLAN_ALL, make_collectable
 from tests.abuse.daemon import eager_daemon, eventually, under_way
-from wal3_core import CursorStore, Fleet, FleetOptions, LogPosition, LogReader, LogWriter, Message, scrub
+from wal3_core import Fleet, FleetOptions, LogReader, LogWriter, Message, scrub
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.model.policy import Cleanup, Policy
@@ -21,7 +22,7 @@ from wal3_orchestration.defs.garbage_collection.sensors import request_deletion,
 from wal3_orchestration.defs.key_compaction.sensor import find_due
 from wal3_orchestration.defs.lost_runs import fail_lost_runs
 from wal3_orchestration.defs.snapshot_compaction import find_lopsided
-from wal3_orchestration.partitions import COLLECT_TAG, LOGS_NAME
+from wal3_orchestration.partitions import LOGS_NAME
 from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource
 from wal3_orchestration.scope import Scope
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 LOGS = [f"log-{number}" for number in range(5)]
-PLAN_ALL = RunRequest(job_name="garbage_plan_sweep", tags={COLLECT_TAG: "true"})
 TICKS = (
     discover,
     roll_up_dirty_logs,
@@ -52,11 +52,7 @@ def collectable(
     write: Write, fleet: ObjectStore, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """Logs of which two fragments can be collected."""
-    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
-    for log in LOGS:
-        write(log, fragments=4)
-        CursorStore(fleet, log).init("reader", LogPosition(7, 0))
-    instance.add_dynamic_partitions(LOGS_NAME, LOGS)
+    make_collectable(LOGS, write, fleet, instance, monkeypatch)
     return LOGS
 
 

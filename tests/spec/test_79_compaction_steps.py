@@ -48,6 +48,13 @@ def grown(store: ObjectStore) -> None:
     append(store, [(b"a", b"1"), (b"b", b"1")], [(b"c", b"0"), (b"a", b"2")], [(b"b", b"2"), (b"c", b"1")])
 
 
+def compact_unmarked(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a pass, and end before what it replaced is marked."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Collector, "mark_orphans", killed)
+        compactor(store).compact()
+
+
 def merged(store: ObjectStore, *, force: bool = False) -> str:
     """Merge a pass, and return its token."""
     report = compactor(store).merge(force=force)
@@ -352,9 +359,7 @@ def test_pass_whose_replaced_files_are_not_known_to_be_deleted_keeps_its_record_
 ) -> None:
     store = ClockStore(memory_store)
     grown(store)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Collector, "mark_orphans", killed)
-        compactor(store).compact()
+    compact_unmarked(store, monkeypatch)
     first = manifest_of(store).compaction.token
     tokens = [first]
     for number in range(5):
@@ -380,9 +385,7 @@ def test_receipt_has_no_time_of_deletion_if_the_pass_was_killed_before_it_marked
     """Recovery: the replaced files are found as orphans, in a document that belongs to no pass."""
     store = ClockStore(memory_store)
     grown(store)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Collector, "mark_orphans", killed)
-        compactor(store).compact()
+    compact_unmarked(store, monkeypatch)
 
     for _ in range(3):
         store.pass_s(2 * DAY_S)
