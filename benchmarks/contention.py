@@ -4,8 +4,9 @@ python -m benchmarks.contention [--processes N ...] [--callers N] [--seconds N] 
 
 Each process has some callers, each with one append under way. They are processes of this machine and a directory; or,
 ``--simulated``, at S3's latencies in simulated time, in which the machine's speed has no part. ``share`` is what the
-process with the fewest appends has of an equal share. Requests are those of all processes, for each append that became
-durable.
+process with the fewest appends has of an equal share. Then new writers begin beside them, one after the other, with
+one append each: ``new, s`` is the longest time from opening the log until it is durable. Requests are those of all
+processes, for each append that became durable.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from multiprocessing.synchronize import Barrier
+    from multiprocessing.synchronize import Barrier, Event
 
     from wal3_core import LogPosition
 
 LOG = "contended"
 KINDS = ("PUT", "CAS", "GET")
 # Time for writers to learn of each other, which does not count.
-WARM_S = 12.0
+WARM_S = 8.0
+# New writers, and the pause between two.
+NUM_NEW, NEW_EACH_S = 5, 1.3
+# The appends end then, even if the new writers have not.
+NEW_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Share:
     """What became of one process's appends."""
 
     waits_s: list[float]
+    durable: int
     refused: int
     places_lost: int
     uploads: int
@@ -66,7 +72,15 @@ class Share:
     reads: int
 
 
-def append(load: Load, began: Barrier, shares: multiprocessing.Queue[Share]) -> None:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The shares of all processes, and how long each new writer's first append took."""
+
+    shares: list[Share]
+    new_s: list[float]
+
+
+def append(load: Load, began: Barrier, over: Event, shares: multiprocessing.Queue[Share]) -> None:
     store = CountingStore(open_store(load.url))
     body, waits_s, refused = os.urandom(load.num_bytes), list[float](), 0
     with LogWriter.open(store, LOG) as writer:
@@ -76,7 +90,7 @@ def append(load: Load, began: Barrier, shares: multiprocessing.Queue[Share]) -> 
 
         def call() -> None:
             nonlocal refused
-            while (now_s := time.perf_counter()) < until_s:
+            while not over.is_set() and (now_s := time.perf_counter()) < until_s + NEW_S_MAX:
                 try:
                     writer.append(body)
                     done_s = time.perf_counter()
@@ -90,21 +104,43 @@ def append(load: Load, began: Barrier, shares: multiprocessing.Queue[Share]) -> 
             caller.start()
         for caller in callers:
             caller.join()
-        lost = writer.stats().places_lost
+        stats = writer.stats()
     requests = store.requests
-    shares.put(Share(waits_s, refused, lost, requests["create"], requests["replace"], requests["get"]))
+    shares.put(
+        Share(
+            waits_s, stats.appends, refused, stats.places_lost, requests["create"], requests["replace"], requests["get"]
+        )
+    )
 
 
-def measured(folder: Path, processes: int, given: argparse.Namespace) -> list[Share]:
+def begin_anew(load: Load, began: Barrier, over: Event, new_s: multiprocessing.Queue[list[float]]) -> None:
+    store, waits_s = open_store(load.url), list[float]()
+    try:
+        began.wait(60)
+        time.sleep(WARM_S + load.seconds)
+        for _ in range(NUM_NEW):
+            began_s = time.perf_counter()
+            with LogWriter.open(store, LOG) as writer:
+                writer.append(os.urandom(load.num_bytes))
+            waits_s.append(time.perf_counter() - began_s)
+            time.sleep(NEW_EACH_S)
+    finally:
+        over.set()
+        new_s.put(waits_s)
+
+
+def measured(folder: Path, processes: int, given: argparse.Namespace) -> Found:
     load = Load((folder / uuid.uuid4().hex).as_uri(), given.callers, given.seconds, given.bytes)
     LogWriter.initialize(open_store(load.url), LOG)
     context = multiprocessing.get_context("spawn")
-    began, shares = context.Barrier(processes), context.Queue()
-    running = [context.Process(target=append, args=(load, began, shares)) for _ in range(processes)]
+    began, over, shares, new_s = context.Barrier(processes + 1), context.Event(), context.Queue(), context.Queue()
+    running = [context.Process(target=append, args=(load, began, over, shares)) for _ in range(processes)]
+    running.append(context.Process(target=begin_anew, args=(load, began, over, new_s)))
     for process in running:
         process.start()
     try:
-        return [shares.get(timeout=120 + given.seconds) for _ in running]
+        timeout_s = 60 + WARM_S + given.seconds + NEW_S_MAX
+        return Found([shares.get(timeout=timeout_s) for _ in range(processes)], new_s.get(timeout=timeout_s))
     finally:
         for process in running:
             process.join(60)
@@ -117,29 +153,44 @@ class Simulated:
     def __init__(self, processes: int, given: argparse.Namespace) -> None:
         self._given = given
         self._simulation = Simulation(seed=1, steps_max=10**9)
-        self._processes = [SimProcess(self._simulation, f"{number}", steady=True) for number in range(processes)]
+        self._processes = [SimProcess(self._simulation, f"{number}", steady=True) for number in range(processes + 1)]
         self._memory = MemoryStore(self._processes[0], name=uuid.uuid4().hex)
-        self.shares: list[Share] = []
+        self._until_s = WARM_S + given.seconds
+        self._over = False
+        self._found = Found([], [])
 
-    def run(self) -> list[Share]:
+    def run(self) -> Found:
         LogWriter.initialize(self._memory, LOG, runtime=self._processes[0])
+        *appending, new = self._processes
         tasks = [
-            self._simulation.spawn(process, "main", partial(self._append, number))
-            for number, process in enumerate(self._processes)
+            self._simulation.spawn(process, "main", partial(self._append, number, process))
+            for number, process in enumerate(appending)
         ]
+        tasks.append(self._simulation.spawn(new, "main", partial(self._begin_anew, new)))
         for task in tasks:
             self._simulation.run(task)
-        return self.shares
+        return self._found
 
-    def _append(self, number: int) -> None:
-        given, simulation, process = self._given, self._simulation, self._processes[number]
-        store = SlowStore(given.spread, runtime=process, seed=number, memory=self._memory)
+    def _store(self, process: SimProcess, seed: int) -> SlowStore:
+        return SlowStore(self._given.spread, runtime=process, seed=seed, memory=self._memory)
+
+    def _begin_anew(self, process: SimProcess) -> None:
+        process.sleep(self._until_s)
+        for number in range(NUM_NEW):
+            began_s = self._simulation.now_s
+            with LogWriter.open(self._store(process, 1000 + number), LOG, runtime=process) as writer:
+                writer.append(os.urandom(self._given.bytes))
+            self._found.new_s.append(self._simulation.now_s - began_s)
+            process.sleep(NEW_EACH_S)
+        self._over = True
+
+    def _append(self, number: int, process: SimProcess) -> None:
+        given, simulation, store = self._given, self._simulation, self._store(process, number)
         body, waits_s, refused, left = os.urandom(given.bytes), list[float](), 0, given.callers
-        until_s = WARM_S + given.seconds
 
         def call() -> None:
             nonlocal left
-            if simulation.now_s < until_s:
+            if not self._over and simulation.now_s < self._until_s + NEW_S_MAX:
                 writer.submit(body).add_done_callback(partial(done, simulation.now_s))
             else:
                 left -= 1
@@ -147,7 +198,7 @@ class Simulated:
         def done(began_s: float, future: Future[LogPosition]) -> None:
             nonlocal refused
             refused += isinstance(future.exception(), ContentionError)
-            if began_s >= WARM_S and simulation.now_s < until_s and future.exception() is None:
+            if began_s >= WARM_S and simulation.now_s < self._until_s and future.exception() is None:
                 waits_s.append(simulation.now_s - began_s)
             call()
 
@@ -155,17 +206,19 @@ class Simulated:
             for _ in range(given.callers):
                 call()
             simulation.block(lambda: not left, None)
-            lost = writer.stats().places_lost
+            stats = writer.stats()
         kinds = (sum(count for name, count in store.requests.items() if name.startswith(kind)) for kind in KINDS)
-        self.shares.append(Share(waits_s, refused, lost, *kinds))
+        self._found.shares.append(Share(waits_s, stats.appends, refused, stats.places_lost, *kinds))
 
 
-def row(processes: int, shares: list[Share], alone: float, seconds: float) -> tuple[str, ...]:
+def row(processes: int, found: Found, alone: float, seconds: float) -> tuple[str, ...]:
+    shares = found.shares
     waits_s = sorted(wait_s for share in shares for wait_s in share.waits_s)
     appends = len(waits_s)
     quantiles = statistics.quantiles(waits_s, n=100)
     fewest = min(len(share.waits_s) for share in shares) * processes / appends
     uploads, swaps, reads = (sum(getattr(share, kind) for share in shares) for kind in ("uploads", "swaps", "reads"))
+    durable = sum(share.durable for share in shares)
     return (
         str(processes),
         f"{appends / seconds:,.0f}",
@@ -173,9 +226,10 @@ def row(processes: int, shares: list[Share], alone: float, seconds: float) -> tu
         f"{fewest:.2f}",
         f"{quantiles[49] * 1e3:.1f}",
         f"{quantiles[98] * 1e3:.1f}",
-        f"{uploads / appends:.3f}",
-        f"{swaps / appends:.3f}",
-        f"{reads / appends:.3f}",
+        f"{max(found.new_s):.2f}",
+        f"{uploads / durable:.3f}",
+        f"{swaps / durable:.3f}",
+        f"{reads / durable:.3f}",
         str(sum(share.places_lost for share in shares)),
         str(sum(share.refused for share in shares)),
     )
@@ -195,7 +249,7 @@ def main() -> None:
     where = "at S3's latencies" if given.simulated else "on a directory"
     table = Table(title=f"Processes that append to one log, {given.callers} callers each, {where}")
     for name in (
-        *("processes", "appends/s", "/ one process", "share", "p50 ms", "p99 ms"),
+        *("processes", "appends/s", "/ one process", "share", "p50 ms", "p99 ms", "new, s"),
         *("uploads/append", "CAS/append", "GET/append", "places lost", "refused"),
     ):
         table.add_column(name, justify="right")
@@ -204,12 +258,12 @@ def main() -> None:
             alone = 0.0
             for processes in given.processes:
                 if given.simulated:
-                    shares = Simulated(processes, given).run()
+                    found = Simulated(processes, given).run()
                 else:
-                    shares = measured(Path(folder), processes, given)
-                alone = alone or sum(len(share.waits_s) for share in shares) / given.seconds / processes
-                table.add_row(*row(processes, shares, alone, given.seconds))
-    Console(width=140).print(table)
+                    found = measured(Path(folder), processes, given)
+                alone = alone or sum(len(share.waits_s) for share in found.shares) / given.seconds / processes
+                table.add_row(*row(processes, found, alone, given.seconds))
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

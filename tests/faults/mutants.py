@@ -135,7 +135,7 @@ MUTANTS = (
     Mutation(
         "all writers have one token",
         TAIL + "begin_term",
-        "self._runtime.token()",
+        "self.tag + self._runtime.token()[TAG_DIGITS:]",
         '"0123456789abcdef"',
     ),
     Mutation(

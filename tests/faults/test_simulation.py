@@ -17,7 +17,7 @@ from tests.mutations import Mutation, applied
 
 ROOT = Path(__file__).parent.parent.parent
 # The campaign of docs/reliability.md is a hundred times as long.
-SEEDS = 130
+SEEDS = 160
 SEEDS_FOR_A_MUTANT = 200
 HAPPENED = {
     "killed",

@@ -17,6 +17,8 @@ BEING_DESTROYED = "being destroyed"
 
 # The outcome of an unanswered commit of an older term is unknown.
 EPOCHS_MAX = 16
+# All tokens of a writer that appends begin with the same digits; the others are random, more than enough for its terms.
+TAG_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Epoch:
     epoch: int
     token: str
     first_seq_no: FragmentSeqNo
+
+    @property
+    def tag(self) -> str:
+        """What the epochs of one writer have in common; by chance also those of two: no decision on data uses it."""
+        return self.token[:TAG_DIGITS]
 
     def to_json(self) -> JsonObject:
         """Return as a JSON object."""

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from wal3_core.runtime import Runtime
 
-# A pause is due after this time without one.
-_BUSY_S = 10.0
+# A pause is due after this time without one; the first in a writer's life sooner, as several often begin at once, which
+# then learn of each other.
+_BUSY_S, _FIRST_S = 10.0, 1.0
 _PAUSE_S_MIN = 0.1
 _PAUSE_S_MAX = 0.5
 # In commits, how long a pause is: others may be that many times farther from the store.
@@ -31,6 +32,7 @@ class Breath:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._busy_since_s = self._ended_s = runtime.monotonic_s()
+        self._has_paused = False
 
     def take(self, commit_s: float, left_s: Callable[[], float]) -> None:
         """Pause before the next commit, if a pause is due and no append could become late.
@@ -41,9 +43,10 @@ class Breath:
         if now_s - self._ended_s >= pause_s:
             # It was idle for as long as a pause.
             self._busy_since_s = now_s
-        if now_s - self._busy_since_s >= _BUSY_S and left_s() > _LEFT_S_MIN:
+        due_s = self._busy_since_s + (_BUSY_S if self._has_paused else _FIRST_S)
+        if now_s >= due_s and left_s() > _LEFT_S_MIN:
             self._runtime.sleep(pause_s)
-            self._busy_since_s = self._runtime.monotonic_s()
+            self._busy_since_s, self._has_paused = self._runtime.monotonic_s(), True
 
     def committed(self) -> None:
         """Record that a commit has ended."""

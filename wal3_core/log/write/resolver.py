@@ -81,7 +81,7 @@ class AppendResolver:
         self._delivery_timeout_s = timeout_s_of(url) if given_s is None else given_s
         self.outcomes = Outcomes(underway.report, underway.marking)
         self.halt = Halt(url, ordered=ordered)
-        self.turns = Turns(options, self._meter, runtime)
+        self.turns = Turns(self._tail.tag, options, self._meter, runtime)
 
     def until_s(self, entries: Iterable[Entry]) -> float:
         """When the oldest of some appends must have its outcome, by the monotonic clock."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.log.write.commit import WriterTerm
 from wal3_core.log.write.in_flight import InFlightFragment
-from wal3_core.model.manifest_parts import Boundary, Epoch
+from wal3_core.model.manifest_parts import TAG_DIGITS, Boundary, Epoch
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class Tail:
     def __init__(self, base: Installed | None, runtime: Runtime, clock: LogClock) -> None:
         self._runtime = runtime
         self._clock = clock
+        # Its tokens begin with these digits: by them, writers that take turns know each other.
+        self.tag = runtime.token()[:TAG_DIGITS]
         # None when its state is unknown: it has to be loaded.
         self.base: Installed | None = None
         # Where the log ended in the newest manifest seen so far; None before there was one.
@@ -64,7 +66,8 @@ class Tail:
     def begin_term(self, base: Installed, seen_s: float) -> None:
         """Build on a manifest as a new epoch, under a new token: paths of the old one are not used again."""
         manifest = base.manifest
-        entry = Epoch(manifest.last_epoch + 1, self._runtime.token(), manifest.next.seq_no)
+        token = self.tag + self._runtime.token()[TAG_DIGITS:]
+        entry = Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no)
         self.base, self.seen_s, self._place = base, seen_s, manifest.next
         self.next_offset, self.keyed = manifest.next.position.offset, manifest.keyed
         self._incarnation = WriterTerm(entry, manifest.fence)

@@ -1,10 +1,11 @@
-"""Turns of writers that append to one log: each appends for a while, and then lets another one begin.
+"""Turns of writers that append to one log: each appends for a while, and then lets the others.
 
 A fragment carries its place in the log, so the uploads of a writer that another one overtakes are lost; and a writer
 that is closer to the store, or has more to append, would overtake the others for ever. Therefore a writer that has seen
-another one's appends rests after a turn, for as long as another one needs to begin. One that waits uploads
-nothing before it has seen the log at rest. Writers that do not know of each other yet meet in the pauses of
-``breath.py``. Only speed and fairness depend on this. Source: docs/protocol.md, "Turns".
+another one's appends waits after a turn. One that waits uploads nothing before it has seen the log at rest, for longer
+the more of the others come before it: the epochs in the manifest show whose last turn was longer ago. Writers that do
+not know of each other yet meet in the pauses of ``breath.py``. Only speed and fairness depend on this.
+Source: docs/protocol.md, "Turns".
 """
 
 from __future__ import annotations
@@ -20,35 +21,40 @@ if TYPE_CHECKING:
 
 # A cycle is an upload and a commit, at least this long: a look at the manifest takes milliseconds of the processor.
 _CYCLE_S_MIN = 0.01
-# In cycles: how long a writer appends, and how long it rests.
-_TURN, _REST = 8, 6
-# The part of a turn for which there is nothing to see after another writer began one.
-_UNSEEN = 0.75
-# A writer that has waited for so long appends, whatever others do; other writers pause more often (breath.py).
-_PATIENCE_S = 15.0
+# In cycles: how long a writer appends, and how long it sees the log at rest before. ``_REST``: one that had no turn
+# lately. ``_REST_FIRST``: the first of the others. Each behind that one leaves time for an upload and a commit.
+_TURN, _REST, _REST_FIRST, _REST_EACH = 6, 1, 2.5, 5
+# One that waits looks that many times in the rest that it needs, but not more often than once in ``_REST``.
+_LOOKS = 3
+# In cycles: a turn that lasts for so long is of a writer that does not know of this one. Then it tries its luck.
+_PATIENCE, _PATIENCE_S_MAX = 12, 15.0
 _DOUBLINGS_MAX = 16
-# A writer is alone again after so many looks that found nothing of others.
+# A writer is alone again when so many rests have shown nothing of others.
 _QUIET = 4
 
 
 class Turns:
-    """When one writer may cut batches. Guarded by its owner's lock."""
+    """When one writer may cut batches; ``tag`` is that of its epochs. Guarded by its owner's lock."""
 
-    def __init__(self, options: WriterOptions, meter: Meter, runtime: Runtime) -> None:
+    def __init__(self, tag: str, options: WriterOptions, meter: Meter, runtime: Runtime) -> None:
+        self._tag = tag
         self._pause_s_max = options.commit_pause_s_max
         self._meter = meter
         self._runtime = runtime
         # Until then no batch is cut.
         self.not_before_s = 0.0
-        self._waiting = False
-        # Looks that found nothing of others since something of them was seen.
+        # Whether it waits for a turn; whether it had one since it last had nothing to append.
+        self._waiting = self._served = False
+        # Rests that have shown nothing of others since something of them was seen.
         self._quiet = _QUIET
-        # When the turn began or the wait for it, and when the end of the log was last known.
-        self._began_s = self._waited_since_s = self._known_s = -math.inf
-        self._epoch, self._end, self._own_epoch = 0, 0, 0
+        # The end of the log, when it was last seen, and when it was first seen there.
+        self._epoch, self._end = 0, 0
+        self._known_s = self._changed_s = -math.inf
+        # When this writer's turn began, and when the newest epoch was first seen or tried to be ended.
+        self._began_s = self._epoch_s = -math.inf
         # How long others took for a fragment.
         self._fragment_s = math.inf
-        # Places lost since this writer's last commit.
+        # Places lost in this epoch.
         self._num_lost = 0
 
     @property
@@ -65,16 +71,16 @@ class Turns:
 
     def lost(self, manifest: Manifest) -> None:
         """Record that another writer took the place of fragments in flight, by a manifest just loaded."""
-        now_s = self._runtime.monotonic_s()
+        met_before = self._shared
+        self._know(manifest)
+        self._quiet = 0
         self._num_lost += 1
-        if self._shared:
-            self._wait(now_s, self._look_s())
+        self._epoch_s = self._known_s
+        if met_before:
+            self._wait(manifest)
         else:
             # They may have met by chance.
             self.pause()
-        self._know(manifest, now_s)
-        self._own_epoch = self._own_epoch or self._epoch
-        self._quiet = 0
 
     def pause(self) -> None:
         """Cut nothing for a random time, up to that of a commit."""
@@ -83,55 +89,89 @@ class Turns:
 
     def committed(self, manifest: Manifest, began_s: float) -> None:
         """Record a commit of this writer's, which began at ``began_s``; its turn may be over."""
-        now_s = self._runtime.monotonic_s()
-        if began_s - self._known_s >= self._s(_REST):
+        if began_s - self._known_s >= self._s(_REST_FIRST):
+            # Others could have begun.
             self._began_s = began_s
-        self._know(manifest, now_s)
-        self._own_epoch, self._num_lost = self._epoch, 0
-        if self._shared and now_s - self._began_s >= self._s(_TURN):
-            self._wait(now_s, self._s(_REST))
+        self._know(manifest)
+        self._served = True
+        if self._shared and self._known_s - self._began_s >= self._s(_TURN):
+            self._wait(manifest)
 
     def looked(self, manifest: Manifest, *, overdue: bool) -> None:
         """Decide by a manifest that was just loaded who appends; ``overdue``: an append can wait no longer."""
         now_s = self._runtime.monotonic_s()
         if now_s < self.not_before_s:
             return
-        appended = manifest.next.seq_no - self._end
-        is_others = (manifest.last_epoch, manifest.next.seq_no) != (self._epoch, self._end)
-        if is_others:
-            self._fragment_s = (now_s - self._known_s) / max(appended, 1)
-        began = manifest.last_epoch != self._epoch
-        self._quiet = 0 if is_others else self._quiet + 1
-        self._know(manifest, now_s)
-        if is_others and not overdue and now_s - self._waited_since_s < self._patience_s():
-            self._wait(now_s, self._s(_UNSEEN * _TURN) if began else self._look_s())
-        else:
+        is_first = self._known_s == -math.inf
+        appended = self._know(manifest) and not is_first and not self._is_own(manifest)
+        # One that had nothing to append until now is not one of those that wait in order.
+        self._served = self._served and self._waiting
+        rested = now_s - self._changed_s >= self._rest_s(manifest) if self._waiting else not appended
+        if rested or overdue or self._is_impatient(manifest):
+            self._quiet = 0 if appended else self._quiet + self._is_own(manifest)
             self._waiting, self._began_s = False, now_s
+        else:
+            self._quiet = 0 if appended else self._quiet
+            self._wait(manifest)
 
-    def _look_s(self) -> float:
-        """Return how long to wait for the next look: shorter, the more turns others had since this writer's.
+    def _wait(self, manifest: Manifest) -> None:
+        """Wait for the next look."""
+        self._waiting = True
+        now_s, rest_s = self._runtime.monotonic_s(), self._rest_s(manifest)
+        look_s = max(self._cycle_s() * _REST, rest_s / _LOOKS)
+        jitter_s = self._cycle_s() * self._runtime.jitter() / 4
+        self.not_before_s = min(self._changed_s + rest_s, now_s + look_s) + jitter_s
 
-        One that has just begun takes longer for a cycle than those that are at it, and must not miss their pauses.
-        """
-        turns = self._epoch - self._own_epoch
-        cycle_s = min(self._s(1), max(2 * self._fragment_s, _CYCLE_S_MIN))
-        return cycle_s * (1 + (1.5 / (1 + turns) if turns else 0) + self._runtime.jitter() / 4)
+    def _rest_s(self, manifest: Manifest) -> float:
+        """Return how long the log has to be at rest before this writer begins."""
+        tags = _tags(manifest)
+        cycles: float = _REST
+        if self._served and self._tag in tags:
+            before = len(tags) - 1 - tags.index(self._tag)
+            # One behind whose turns none of others was seen lately still lets them begin.
+            cycles = _REST_FIRST + _REST_EACH * (before if len(tags) > 1 else 1)
+        return min(cycles * self._cycle_s(), self._pause_s_max)
 
-    def _patience_s(self) -> float:
-        """Return how long to wait. One that does not know of this writer takes no turns: luck may show it to it."""
-        if self._epoch != self._own_epoch:
-            return _PATIENCE_S
-        return min(self._s(_TURN) * 2.0 ** min(self._num_lost, _DOUBLINGS_MAX), _PATIENCE_S)
+    def _is_impatient(self, manifest: Manifest) -> bool:
+        """Whether another writer's turn lasts for too long; each try that lost its place doubles how long that is."""
+        patience_s = min(self._s(_PATIENCE) * 2.0 ** min(self._num_lost, _DOUBLINGS_MAX), _PATIENCE_S_MAX)
+        return not self._is_own(manifest) and self._runtime.monotonic_s() - self._epoch_s >= patience_s
 
-    def _wait(self, now_s: float, wait_s: float) -> None:
-        if not self._waiting:
-            self._waiting, self._waited_since_s = True, now_s
-        self.not_before_s = now_s + wait_s
+    def _is_own(self, manifest: Manifest) -> bool:
+        return _tags(manifest)[:1] == [self._tag]
 
-    def _know(self, manifest: Manifest, now_s: float) -> None:
-        self._known_s, self._epoch, self._end = now_s, manifest.last_epoch, manifest.next.seq_no
+    def _know(self, manifest: Manifest) -> bool:
+        """Keep where the log ends; return whether that has changed."""
+        now_s, epoch, end = self._runtime.monotonic_s(), manifest.last_epoch, manifest.next.seq_no
+        changed = (epoch, end) != (self._epoch, self._end)
+        if changed:
+            if not self._is_own(manifest):
+                self._fragment_s = (now_s - self._known_s) / max(end - self._end, 1)
+            self._changed_s = now_s
+        if epoch != self._epoch:
+            self._epoch_s, self._num_lost = now_s, 0
+        self._known_s, self._epoch, self._end = now_s, epoch, end
+        return changed
+
+    def _cycle_s(self) -> float:
+        """Return what a cycle takes: this writer, or others if they are faster."""
+        return min(self._s(1), max(2 * self._fragment_s, _CYCLE_S_MIN))
 
     def _s(self, cycles: float) -> float:
-        """Return how long some cycles take."""
+        """Return how long some cycles of this writer take."""
         cycle_s = max(self._meter.upload_s + self._meter.commit_s, _CYCLE_S_MIN)
         return min(cycles * cycle_s, self._pause_s_max)
+
+
+def _tags(manifest: Manifest) -> list[str]:
+    """Return the tags of the writers that take turns, that of the newest turn first.
+
+    While they keep their order, none has a second turn before all others had one: behind the first tag that is found
+    again, there are only writers that have left.
+    """
+    tags: list[str] = []
+    for epoch in reversed(manifest.epochs):
+        if epoch.tag in tags:
+            break
+        tags.append(epoch.tag)
+    return tags
