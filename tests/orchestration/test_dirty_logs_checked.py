@@ -149,7 +149,8 @@ def test_another_store_is_refused_and_nothing_is_changed_there(
     root = _root(fleet)
     shutil.copytree(root / "dirty", root.with_name("moved") / "dirty")
     shutil.rmtree(root)
-    root.mkdir()
+    # As every store in a directory has.
+    (root / ".wal3" / "locks").mkdir(parents=True)
     shutil.move(root.with_name("moved") / "dirty", root / "dirty")
     before = RollUp(fleet, "dirty/server").stretch()
 

@@ -23,7 +23,11 @@ QUERY_S = 240
 
 
 def stream(spark: SparkSession, url: str, **options: str) -> DataFrame:
-    return spark.readStream.format("wal3").options(store=url, prefix="p", maxRecordsPerTrigger=7, **options).load()
+    return (
+        spark.readStream.format("wal3")
+        .options(**{"store": url, "prefix": "p", "maxRecordsPerTrigger": "7"} | options)
+        .load()
+    )
 
 
 def run(frame: DataFrame, kind: str, checkpoint: Path, **options: str) -> StreamingQuery:
@@ -77,3 +81,16 @@ def test_stream_into_a_log_appends_a_batch_that_spark_repeats_once(
     assert list(CursorStore(local_store, "copy").offsets()) == ["writer-copier"]
     copied = [(record.key, record.body) for record in LogReader.open(open_store(local_url), "copy").records()]
     assert copied == [(record.key, record.body) for record in LogReader.open(local_store, "p/a").records()]
+
+
+def test_batches_of_a_new_checkpoint_are_not_taken_for_those_of_the_one_before(
+    spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
+) -> None:
+    fill(local_store, "p/a", fragments=1)
+    frame = stream(spark, local_url, maxRecordsPerTrigger="1000").selectExpr("'copy' AS log", "key", "body")
+
+    for checkpoint in ("before", "new"):
+        run(frame, "wal3", tmp_path / checkpoint, store=local_url, create="true", writer="copier")
+
+    bodies = [record.body for record in LogReader.open(local_store, "p/a").records()]
+    assert [record.body for record in LogReader.open(local_store, "copy").records()] == bodies * 2

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from tests.spec.collecting import NOW
+from tests.spec.collecting import LATER, NOW
 from tests.spec.logs import Crashed, bodies, manifest_of
 from tests.stores import FaultyStore, life_store
 from wal3_core import (
     ContentionError,
     InvalidRequestError,
+    LogAt,
+    LogError,
     LogReader,
     LogReplacedError,
     LogWriter,
@@ -21,21 +24,23 @@ from wal3_core import (
     SealedError,
     UnknownDurabilityError,
     WriterOptions,
+    copy,
     destroy,
     seal,
 )
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import KeyRequiredError
+from wal3_core.errors import KeyRequiredError, UnavailableError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, StagedFragment, Stager
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.options import RetryOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 QUICK = RetryOptions(attempts_max=3, pause_s_min=0.001, pause_s_max=0.002)
@@ -201,6 +206,100 @@ def test_two_that_repeat_a_named_append_at_once_append_it_once(log: MemoryStore)
     faulty.before = overtake
     assert install_staged(faulty, "a", first, once=ONCE, options=OPTIONS).repeated
     assert bodies(log) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("others", [[], [b"other"]])
+def test_append_that_is_installed_twice_keeps_what_the_log_has_of_it(log: MemoryStore, others: list[bytes]) -> None:
+    staged = [part for body in (b"1", b"2") for part in stage(log, body, body, body)]
+    install_staged(log, "a", staged, options=OPTIONS)
+    with LogWriter.open(log, "a") as writer:
+        for body in others:
+            writer.append(body)
+
+    again = install_staged(log, "a", staged, options=OPTIONS)
+
+    assert again.repeated
+    assert bodies(log) == [b"1"] * 3 + [b"2"] * 3 + others
+
+
+def test_append_of_which_the_log_has_a_part_as_it_was_staged_is_not_made_again(log: MemoryStore) -> None:
+    staged = [*stage(log, b"1", b"1", b"1"), *stage(log, b"2")]
+    install_staged(log, "a", staged, options=OPTIONS)
+
+    assert install_staged(log, "a", staged, options=OPTIONS).repeated
+    assert bodies(log) == [b"1", b"1", b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_named_append_that_sleeps_anywhere_while_it_is_made_and_collected_is_in_the_log_once(
+    memory_store: MemoryStore,
+) -> None:
+    for calls in range(200):
+        if calls:
+            destroy(memory_store, "a")
+        LogWriter.initialize(memory_store, "a")
+        install_staged(memory_store, "a", stage(memory_store, b"0"), once=replace(ONCE, append="6"), options=OPTIONS)
+        staged, again = stage(memory_store, b"1"), stage(memory_store, b"1")
+        faulty, left = FaultyStore(memory_store), [calls]
+
+        def sleep(
+            _kind: str,
+            _path: str,
+            faulty: FaultyStore = faulty,
+            left: list[int] = left,
+            again: list[StagedFragment] = again,
+        ) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                faulty.before = lambda _kind, _path: None
+                install_staged(memory_store, "a", again, once=ONCE, options=OPTIONS)
+                install_staged(memory_store, "a", stage(memory_store, b"2"), once=replace(ONCE, append="8"))
+                # Of orphans, which the other one's uploads are, nothing is deleted within a day.
+                collect(memory_store, "a", options=LATER)
+
+        faulty.before = sleep
+        # It may be refused, but must not be made again.
+        with suppress(LogError):
+            install_staged(faulty, "a", staged, once=ONCE, options=replace(OPTIONS, uploads_max=1))
+        if left[0] >= 0:
+            assert bodies(memory_store) == [b"0", b"1"]
+            break
+        assert bodies(memory_store) == [b"2"], calls
+    else:
+        pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("next_is_made", [True, False])
+def test_named_append_of_a_process_that_slept_through_the_writer_s_next_one_is_in_the_log_once(
+    log: MemoryStore, *, next_is_made: bool
+) -> None:
+    staged = stage(log, b"1", b"2")
+    install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS)
+    if next_is_made:
+        install_staged(log, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS)
+    else:
+        faulty = FaultyStore(log)
+        faulty.fail("create", "log/", "unavailable", times=1000)
+        with pytest.raises(UnavailableError):
+            install_staged(faulty, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS)
+
+    with pytest.raises(UnknownDurabilityError, match="another append of the writer .* stage it again"):
+        install_staged(log, "a", staged, once=ONCE, options=OPTIONS)
+
+    assert bodies(log) == [b"1", b"2", b"3"][: 3 if next_is_made else 2]
+
+
+def test_named_append_that_is_repeated_in_a_restored_log_is_in_it_once(
+    log: MemoryStore,
+) -> None:
+    backup = MemoryStore(shared_runtime())
+    install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS)
+    copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
+    destroy(log, "a")
+    copy(LogAt(backup, "a"), LogAt(log, "a"), with_cursors=True)
+
+    assert install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS).repeated
+    assert bodies(log) == [b"1", b"2"]
 
 
 def test_unanswered_commit_is_resolved_or_reported_as_unknown(log: MemoryStore) -> None:

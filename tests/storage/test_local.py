@@ -14,7 +14,7 @@ from wal3_core import LogWriter, NotDurableError, UnavailableError, WriterOption
 from wal3_core.options import RetryOptions
 from wal3_core.storage.backends import local_durability
 from wal3_core.storage.backends.local import LocalStore
-from wal3_core.storage.object_store import Done, Unknown
+from wal3_core.storage.object_store import Done, Etag, Unknown
 
 QUICK = WriterOptions(retry=RetryOptions(attempts_max=2, pause_s_min=0.001))
 
@@ -155,6 +155,39 @@ def test_staging_folder_that_was_cleaned_away_comes_back(local_url: str) -> None
     (Path(urlsplit(local_url).path) / ".wal3" / "staging").rmdir()
 
     assert isinstance(store.create("two", b""), Done)
+
+
+@pytest.mark.parametrize("is_a_mount", [False, True])
+def test_store_that_is_gone_is_an_error_and_not_an_empty_store(tmp_path: Path, *, is_a_mount: bool) -> None:
+    root, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store = LocalStore(root)
+    assert isinstance(store.create("log/cursor", b"1"), Done)
+    reader = LocalStore(root)
+    assert reader.read("log/cursor") == b"1"
+
+    root.rename(elsewhere)
+    if is_a_mount:
+        # What lies below a mount point when nothing is mounted.
+        root.mkdir()
+    for each in (store, reader):
+        for use in (
+            lambda each=each: each.read("log/cursor"),
+            lambda each=each: each.head("log/cursor"),
+            lambda each=each: list(each.list_objects("log/")),
+            lambda each=each: each.list_folders(""),
+            lambda each=each: each.create("log/other", b"2"),
+            lambda each=each: each.replace("log/cursor", b"2", Etag("0")),
+            lambda each=each: each.delete("log/cursor"),
+        ):
+            with pytest.raises(UnavailableError, match="expected .wal3/locks, which was there, found none: mount"):
+                use()
+
+    assert list(root.iterdir() if is_a_mount else []) == []
+    if is_a_mount:
+        root.rmdir()
+    elsewhere.rename(root)
+    assert (store.read("log/cursor"), reader.read("log/other")) == (b"1", None)
+    assert isinstance(store.create("log/other", b"2"), Done)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ the order of Spark's partitions. Where one task alone writes a log, and no other
 fragments are installed as they are; what other tasks staged is read, and written again behind them, by the driver.
 
 ``writer`` and ``write_id`` name a write that may be repeated as a whole, by a scheduler say: what is in a log by then
-is not appended again. A stream's ``writer`` is its name, and Spark numbers its batches: a batch that Spark repeats
-after a restart is appended once. The cursor ``writer-NAME`` keeps from collection what its last write appended.
+is not appended again. A stream's ``writer`` is its name, and Spark numbers the batches of each checkpoint, which it
+gives an id: a batch that Spark repeats after a restart is appended once. The cursor ``writer-NAME`` keeps from
+collection what its last write appended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError
@@ -48,11 +50,16 @@ _LOGS_AT_ONCE = 8
 _HELD_BYTES_MAX = 64 * 2**20
 
 
+# Spark's name of the query that a task belongs to; a query with another checkpoint has another one.
+_QUERY_ID = "sql.streaming.queryId"
+
+
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task staged, by log."""
+    """What one task staged, by log, and of which streaming query."""
 
     fragments: dict[str, list[StagedFragment]]
+    query_id: str | None = None
 
 
 class LogSinkWriter(DataSourceArrowWriter):
@@ -82,7 +89,9 @@ class LogStreamSinkWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Install what the tasks staged; an error notes which logs have their rows already."""
-        _install(self._request, messages, f"batch {batchId}")
+        # A new checkpoint begins at batch 0 again: its batches are not those of the checkpoint before.
+        queries = {message.query_id for message in messages if isinstance(message, Staged)}
+        _install(self._request, messages, " ".join(["batch", str(batchId), *sorted(filter(None, queries))]))
 
 
 def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -98,7 +107,9 @@ def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
             held -= max(logs.values(), key=lambda each: each.held).flush()
     for each in logs.values():
         each.flush()
-    return Staged({log: each.staged for log, each in logs.items()})
+    context = TaskContext.get()
+    query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
+    return Staged({log: each.staged for log, each in logs.items()}, query_id)
 
 
 class _Log:

@@ -42,7 +42,7 @@ from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.paths import check_fragment_path, check_log_name, check_writer_cursor_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, WriterOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
+    from wal3_core.storage.documents.cursor_store import Witness
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
@@ -78,9 +78,9 @@ class Once:
         """Refuse names that no cursor can have."""
         make_plain(self, cursor=check_writer_cursor_name, append=text)
 
-    def naming(self, log_id: LogId) -> str:
-        """Return how the tokens of the append's fragments begin."""
-        named = f"{log_id}/{self.cursor}/{self.append}".encode()
+    def naming(self, log: str) -> str:
+        """Return how the tokens of the append's fragments begin; the same in a log that was restored under its name."""
+        named = f"{log}/{self.cursor}/{self.append}".encode()
         return hashlib.sha256(named).hexdigest()[:_NAMING_DIGITS]
 
 
@@ -123,6 +123,15 @@ def install_staged(
     return _Installing(store, log, parts, once, options or WriterOptions(), runtime or shared_runtime()).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The writer's cursor, as the append that is under way left it; the append is searched from ``since`` on."""
+
+    cursor: str
+    since: LogPosition
+    witness: Witness
+
+
 class _Installing:
     """One append."""
 
@@ -152,15 +161,18 @@ class _Installing:
         self._clock = LogClock(self._manifests.objects, runtime, options)
         amend = partial(rolled_now, snapshots=self._snapshots, options=options)
         self._committer = Committer(self._manifests, runtime, options, amend=amend, meter=Meter(runtime, log))
-        self._naming = "" if once is None else once.naming(log_id)
+        self._naming = "" if once is None else once.naming(log)
 
     def run(self) -> InstallReport:
         """Append; see ``install_staged``."""
-        since = None if self._once is None else self._begin(self._once)
+        kept = None if self._once is None else self._begin(self._once)
         base = self._manifests.load()
         for _ in range(self._options.reseals_max + 1):
-            if since is not None and self._holds_it(base.manifest, since):
-                return self._report([], repeated=True)
+            held = self._as_staged(base.manifest) if kept is None else self._named(base.manifest, kept.since)
+            if held:
+                return self._report(held, repeated=True)
+            if kept is not None:
+                self._check_kept(kept)
             found = self._append(base)
             if not isinstance(found, Displaced):
                 return found
@@ -168,14 +180,22 @@ class _Installing:
         message = f"log {self._manifests.url}: other writers took the place {self._options.reseals_max + 1} times over"
         raise ContentionError(message)
 
+    def _as_staged(self, manifest: Manifest) -> list[FragmentPointer]:
+        """Return the fragments that the log has as they were staged: the append was installed before."""
+        staged = {part.pointer.path: part.pointer for part in self._parts}
+        start = min(pointer.start for pointer in staged.values())
+        limit = Limits(offset=max(pointer.limit.offset for pointer in staged.values()))
+        return [each for each in select(manifest.pointers, start, limit, self._snapshots.load) if each.path in staged]
+
     # ------------------------------------------------------------------ once
 
-    def _begin(self, once: Once) -> LogPosition:
-        """Have the cursor keep what is about to be appended; return where to look for the append."""
+    def _begin(self, once: Once) -> _Kept:
+        """Have the cursor keep what is about to be appended, and what to search for the append."""
         witness = self._cursors.load(once.cursor)
         if witness is None:
             with contextlib.suppress(CursorConflictError):
-                return self._cursors.init(once.cursor, self._end()).cursor.position
+                witness = self._cursors.init(once.cursor, self._manifests.load().manifest.next.position)
+                return _Kept(once.cursor, witness.cursor.position, witness)
             # Another process repeats the append just now.
             witness = self._cursors.load(once.cursor)
             if witness is None:
@@ -183,17 +203,39 @@ class _Installing:
                 raise CursorConflictError(message)
         since, manifest = witness.cursor.position, self._manifests.load().manifest
         # The append before is not repeated any more. This one may be in the log: then the cursor stays.
-        if since.offset < manifest.next.position.offset and not self._holds_it(manifest, since):
-            self._cursors.save(once.cursor, manifest.next.position, witness)
-        return since
+        if not self._named(manifest, since):
+            self._check_newest(once, since)
+            if since.offset < manifest.next.position.offset:
+                witness = self._cursors.save(once.cursor, manifest.next.position, witness)
+        return _Kept(once.cursor, since, witness)
 
-    def _end(self) -> LogPosition:
-        return self._manifests.load().manifest.next.position
+    def _check_newest(self, once: Once, since: LogPosition) -> None:
+        """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
+        staged = min(part.pointer.start.offset for part in self._parts)
+        if staged < since.offset:
+            message = (
+                f"log {self._manifests.url}: cursor {once.cursor}: expected it at {staged} or before, where the log"
+                f" ended when this was staged, found it at {since.offset}: another append of the writer began since,"
+                f" and whether the log had this one before is not known: if it was not made, stage it again"
+            )
+            raise UnknownDurabilityError(message)
 
-    def _holds_it(self, manifest: Manifest, since: LogPosition) -> bool:
-        """Whether the log has the append already, at or behind the cursor."""
+    def _check_kept(self, kept: _Kept) -> None:
+        """Refuse to append if another process has moved the cursor: the manifest may lack an append that was made."""
+        found = self._cursors.load(kept.cursor)
+        if found is None or found.etag != kept.witness.etag:
+            at, place = kept.witness.cursor.position.offset, None if found is None else found.cursor.position.offset
+            message = (
+                f"log {self._manifests.url}: cursor {kept.cursor}: expected it at {at}, where this append put it, found"
+                f" it {'deleted' if place is None else f'at {place}'}: another process repeats this append, or has made"
+                f" it; repeat it"
+            )
+            raise UnknownDurabilityError(message)
+
+    def _named(self, manifest: Manifest, since: LogPosition) -> list[FragmentPointer]:
+        """Return the append's fragments, if the log has it already, at or behind the cursor."""
         pointers = select(manifest.pointers, since, UNLIMITED, self._snapshots.load)
-        return any(check_fragment_path(each.path, each.seq_no).startswith(self._naming) for each in pointers)
+        return [each for each in pointers if check_fragment_path(each.path, each.seq_no).startswith(self._naming)]
 
     # ------------------------------------------------------------------ one try
 
@@ -310,6 +352,6 @@ class _Installing:
         return InstallReport(
             log=self._log,
             num_records=sum(part.pointer.num_records for part in self._parts),
-            num_fragments=len(pointers),
+            num_fragments=0 if repeated else len(pointers),
             repeated=repeated,
         )

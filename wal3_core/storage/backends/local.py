@@ -11,7 +11,8 @@ removals an exclusive one. Folders known to be on disk are known until any proce
 it then appends a byte to the lock's file.
 
 ``.wal3`` beside the objects belongs to the store. Locks work only among processes that use the same
-files: no store is made inside another (local_roots.py).
+files: no store is made inside another (local_roots.py). A store that has seen it, and finds it gone, was
+renamed, or its file system is not mounted: that no file is there then says nothing, so it is an error.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from wal3_core.storage.backends.local_durability import Durability, sync_file, u
 from wal3_core.storage.backends.local_roots import (
     LOCKS,
     OWN_FOLDER,
+    Root,
     check_above,
     check_between,
-    claim,
-    is_root,
     without_links,
 )
 from wal3_core.storage.object_store import (
@@ -76,7 +76,7 @@ class LocalStore:
         self._staging = self._root / OWN_FOLDER / "staging"
         self._locks = self._root / OWN_FOLDER / LOCKS
         self._folders_lock = self._locks / "folders"
-        self._swept = self._is_root = False
+        self._swept, self._known = False, Root(self._root)
         self._durable = Durability(self._root)
 
     @property
@@ -88,6 +88,8 @@ class LocalStore:
     def _prepare(self) -> None:
         try:
             if not self._swept or not self._staging.is_dir() or not self._locks.is_dir():
+                # Never made again elsewhere: what is appended there would be hidden, or left behind.
+                self._known.check_there()
                 self._durable.forget_folders()
                 self._sweep_staging()
                 self._swept = True
@@ -98,7 +100,7 @@ class LocalStore:
         """Make the store's own folders; remove staged files a day old, left by killed writers."""
         check_above(self._root)
         self._durable.make_root()
-        claim(self._root)
+        self._known.claim()
         self._durable.make_folder(self._locks)
         self._durable.make_folder(self._staging)
         with tempfile.NamedTemporaryFile(dir=self._staging) as probe:
@@ -119,6 +121,7 @@ class LocalStore:
                 left = max(0, os.fstat(file.fileno()).st_size - start)
                 return file.read() if length is None else file.read(min(length, left))
         except (FileNotFoundError, NotADirectoryError):
+            self._known.check_there()
             return None
         except OSError as error:
             raise self._unavailable(error) from error
@@ -189,6 +192,7 @@ class LocalStore:
         try:
             found = stat()
         except (FileNotFoundError, NotADirectoryError):
+            self._known.check_there()
             return None
         except OSError as error:
             raise self._unavailable(error) from error
@@ -240,28 +244,24 @@ class LocalStore:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        self._check_reading(folder.rstrip("/"))
+        self._known.check_reading(folder.rstrip("/"))
         try:
             with os.scandir(self._root / folder) as found:
                 entries = [entry for entry in found if entry.name != OWN_FOLDER]
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            entries = []
         except OSError as error:
             raise self._unavailable(error) from error
+        if not entries:
+            self._known.check_there()
         # A folder sorts as its objects' paths do: with a slash after its name.
         return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
     def _file(self, path: str) -> Path:
         """Return the file of an object to read; StoreDeniedError when it belongs to another store."""
         target = self._root / check_path(path)
-        self._check_reading(path.rpartition("/")[0])
+        self._known.check_reading(path.rpartition("/")[0])
         return target
-
-    def _check_reading(self, folder: str) -> None:
-        self._is_root = self._is_root or is_root(self._root)
-        if not self._is_root:
-            check_above(self._root)
-        check_between(self._root, folder, writes=False)
 
     def _place(self, path: str) -> Path:
         """Return the file of an object to write, without symbolic links; StoreDeniedError if it is another store's."""

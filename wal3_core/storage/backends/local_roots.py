@@ -27,6 +27,35 @@ LOCKS = "locks"
 _CLAIMS_MAX = 100
 
 
+class Root:
+    """A store's root, as far as one process has seen it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = False
+
+    def claim(self) -> None:
+        """Make the existing folder a root; see ``claim``."""
+        claim(self._folder)
+        self._seen = True
+
+    def check_reading(self, folder: str) -> None:
+        """Raise StoreDeniedError if a folder below belongs to another store."""
+        self._seen = self._seen or is_root(self._folder)
+        if not self._seen:
+            check_above(self._folder)
+        check_between(self._folder, folder, writes=False)
+
+    def check_there(self) -> None:
+        """Raise UnavailableError if the root was there, and is not."""
+        if self._seen and not is_root(self._folder):
+            message = (
+                f"store {self._folder}: expected {OWN_FOLDER}/{LOCKS}, which was there, found none: mount its file"
+                f" system, or move the folder back; or open the store where it is now"
+            )
+            raise UnavailableError(message)
+
+
 def is_root(folder: Path) -> bool:
     """Return whether the folder is a store's root."""
     own = folder / OWN_FOLDER
