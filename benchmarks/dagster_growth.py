@@ -34,7 +34,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SIZES = (0, 100, 1_000, 10_000)
-SWEEPS = ("manifest", "garbage_plan", "snapshot_compaction", "deletion")
+SWEEPS = (
+    "manifest",
+    "verification",
+    "garbage_plan",
+    "collection",
+    "deletion",
+    "orphans",
+    "snapshot_compaction",
+    "compaction",
+    "maintenance",
+)
 FOLDERS = 40
 NO_LOGS_OF_STEPS = """
 compute_logs:
@@ -42,6 +52,8 @@ compute_logs:
   class: NoOpComputeLogManager
 """
 SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+# Their steps do not take the resource.
+WITHOUT_LIMITS = {"manifest", "snapshot_compaction"}
 WITHOUT_SPARK = {"resources": {"collection": {"config": {"spark_logs_min": 10**9, "spark_bytes_min": 2**60}}}}
 
 
@@ -151,7 +163,7 @@ def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
             begun_s = time.perf_counter()
             done = definitions.resolve_job_def(f"{name}_sweep").execute_in_process(
                 instance=instance,
-                run_config={**SILENT, **(WITHOUT_SPARK if name in {"garbage_plan", "deletion"} else {})},
+                run_config={**SILENT, **({} if name in WITHOUT_LIMITS else WITHOUT_SPARK)},
                 raise_on_error=False,
             )
             taken_s = time.perf_counter() - begun_s
