@@ -29,7 +29,7 @@ from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.runtime import Observer, shared_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from wal3_core.runtime import RequestEnd
 
