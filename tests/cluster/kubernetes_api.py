@@ -1,8 +1,8 @@
-"""As much of a Kubernetes API as Spark needs for executors: pods are processes of this machine.
+"""As much of a Kubernetes API as Spark needs for executors, and Dagster for runs: pods are processes of this machine.
 
-It stands for the API server, the scheduler and the kubelets. A pod's container is what the entrypoint of Spark's image
-runs for the argument ``executor``, with the environment that the pod asks for, on the Python of a worker. There is no
-authentication, and there are no images, networks and limits.
+It stands for the API server, the scheduler and the kubelets. An executor's container is what the entrypoint of Spark's
+image runs for the argument ``executor``, with the environment that the pod asks for, on the Python of a worker; a job's
+is the command that it names. There is no authentication; images, networks, limits, secrets and volumes mean nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAMESPACE = "default"
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 POLL_S = 0.1
+# The kinds that have containers.
+_RUN = ("pods", "jobs")
 
 
 @dataclass
@@ -52,9 +54,9 @@ class Pods:
             given["metadata"] |= {"uid": f"uid-{self.version}", "namespace": NAMESPACE}
             given["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
             self.objects.setdefault(kind, {})[name] = given
-            if kind == "pods":
+            if kind in _RUN:
                 self.asked.append(given)
-                self.processes[name] = self._start(name, given)
+                self.processes[name] = self._start(name, given if kind == "pods" else given["spec"]["template"])
             return given
 
     def listed(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
@@ -68,7 +70,7 @@ class Pods:
     def delete(self, kind: str, name: str) -> Object | None:
         """Delete an object; end a pod."""
         with self.lock:
-            process = self.processes.pop(name, None) if kind == "pods" else None
+            process = self.processes.pop(name, None) if kind in _RUN else None
             if process is not None:
                 process.kill()
                 process.wait(60)
@@ -82,8 +84,9 @@ class Pods:
 
     def end(self) -> None:
         """End all pods."""
-        for name in list(self.objects.get("pods", {})):
-            self.delete("pods", name)
+        for kind in _RUN:
+            for name in list(self.objects.get(kind, {})):
+                self.delete(kind, name)
 
     def _touch(self, one: Object) -> None:
         self.version += 1
@@ -91,17 +94,17 @@ class Pods:
 
     def _start(self, name: str, pod: Object) -> subprocess.Popen[bytes]:
         (container,) = pod["spec"]["containers"]
-        assert container["args"] == ["executor"], container
         given = {"status.podIP": "127.0.0.1", "metadata.name": name}
         named = {
             each["name"]: each["value"] if "value" in each else given[each["valueFrom"]["fieldRef"]["fieldPath"]]
-            for each in container["env"]
+            for each in container.get("env") or ()
         }
+        command = [*(container.get("command") or ()), *(container.get("args") or ())]
         environment = {each: os.environ[each] for each in ("PATH", "HOME", "JAVA_HOME") if each in os.environ}
         (work := self.folder / name).mkdir(parents=True)
         with (work / "log").open("wb") as log:
             return subprocess.Popen(
-                _command(named),
+                _executor(named) if command == ["executor"] else command,
                 env={**environment, **self.environment, **named, "SPARK_HOME": str(SPARK_HOME)},
                 cwd=work,
                 stdout=log,
@@ -122,7 +125,7 @@ class Pods:
         self._touch(pod)
 
 
-def _command(named: Mapping[str, str]) -> list[str]:
+def _executor(named: Mapping[str, str]) -> list[str]:
     """Return what the entrypoint of Spark's image runs for an executor with such an environment."""
     options = [value for name, value in named.items() if name.startswith("SPARK_JAVA_OPT_")]
     memory = named["SPARK_EXECUTOR_MEMORY"]
