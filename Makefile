@@ -48,6 +48,9 @@ test-cluster: java setup ## Spark on a master and two workers of its own: each j
 test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its storage deleted, its clock set; part of test-all
 	$(BIN)/pytest tests/abuse
 
+test-deployment: setup ## The files for Kubernetes and Dagster+, and the image's steps in an empty environment; part of test-all
+	$(BIN)/pytest tests/deployment
+
 check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
 

@@ -7,8 +7,9 @@ Each size has a process of its own, on a directory store and a Dagster instance 
 files of one log, which has three records and a cursor; the large log's fragments are pointers without files. Requests
 are those of the directory store, where a listing is one; on S3 each thousand objects of a listing are one.
 
-The peak is that of the process's resident memory while it evaluates the sensors, and while it does the sweeps that the
-sensors and schedules ask for, without Spark. The first row, without logs, is what Dagster and the libraries take.
+The peak is that of the process's resident memory while it evaluates the sensors; and of each sweep that the sensors and
+schedules ask for, in a process of its own as a run has it, without Spark. The first row, without logs, is what Dagster
+and the libraries take.
 """
 
 from __future__ import annotations
@@ -28,13 +29,23 @@ from wal3_core import CursorStore, LogPosition, LogWriter, open_store
 from wal3_core.runtime import Observer, shared_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from wal3_core.runtime import RequestEnd
 
 ROOT = Path(__file__).parents[1]
 SIZES = (0, 100, 1_000, 10_000)
-SWEEPS = ("manifest", "garbage_plan", "snapshot_compaction", "deletion")
+SWEEPS = (
+    "manifest",
+    "verification",
+    "garbage_plan",
+    "collection",
+    "deletion",
+    "orphans",
+    "snapshot_compaction",
+    "compaction",
+    "maintenance",
+)
 FOLDERS = 40
 NO_LOGS_OF_STEPS = """
 compute_logs:
@@ -42,6 +53,8 @@ compute_logs:
   class: NoOpComputeLogManager
 """
 SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+# Their steps do not take the resource.
+WITHOUT_LIMITS = {"manifest", "snapshot_compaction"}
 WITHOUT_SPARK = {"resources": {"collection": {"config": {"spark_logs_min": 10**9, "spark_bytes_min": 2**60}}}}
 
 
@@ -109,12 +122,11 @@ def peak_mib() -> float:
     return peak / 1024
 
 
-def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
-    """Evaluate every sensor until a round is over, then do the sweeps; in a process of its own."""
+def evaluated(folder: Path) -> dict[str, Any]:
+    """Evaluate every sensor until a round is over; in a process of its own."""
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.definitions import defs  # noqa: PLC0415
     from wal3_orchestration.deployment.files import settings  # noqa: PLC0415
     from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415
     from wal3_orchestration.scope import Scope  # noqa: PLC0415
@@ -124,9 +136,8 @@ def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
         "collection": CollectionResource(),
         "rollup": RollUpResource(),
     }
-    found: dict[str, Any] = {"ticks": {}, "sweeps": {}}
-    definitions = defs()
-    home = folder.with_name(f"{folder.name}-home")
+    found: dict[str, Any] = {}
+    home = home_of(folder)
     home.mkdir()
     (home / "dagster.yaml").write_text(settings() + NO_LOGS_OF_STEPS)
     with DagsterInstance.from_config(str(home)) as instance:
@@ -146,35 +157,62 @@ def measure(folder: Path, sweeps: Sequence[str]) -> dict[str, Any]:
                 rows.append((sum(requests.counts.values()), dict(requests.counts), taken_s))
                 if '"after": "t' not in (cursor or ""):
                     break
-            found["ticks"][name] = {"rows": rows, "peak_mib": peak_mib()}
-        for name in sweeps:
-            begun_s = time.perf_counter()
-            done = definitions.resolve_job_def(f"{name}_sweep").execute_in_process(
-                instance=instance,
-                run_config={**SILENT, **(WITHOUT_SPARK if name in {"garbage_plan", "deletion"} else {})},
-                raise_on_error=False,
-            )
-            taken_s = time.perf_counter() - begun_s
-            found["sweeps"][name] = {"success": done.success, "seconds": taken_s, "peak_mib": peak_mib()}
-            del done
+            found[name] = {"rows": rows, "peak_mib": peak_mib()}
     return found
 
 
-def show(label: str, found: dict[str, Any]) -> None:
-    print(f"{label}", flush=True)
-    for name, each in found["ticks"].items():
+def swept(folder: Path, name: str) -> dict[str, Any]:
+    """Do a sweep over the logs that the sensors have found; in a process of its own."""
+    os.environ["WAL3_STORE"] = folder.as_uri()
+    from dagster import DagsterInstance  # noqa: PLC0415 - see above
+
+    from wal3_orchestration.definitions import defs  # noqa: PLC0415
+
+    with DagsterInstance.from_config(str(home_of(folder))) as instance:
+        begun_s = time.perf_counter()
+        done = (
+            defs()
+            .resolve_job_def(f"{name}_sweep")
+            .execute_in_process(
+                instance=instance,
+                run_config={**SILENT, **({} if name in WITHOUT_LIMITS else WITHOUT_SPARK)},
+                raise_on_error=False,
+            )
+        )
+        taken_s = time.perf_counter() - begun_s
+    return {"success": done.success, "seconds": taken_s, "peak_mib": peak_mib()}
+
+
+def home_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-home")
+
+
+def in_a_process(folder: Path, *sweep: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", str(folder), *sweep],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=3600,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show_ticks(found: dict[str, Any]) -> None:
+    for name, each in found.items():
         rows = each["rows"]
         first = rows[0]
         print(
             f"  {name:<20} {len(rows)} ticks a round, {first[0]:7,} requests in the first, {sum(r[0] for r in rows):7,}"
             f" in all, the longest {max(r[2] for r in rows):5.2f} s, peak {each['peak_mib']:6.1f} MiB  {first[1]}"
         )
-    for name, each in found["sweeps"].items():
-        print(
-            f"  {name + '_sweep':<20} {each['seconds']:6.1f} s, peak {each['peak_mib']:6.1f} MiB"
-            f"{'' if each['success'] else '  FAILED'}"
-        )
     sys.stdout.flush()
+
+
+def show_sweep(name: str, each: dict[str, Any]) -> None:
+    failed = "" if each["success"] else "  FAILED"
+    print(f"  {name + '_sweep':<25} {each['seconds']:6.1f} s, peak {each['peak_mib']:6.1f} MiB{failed}", flush=True)
 
 
 def main() -> None:
@@ -184,10 +222,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the stores are made: a RAM disk is quick")
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sweep", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sweeps = [name for name in options.sweeps.split(",") if name]
     if options.child is not None:
-        print(json.dumps(measure(options.child, sweeps)))
+        print(json.dumps(swept(options.child, options.sweep) if options.sweep else evaluated(options.child)))
         return
     cases = [(int(size), 0) for size in options.sizes.split(",") if size]
     cases += [(0, options.fragments)] if options.fragments else []
@@ -195,15 +234,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as parent:
             folder = Path(parent) / "store"
             fill(folder, logs, fragments)
-            done = subprocess.run(
-                [sys.executable, __file__, "--child", str(folder), "--sweeps", options.sweeps],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-                stdout=subprocess.PIPE,
-                check=True,
-                timeout=3600,
-            )
-            label = f"a log of {fragments:,} fragments" if fragments else f"{logs:,} logs"
-            show(label, json.loads(done.stdout.splitlines()[-1]))
+            print(f"a log of {fragments:,} fragments" if fragments else f"{logs:,} logs", flush=True)
+            show_ticks(in_a_process(folder))
+            for name in sweeps:
+                show_sweep(name, in_a_process(folder, "--sweep", name))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, EventLogRecord, TimestampMetadataValue
 
     from wal3_core.fleet.outcomes import Refusal
+    from wal3_core.model.retried import Retried
     from wal3_orchestration.building import LogCheck
     from wal3_orchestration.runbook import Section
     from wal3_orchestration.scope import Scope
@@ -87,6 +88,19 @@ class Verdict:
         """The URL of the first damaged object."""
         file = self.details.get("file")
         return file if isinstance(file, str) else None
+
+
+def retried_metadata(retried: Retried | None) -> dict[str, Value]:
+    """Say what Spark ran again for a step; nothing where Spark was not used."""
+    if retried is None:
+        return {}
+    return {
+        "tasks retried": retried.num_tasks,
+        "executors lost": retried.num_executors,
+        **({"stages run again": retried.num_stages} if retried.num_stages else {}),
+        **({"copies of slow tasks": retried.num_copies} if retried.num_copies else {}),
+        **({"retried because": retried.why} if retried.reasons else {}),
+    }
 
 
 def fail_for(scope: Scope, section: Section, outcomes: Sequence[Outcome]) -> None:

@@ -25,14 +25,15 @@ from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.gone import gone_logs
 from wal3_orchestration.jobs import REASON_TAG
 from wal3_orchestration.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.outcomes import IDLE, RUN
+from wal3_orchestration.outcomes import IDLE, RUN, retried_metadata
 from wal3_orchestration.partitions import ROLLED_UP
 from wal3_orchestration.store_checks import evaluate, table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
-    from wal3_orchestration.outcomes import Outcome, Verdict
+    from wal3_core.model.retried import Retried
+    from wal3_orchestration.outcomes import Outcome, Value, Verdict
     from wal3_orchestration.work import Work
 
     Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
@@ -66,10 +67,11 @@ _ADDED = (
 
 
 def record(
-    work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = ()
+    work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = (), *, retried: Retried | None = None
 ) -> Generator[Event, None, tuple[list[Outcome], list[Verdict]]]:
     """Record what did not fail, and what the checks of the whole store say now; then remember both for each log.
 
+    ``retried`` is what Spark ran again for the step, if it was used.
     Return the outcomes and verdicts without those of logs that a sweep found gone: these do not fail it.
     """
     gone = gone_logs(work, outcomes, verdicts)
@@ -80,36 +82,40 @@ def record(
     records = LogRecords(work.scope, work.instance, work.asset)
     before = records.load(dict.fromkeys([*known, *work.logs]))
     done = [outcome for outcome in outcomes if outcome.refusal is None]
-    yield from _swept(work, outcomes, before, gone) if work.swept else _chosen(work, done)
+    said = {**_why(work), **retried_metadata(retried)}
+    yield from _swept(work, outcomes, before, gone, said) if work.swept else _chosen(work, done, said)
     if len(known) <= PLOTTED_LOGS_MAX:
         yield from (_over_time(work, each) for each in done if not work.swept or _is_new(each, before))
     after = _after(work.logs, outcomes, verdicts, before)
     records.save(after)
-    yield from _checks(work, verdicts, {log: (before | after).get(log, NOTHING) for log in known})
+    yield from _checks(work, verdicts, {log: (before | after).get(log, NOTHING) for log in known}, retried)
     return outcomes, verdicts
 
 
-def _chosen(work: Work, done: Sequence[Outcome]) -> Iterator[Event]:
+def _chosen(work: Work, done: Sequence[Outcome], said: Mapping[str, Value]) -> Iterator[Event]:
     """Record each log; if one is missing, log by log, so that nothing downstream starts."""
     if len(done) < len(work.logs):
-        yield from (_materialization(work, each) for each in done)
+        yield from (_materialization(work, each, said) for each in done)
         return
-    why = _why(work)
     for each in done:
-        metadata = {**each.metadata, **why}
+        metadata = {**each.metadata, **said}
         work.context.add_asset_metadata(metadata, partition_key=each.log)  # type: ignore[union-attr]  # not swept
     version = _data_version(done)
     yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
 
 
 def _swept(
-    work: Work, outcomes: Sequence[Outcome], before: Mapping[str, LogRecord], gone: Collection[str]
+    work: Work,
+    outcomes: Sequence[Outcome],
+    before: Mapping[str, LogRecord],
+    gone: Collection[str],
+    said: Mapping[str, Value],
 ) -> Iterator[Event]:
     done = [each for each in outcomes if each.refusal is None]
     new = [each for each in done if _is_new(each, before)]
     for each in new:
         # Reported, and not yielded: an event of a run is larger by a kilobyte, and each is stored twice.
-        work.instance.report_runless_asset_event(_materialization(work, each, by=work.context.run_id))
+        work.instance.report_runless_asset_event(_materialization(work, each, _why(work), by=work.context.run_id))
     totals: dict[str, Any] = {
         f"total {label}": sum(_number(each.metadata[label]) for each in done if label in each.metadata)
         for label in _ADDED
@@ -128,7 +134,7 @@ def _swept(
             **({"gone": len(gone)} if gone else {}),
             **totals,
             **({_SAID_ONCE: ", ".join(ways)} if ways else {}),
-            **_why(work),
+            **said,
             **({"first recorded": MetadataValue.md(table(("log", *_columns(new)), rows))} if new else {}),
             **({"failed": MetadataValue.md(table(("log", "why"), list(failed.items())[:_ROWS_MAX]))} if failed else {}),
         },
@@ -152,7 +158,9 @@ def _is_new(outcome: Outcome, before: Mapping[str, LogRecord]) -> bool:
     return outcome.notable or not (outcome.fingerprint == known or (outcome.state == IDLE and not known))
 
 
-def _materialization(work: Work, outcome: Outcome, *, by: str | None = None) -> AssetMaterialization:
+def _materialization(
+    work: Work, outcome: Outcome, said: Mapping[str, Value], *, by: str | None = None
+) -> AssetMaterialization:
     """Return a log's event; for a sweep, short enough that SQLite stores two to a page, or three."""
     metadata = outcome.metadata
     if by is not None:
@@ -162,12 +170,12 @@ def _materialization(work: Work, outcome: Outcome, *, by: str | None = None) -> 
         work.key,
         partition=outcome.log,
         description=None if by is None else f"{RUN} {by}",
-        metadata={**metadata, **_why(work)},
+        metadata={**metadata, **said},
         tags=_version_tag(outcome),
     )
 
 
-def _why(work: Work) -> dict[str, str]:
+def _why(work: Work) -> dict[str, Value]:
     """Name the roll-up of dirty logs that asked for the run, if one did."""
     reason = work.context.run.tags.get(REASON_TAG, "")
     return {"why": reason} if reason.startswith(ROLLED_UP) else {}
@@ -246,14 +254,16 @@ def _problems(judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
     }
 
 
-def _checks(work: Work, verdicts: Sequence[Verdict], records: Mapping[str, LogRecord]) -> Iterator[Event]:
+def _checks(
+    work: Work, verdicts: Sequence[Verdict], records: Mapping[str, LogRecord], retried: Retried | None
+) -> Iterator[Event]:
     checks = {verdict.check.name: verdict.check for verdict in verdicts}.values()
     if not work.swept:
         for check in checks:
             yield Output(None, output_name=check.build(work.scope).get_python_identifier())
     some = work.swept and len(work.logs) < len(records)
     for check in checks:
-        found = evaluate(work.scope, check, [each for each in verdicts if each.check is check], records)
+        found = evaluate(work.scope, check, [each for each in verdicts if each.check is check], records, retried)
         if not (some and found.passed and _passed_lately(work, found)):
             yield found
 

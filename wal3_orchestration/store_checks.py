@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, MetadataValue
 
+from wal3_orchestration.outcomes import retried_metadata
 from wal3_orchestration.remedies import next_command, remedy, section_of
 from wal3_orchestration.runbook import link
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from wal3_core.model.retried import Retried
     from wal3_orchestration.building import LogCheck
     from wal3_orchestration.log_records import KnownProblem, LogRecord
     from wal3_orchestration.outcomes import Verdict
@@ -30,9 +32,16 @@ _CELL_CHARS_MAX = 300
 
 
 def evaluate(
-    scope: Scope, check: LogCheck, verdicts: Sequence[Verdict], records: Mapping[str, LogRecord]
+    scope: Scope,
+    check: LogCheck,
+    verdicts: Sequence[Verdict],
+    records: Mapping[str, LogRecord],
+    retried: Retried | None = None,
 ) -> AssetCheckEvaluation:
-    """Judge the whole store by the ``records`` of all known logs; ``verdicts`` are those of this run."""
+    """Judge the whole store by the ``records`` of all known logs; ``verdicts`` are those of this run.
+
+    ``retried`` is what Spark ran again to get them, if it was used.
+    """
     bad = {log: found.problems[check.name] for log, found in records.items() if check.name in found.problems}
     # Also of a log that is no longer known: the run was about it.
     here = {verdict.log: verdict for verdict in verdicts if verdict.problem is not None}
@@ -51,6 +60,7 @@ def evaluate(
             **({"bad logs": MetadataValue.md(_bad_logs(scope, check, bad))} if bad else {}),
             **({FOUND: MetadataValue.json(_found(here.values()))} if here else {}),
             **_details(verdicts, here),
+            **retried_metadata(retried),
             **_advice(scope, check, bad, here),
         },
     )

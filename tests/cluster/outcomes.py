@@ -17,6 +17,7 @@ from wal3_core.model.paths import FRAGMENT_FOLDER
 from wal3_core.storage.documents.policy_store import PolicyStore
 
 if TYPE_CHECKING:
+    from tests.cluster.submitted import Done
     from wal3_core.storage.object_store import ObjectStore
 
 FRAGMENTS = 24
@@ -29,9 +30,9 @@ def prepare(store: ObjectStore, *jobs: str) -> None:
         begin(store)
 
 
-def check(job: str, store: ObjectStore, found: object) -> None:
+def check(job: str, store: ObjectStore, done: Done) -> None:
     """Fail unless a job did what it must, each thing once, and reported that."""
-    _CHECKS[job](store, json.loads(json.dumps(found)))
+    _CHECKS[job](store, json.loads(json.dumps(done["found"])))
 
 
 def _nothing(_store: ObjectStore) -> None:

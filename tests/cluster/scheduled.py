@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagster import ExecuteInProcessResult
 
 _ON_SPARK = {"spark_logs_min": 1, "spark_bytes_min": 1, "spark_objects_min": 1, "interval_s": 0.001}
+RETRIED = {"tasks retried", "executors lost", "retried because"}
 SWEEPS = ("verification_sweep", "garbage_plan_sweep", "deletion_sweep", "compaction_sweep")
 
 
@@ -45,8 +46,20 @@ def _report(name: str, results: list[ExecuteInProcessResult]) -> None:
     context = SparkContext._active_spark_context
     jobs = 0 if context is None else len(context.statusTracker().getJobIdsForGroup())
     master = None if context is None else context.master
-    found = {"runs": len(results), "success": all(each.success for each in results), "jobs": jobs, "master": master}
+    success, retried = all(each.success for each in results), [found for each in results for found in _retried(each)]
+    found = {"runs": len(results), "success": success, "jobs": jobs, "master": master, "retried": retried}
     print(json.dumps({name: found}), flush=True)
+
+
+def _retried(result: ExecuteInProcessResult) -> list[dict[str, Any]]:
+    """Return what the run's assets say was retried, each set of labels once."""
+    events = [each.step_materialization_data.materialization for each in result.get_asset_materialization_events()]
+    shown = [
+        {label: value.value for label, value in each.metadata.items() if label in RETRIED}
+        for each in events
+        if "tasks retried" in each.metadata
+    ]
+    return [each for at, each in enumerate(shown) if each not in shown[:at]]
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ from wal3_core.spark.rollup import plan_rollups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.model.retried import Retried
+
+    Done = dict[str, Any]
+
 QUERY_S = 400
 # The zip of the library, for Spark Connect.
 LIBRARY_VARIABLE = "WAL3_TEST_LIBRARY"
@@ -35,21 +39,28 @@ DIRTY = ("dirty/one", "dirty/two")
 AT_ONCE = CollectorOptions(interval_s=0)
 
 
-def read(spark: SparkSession, url: str, _folder: str) -> object:
+def done(found: object, retried: Retried | None = None) -> Done:
+    """Return what a job found, and what it says was run again."""
+    return {"found": found, "retried": None if retried is None else retried.to_json()}
+
+
+def read(spark: SparkSession, url: str, _folder: str) -> Done:
     """Read a prefix: log, offset and body of every record."""
     frame = spark.read.format("wal3").options(store=url, prefix="read", partitions="4").load()
     rows = frame.select("log", "offset", "body").collect()
-    return sorted([row["log"], row["offset"], None if row["body"] is None else row["body"].decode()] for row in rows)
+    return done(
+        sorted([row["log"], row["offset"], None if row["body"] is None else row["body"].decode()] for row in rows)
+    )
 
 
-def write(spark: SparkSession, url: str, _folder: str) -> object:
+def write(spark: SparkSession, url: str, _folder: str) -> Done:
     """Write numbers to two logs, by several tasks."""
     frame = spark.range(0, 4000, 1, 4).selectExpr("concat('written/', id % 2) AS log", "cast(id AS STRING) AS body")
     frame.write.format("wal3").options(store=url, create="true").mode("append").save()
-    return True
+    return done(found=True)
 
 
-def stream(spark: SparkSession, url: str, folder: str) -> object:
+def stream(spark: SparkSession, url: str, folder: str) -> Done:
     """Copy a prefix to a log as a stream, in several batches."""
     options = {"store": url, "prefix": "read", "maxRecordsPerTrigger": "200", "partitions": "4"}
     frame = spark.readStream.format("wal3").options(**options).load().selectExpr("'copy' AS log", "key", "body")
@@ -57,41 +68,44 @@ def stream(spark: SparkSession, url: str, folder: str) -> object:
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
     ended = query.awaitTermination(QUERY_S)
     query.stop()
-    return ended
+    return done(ended)
 
 
-def verify(spark: SparkSession, url: str, _folder: str) -> object:
+def verify(spark: SparkSession, url: str, _folder: str) -> Done:
     """Verify logs, and one that is missing."""
-    return [[each.log, each.sound, each.num_records] for each in verify_logs(spark, url, [*READ, "nowhere"])]
+    reports = verify_logs(spark, url, [*READ, "nowhere"])
+    return done([[each.log, each.sound, each.num_records] for each in reports], reports.retried)
 
 
-def plan(spark: SparkSession, url: str, _folder: str) -> object:
+def plan(spark: SparkSession, url: str, _folder: str) -> Done:
     """Plan collections."""
     surveys = plan_collections(spark, url, [*READ, *PLANNED], AT_ONCE)
-    return [[each.log, each.due, str(each.plan), each.refusal and each.refusal.kind] for each in surveys]
+    found = [[each.log, each.due, str(each.plan), each.refusal and each.refusal.kind] for each in surveys]
+    return done(found, surveys.retried)
 
 
-def delete(spark: SparkSession, url: str, _folder: str) -> object:
+def delete(spark: SparkSession, url: str, _folder: str) -> Done:
     """Delete what was pruned."""
     store = open_store(url)
     documents = [(log, meta.path) for log in COLLECTED for meta in Deleter(store, log).documents()]
-    found = delete_objects(spark, url, documents, AT_ONCE)
-    return [[each.log, each.deleted.finished, each.refusal is None] for each in found]
+    deleted = delete_objects(spark, url, documents, AT_ONCE)
+    return done([[each.log, each.deleted.finished, each.refusal is None] for each in deleted], deleted.retried)
 
 
-def compact(spark: SparkSession, url: str, _folder: str) -> object:
+def compact(spark: SparkSession, url: str, _folder: str) -> Done:
     """Compact a log by key."""
     report = KeyCompactor(open_store(url), KEYED, engine=SparkEngine(spark)).compact(force=True)
-    return report.num_superseded
+    return done(report.num_superseded, report.retried)
 
 
-def roll_up(spark: SparkSession, url: str, _folder: str) -> object:
+def roll_up(spark: SparkSession, url: str, _folder: str) -> Done:
     """Read the dirty logs, and find the logs that they mark."""
-    found = plan_rollups(spark, url, DIRTY)
-    return [[each.dirty_log, sorted(log.log for log in each.plan.logs) if each.plan else None] for each in found]
+    planned = plan_rollups(spark, url, DIRTY)
+    found = [[each.dirty_log, sorted(log.log for log in each.plan.logs) if each.plan else None] for each in planned]
+    return done(found, planned.retried)
 
 
-JOBS: dict[str, Callable[[SparkSession, str, str], Any]] = {
+JOBS: dict[str, Callable[[SparkSession, str, str], Done]] = {
     job.__name__: job for job in (read, write, stream, verify, plan, delete, compact, roll_up)
 }
 

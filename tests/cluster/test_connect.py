@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.cluster.conftest import PROGRAM, SUBMIT_S, submitting
 from tests.cluster.outcomes import check, prepare
@@ -52,17 +52,41 @@ def test_program_does_all_jobs_through_spark_connect(machines: Machines, store: 
     prepare(store, *JOBS)
 
     with connect_server(machines, tmp_path) as address:
-        outcome = subprocess.run(
-            [sys.executable, PROGRAM, store.url, tmp_path, *JOBS],
-            env={**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=SUBMIT_S,
-            check=False,
-        )
+        found = through(address, machines, store, tmp_path, *JOBS)
 
-    assert outcome.returncode == 0, outcome.stderr[-5000:]
-    found = {name: each for line in outcome.stdout.splitlines() for name, each in json.loads(line).items()}
     for job in JOBS:
         check(job, store, found[job])
+
+
+def test_tasks_of_a_killed_executor_are_reported_by_those_that_repeat_them(
+    machines: Machines, store: ObjectStore, tmp_path: Path
+) -> None:
+    prepare(store, "verify", "compact")
+
+    with connect_server(machines, tmp_path) as address:
+        with machines.in_the_middle("GET", "/log/", machines.kill_executor):
+            found = through(address, machines, store, tmp_path, "verify")
+        # A task that merges; those that read keys cannot say it.
+        with machines.in_the_middle("PUT", "/log/", machines.kill_executor):
+            found |= through(address, machines, store, tmp_path, "compact")
+
+    for job in ("verify", "compact"):
+        check(job, store, found[job])
+        retried = found[job]["retried"]
+        assert retried["tasks"] >= 1, found[job]
+        assert (retried["attempts_only"], retried["executors"], retried["reasons"]) == (True, 0, []), found[job]
+
+
+def through(address: str, machines: Machines, store: ObjectStore, folder: Path, *jobs: str) -> dict[str, Any]:
+    """Run jobs in a client of the server; return what they printed."""
+    outcome = subprocess.run(
+        [sys.executable, PROGRAM, store.url, folder, *jobs],
+        env={**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SUBMIT_S,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr[-5000:]
+    return {name: each for line in outcome.stdout.splitlines() for name, each in json.loads(line).items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.outcomes import check, prepare
-from tests.cluster.submitted import COLLECTED, KEYED, READ
+from tests.cluster.submitted import COLLECTED, KEYED, READ, done
 from wal3_core.fleet.assignment import dirty_logs
 
 if TYPE_CHECKING:
@@ -35,15 +35,17 @@ def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_
         "PYTHONPATH": str(ROOT),
     }
 
-    outcome = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.scheduled", ",".join([*READ, *COLLECTED, KEYED])],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
+    # The first run is a verification.
+    with machines.in_the_middle("GET", "/log/", machines.kill_executor):
+        outcome = subprocess.run(
+            [sys.executable, "-m", "tests.cluster.scheduled", ",".join([*READ, *COLLECTED, KEYED])],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
 
     assert outcome.returncode == 0, outcome.stderr[-5000:]
     lines = [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
@@ -54,6 +56,13 @@ def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_
         assert reported["runs"] == 1, name
         assert reported["jobs"], name
         assert reported["master"] == master, name
-    check("delete", store, [[log, True, True] for log in COLLECTED])
-    check("compact", store, 1150)
+        assert len(reported["retried"]) == 1, (name, reported)
+    (verified,) = found["verification_sweep"]["retried"]
+    assert verified["executors lost"] == 1
+    assert verified["tasks retried"] >= 1
+    assert verified["retried because"].startswith("ExecutorLostFailure (executor ")
+    for name in found.keys() - {"verification_sweep"}:
+        assert found[name]["retried"] == [{"tasks retried": 0, "executors lost": 0}], found[name]
+    check("delete", store, done([[log, True, True] for log in COLLECTED]))
+    check("compact", store, done(1150))
     assert dirty_logs(store)

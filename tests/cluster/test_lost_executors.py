@@ -31,6 +31,8 @@ REQUESTS = {
     "compact, merging": ("PUT", "/log/"),
     "roll_up": ("GET", "/log/"),
 }
+# What is read and written by Spark's own jobs, Spark's UI alone says.
+SPARKS_OWN = {"read", "write", "stream"}
 
 
 @pytest.mark.parametrize("moment", REQUESTS)
@@ -46,13 +48,17 @@ def test_executor_killed_in_the_middle_of_a_job_changes_nothing_and_is_reported(
     prepare(store, job)
 
     with machines.in_the_middle(*REQUESTS[moment], machines.kill_executor):
-        found = JOBS[job](spark, store.url, str(tmp_path))
+        done = JOBS[job](spark, store.url, str(tmp_path))
 
-    check(job, store, found)
+    check(job, store, done)
     logged = [record.getMessage() for record in caplog.records if record.name == "wal3.spark"]
-    # Reads and writes are Spark's own jobs.
-    assert bool(logged) == (job not in {"read", "write", "stream"}), logged
-    assert all("failed or lost their executor" in text for text in logged)
+    if job in SPARKS_OWN:
+        assert (logged, done["retried"]) == ([], None)
+        return
+    assert done["retried"]["executors"] == 1, done["retried"]
+    assert done["retried"]["tasks"] >= 1
+    assert done["retried"]["reasons"][0]["reason"].startswith("ExecutorLostFailure (executor "), done["retried"]
+    assert any("1 executors were lost" in text for text in logged), logged
 
 
 @pytest.mark.parametrize("moment", REQUESTS)
@@ -63,10 +69,13 @@ def test_worker_that_hangs_is_overtaken_by_copies_of_its_tasks(
     prepare(store, job)
 
     with machines.in_the_middle(*REQUESTS[moment], machines.let_others_go_on):
-        found = JOBS[job](spark, store.url, str(tmp_path))
+        done = JOBS[job](spark, store.url, str(tmp_path))
     # What the hanging tasks still do, they do now.
 
-    check(job, store, found)
+    check(job, store, done)
+    # An attempt that is stopped because another one was quicker is no failure.
+    assert job in SPARKS_OWN or (done["retried"]["copies"], done["retried"]["tasks"]) >= (1, 0), done["retried"]
+    assert job in SPARKS_OWN or done["retried"]["executors"] == 0, done["retried"]
 
 
 def test_worker_lost_for_good_leaves_every_job_to_the_other(
@@ -88,3 +97,4 @@ def test_worker_lost_for_good_leaves_every_job_to_the_other(
 
     for job in JOBS:
         check(job, store, found[job])
+    assert found["verify"]["retried"]["executors"] == 1, found["verify"]

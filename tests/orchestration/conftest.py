@@ -20,6 +20,8 @@ from wal3_core import LogWriter, open_store
 
 # The code location does not load without a store; each test names its own.
 os.environ.setdefault("WAL3_STORE", "memory:none")
+# A task that fails is run again, as on a cluster.
+os.environ.setdefault("WAL3_SPARK_MASTER", "local[2, 3]")
 
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.discovery import discover

@@ -70,7 +70,13 @@ def main() -> None:
     options = CollectorOptions(interval_s=0)
     with ThreadPoolExecutor(2) as threads:
         jobs = [threads.submit(collect_module.delete_objects, spark, url, [(log, path)], options) for _ in range(2)]
-        outcomes = [job.result()[0] for job in jobs]
+        results = [job.result() for job in jobs]
+    outcomes = [outcome for each in results for outcome in each]
+    # Each counts the tasks of its own job alone; all that died are among them.
+    dead = sum(mark.suffix == ".0" for mark in Path(marks).iterdir())
+    again = sum(mark.suffix == ".1" for mark in Path(marks).iterdir())
+    retried = [each.retried.num_tasks for each in results]
+    assert again <= sum(retried) <= dead, (again, retried, dead)
     print(all(outcome.deleted.finished and outcome.refusal is None for outcome in outcomes))
     spark.stop()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from wal3_core.compaction.merge import Merging
     from wal3_core.spark.compact_task import Part
 
 MARKS_VARIABLE = "WAL3_TEST_MARKS"
@@ -58,17 +59,15 @@ def dying_read(batches: Iterable[pa.RecordBatch], *, part: Part) -> Iterator[pa.
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying_merge(batches: Iterable[pa.RecordBatch], *, part: Part, token: str, write: bool) -> Iterator[pa.RecordBatch]:
+def dying_merge(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
     """Merge as the library does: die once after the first group is uploaded; then two of them race."""
     first = _mark("merge")
     asked = list(batches)
     if first:
-        next(merge_task(asked, part=part, token=token, write=write), None)
+        next(merge_task(asked, part=part, merging=merging), None)
         os.kill(os.getpid(), signal.SIGKILL)
     with ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(
-            lambda _: list(merge_task(asked, part=part, token=token, write=write)), range(2), timeout=600
-        )
+        one, other = threads.map(lambda _: list(merge_task(asked, part=part, merging=merging)), range(2), timeout=600)
     assert one == other
     yield from one
 
@@ -87,7 +86,11 @@ def main() -> None:
     engine = compact_module.SparkEngine(spark)
     with OneTokenRuntime() as runtime:
         compactor = KeyCompactor(open_store(url), LOG, options=OPTIONS, runtime=runtime, engine=engine)
-        print(compactor.compact(force=True).num_superseded)
+        done = compactor.compact(force=True)
+    assert done.retried is not None
+    # Reading and merging each have a task at least.
+    assert done.retried.num_tasks > 1, done.retried
+    print(done.num_superseded)
     spark.stop()
 
 

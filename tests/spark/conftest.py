@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from wal3_core import open_store
-from wal3_core.spark import local_session
+from wal3_core.spark import register, session_conf, use_this_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
-
     from wal3_core.storage.object_store import ObjectStore
+
+# Two cores, and up to two failures of a task; on other local masters none may fail.
+RETRYING = "local[2, 3]"
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on two cores that can read logs."""
-    session = local_session("wal3-tests", cores=2)
+    """A session on two cores that can read logs; a task that fails is run again."""
+    use_this_python()
+    builder = SparkSession.builder.appName("wal3-tests")
+    for name, value in session_conf(RETRYING).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    register(session)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

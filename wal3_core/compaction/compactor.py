@@ -252,7 +252,7 @@ class KeyCompactor:
             merging = Merging(token=token, write=write, arrange=prepared.policy.arrange_by_key)
             groups = work.merge(prepared.groups, prepared.losses, merging)
             merged = _watched(groups, len(prepared.groups), progress)
-        report = _report(prepared, merged)
+        report = replace(_report(prepared, merged), retried=work.retried)
         if not write:
             return _Pass(report, prepared.rollups)
         record = _record(prepared, merged, report, token)

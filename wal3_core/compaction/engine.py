@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.model.retried import Retried
 
     Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -46,6 +47,11 @@ class Engine(Protocol):
 
 class Work(Protocol[Rows, Losses]):
     """Reads keys, finds what is dropped, and merges. ``Rows`` and ``Losses`` are its own, and may lie elsewhere."""
+
+    @property
+    def retried(self) -> Retried | None:
+        """What was run again, known when the work has ended; None where nothing is."""
+        ...
 
     def rows(self, fragments: Sequence[FragmentPointer]) -> Rows:
         """Read the keys of fragments, given in log order."""
@@ -86,6 +92,8 @@ class LocalEngine:
 
 class LocalWork:
     """One pass's work in this process."""
+
+    retried = None
 
     def __init__(self, stores: LogStores, options: KeyCompactorOptions) -> None:
         self._options = options

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wal3_core.model.pass_record import PassRecord, Proof
     from wal3_core.model.paths import LogId
+    from wal3_core.model.retried import Retried
     from wal3_core.model.strict_json import JsonObject
 
 
@@ -94,7 +95,8 @@ class KeyCompactionReport:
     """What a pass did. Without ``token`` it changed nothing: it was not due, or it was a dry run.
 
     ``installed`` says that the log has the result; a pass that was only merged has changed nothing in the log.
-    ``garbage`` are the documents that name the replaced objects, to be deleted an interval later.
+    ``garbage`` are the documents that name the replaced objects, to be deleted an interval later. ``retried`` says what
+    Spark ran again; None where the work was done in one process.
     """
 
     plan: KeyCompactionPlan
@@ -109,6 +111,8 @@ class KeyCompactionReport:
     num_overtaken: int = 0
     installed: bool = False
     garbage: tuple[str, ...] = ()
+    # How it ran, and not what it did.
+    retried: Retried | None = field(default=None, compare=False)
 
     def to_json(self) -> JsonObject:
         """Show as a JSON object."""
@@ -125,6 +129,7 @@ class KeyCompactionReport:
             "bytes_written": self.bytes_written,
             "overtaken": self.num_overtaken,
             "garbage": list(self.garbage),
+            **({} if self.retried is None else {"retried": self.retried.to_json()}),
         }
 
 

@@ -29,6 +29,7 @@ from wal3_core.spark.collect_task import (
     part_texts,
 )
 from wal3_core.spark.log_jobs import Found, Item, cores, run_by_log
+from wal3_core.spark.named_jobs import JobResults
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.model.garbage import Garbage
+    from wal3_core.model.retried import Retried
     from wal3_core.model.snapshot import Pointer
 
 # Manifest, cursors, garbage documents, a few snapshots.
@@ -53,12 +55,12 @@ _LOGS_AT_ONCE = 16
 
 def plan_collections(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
-) -> list[Survey]:
+) -> JobResults[Survey]:
     """Plan the collection of many logs in one job and verify the plans; one survey per log, in the order given."""
     items = [Item(check_log_name(log), "", cost(0, requests=_SURVEY_REQUESTS)) for log in dict.fromkeys(logs)]
-    found = run_by_log(spark, store_url, items, SurveyWork(options or CollectorOptions()))
+    found, retried = run_by_log(spark, store_url, items, SurveyWork(options or CollectorOptions()))
     surveys = {log: _survey(log, each) for log, each in found.items()}
-    return [surveys[log] for log in logs]
+    return JobResults((surveys[log] for log in logs), retried)
 
 
 def _survey(log: str, found: Found) -> Survey:
@@ -67,20 +69,20 @@ def _survey(log: str, found: Found) -> Survey:
 
 def list_orphans(
     spark: SparkSession, store_url: str, logs: Sequence[str], options: CollectorOptions | None = None
-) -> list[LogOrphans]:
+) -> JobResults[LogOrphans]:
     """List the orphans of many logs, each folder of fragments a part of the job; one result per log."""
     options = options or CollectorOptions()
     store = open_store(check_shared(store_url))
     names = [check_log_name(log) for log in dict.fromkeys(logs)]
     if not names:
-        return []
+        return JobResults()
     now_us = _store_now_us(store, names, options)
     folders = dict(
         zip(names, map_ahead(shared_runtime(), partial(_folders, store), names, count=_LOGS_AT_ONCE), strict=True)
     )
     items = [Item(log, folder, cost(0, requests=_FOLDER_REQUESTS)) for log, each in folders.items() for folder in each]
-    found = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
-    return [_orphans(log, found.get(log, Found()), options) for log in logs]
+    found, retried = run_by_log(spark, store_url, items, OrphanWork(options, now_us))
+    return JobResults((_orphans(log, found.get(log, Found()), options) for log in logs), retried)
 
 
 def _store_now_us(store: ObjectStore, logs: Sequence[str], options: CollectorOptions) -> int:
@@ -111,7 +113,7 @@ def _orphans(log: str, found: Found, options: CollectorOptions) -> LogOrphans:
 
 def delete_objects(
     spark: SparkSession, store_url: str, documents: Sequence[tuple[str, str]], options: CollectorOptions | None = None
-) -> list[LogDeletion]:
+) -> JobResults[LogDeletion]:
     """Delete the objects of garbage documents (log, path) that are due, in one job; one result per document.
 
     A snapshot is deleted after what it holds, whichever task deletes that: until then it lists what is left.
@@ -133,8 +135,9 @@ def delete_objects(
                 done[log, path] = found
             else:
                 due[log, path] = found
-    done |= _delete(spark, store_url, due, options)
-    return [done[key] for key in documents]
+    deleted, retried = _delete(spark, store_url, due, options)
+    done |= deleted
+    return JobResults((done[key] for key in documents), retried)
 
 
 def _look(
@@ -162,7 +165,7 @@ def _due(deleter: Deleter, path: str, now_us: int) -> Garbage | LogDeletion:
 
 def _delete(
     spark: SparkSession, store_url: str, due: dict[tuple[str, str], Garbage], options: CollectorOptions
-) -> dict[tuple[str, str], LogDeletion]:
+) -> tuple[dict[tuple[str, str], LogDeletion], Retried]:
     items = [
         Item(log, text, _delete_cost(pointer))
         for (log, path), garbage in due.items()
@@ -170,9 +173,9 @@ def _delete(
     ]
     # Tasks run at once and share the limit on deletes.
     shared = replace(options, deletes_per_s=options.deletes_per_s / min(cores(spark), max(1, len(items))))
-    found = run_by_log(spark, store_url, items, DeleteWork(shared))
+    found, retried = run_by_log(spark, store_url, items, DeleteWork(shared))
     store = open_store(store_url)
-    return {key: _finish(store, key, found.get(key[0], Found()), options) for key in due}
+    return {key: _finish(store, key, found.get(key[0], Found()), options) for key in due}, retried
 
 
 def _delete_cost(pointer: Pointer | None) -> int:

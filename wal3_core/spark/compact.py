@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
@@ -31,7 +32,7 @@ from wal3_core.errors import (
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import LONG_MAX
-from wal3_core.spark.compact_task import HASHES, KEYS, MERGED, REFUSED, Part, hash_task, merge_task, read_keys
+from wal3_core.spark.compact_task import HASHES, KEYS, MERGED, REFUSED, REPEATED, Part, hash_task, merge_task, read_keys
 from wal3_core.spark.log_jobs import cores
 from wal3_core.spark.named_jobs import named_jobs
 from wal3_core.spark.request import check_shared
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from wal3_core.log.log_stores import LogStores
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
+    from wal3_core.model.retried import Retried
+    from wal3_core.spark.named_jobs import JobWatch
 
 T = TypeVar("T")
 
@@ -87,8 +90,8 @@ class SparkEngine:
             log_id=stores.manifests.log_id(),
             options=options,
         )
-        with named_jobs(self.spark, f"key compaction of log {stores.log}"), ExitStack() as kept:
-            yield SparkWork(self.spark, part, kept)
+        with named_jobs(self.spark, f"key compaction of log {stores.log}") as watch, ExitStack() as kept:
+            yield SparkWork(self.spark, part, kept, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +105,18 @@ class Keys:
 class SparkWork:
     """One pass's work as Spark jobs."""
 
-    def __init__(self, spark: SparkSession, part: Part, kept: ExitStack) -> None:
+    def __init__(self, spark: SparkSession, part: Part, kept: ExitStack, watch: JobWatch) -> None:
         self._spark = spark
         self._part = part
         self._kept = kept
+        self._watch = watch
         self._persisted: list[DataFrame] = []
         self._cores = cores(spark)
+
+    @property
+    def retried(self) -> Retried:
+        """What Spark ran again, known at the end."""
+        return self._watch.retried
 
     def rows(self, fragments: Sequence[FragmentPointer]) -> Keys:
         """Plan the reading of fragments; they are read where the rows are used."""
@@ -161,6 +170,9 @@ class SparkWork:
         work = partial(merge_task, part=self._shared(len(tasks)), merging=merging)
         merged = _by_group(members, losses, tasks=len(tasks)).mapInArrow(work, MERGED)
         found = _collected(merged).sort_by("group")
+        earlier = pc.equal(found["group"], REPEATED)
+        self._watch.add_earlier(sum(map(int, found.filter(earlier)["merged"].to_pylist())))
+        found = found.filter(pc.invert(earlier))
         assert found["group"].to_pylist() == list(range(len(groups))), "expected one result of each group"
         for one, text in zip(groups, found["merged"].to_pylist(), strict=True):
             fields = from_text(text, "merged group")

@@ -25,6 +25,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.key_hashes import hash_keys
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
+from wal3_core.spark.attempts import earlier_attempts
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.columns import BATCH_BYTES_MAX
 from wal3_core.storage.open_store import open_store
@@ -57,11 +58,12 @@ _ARROW_KEYS = pa.schema(
 )
 HASHES = "hash long not null"
 _ARROW_HASHES = pa.schema([pa.field("hash", pa.int64(), nullable=False)])
-# A group's number, and what became of it.
+# A group's number, and what became of it; for REPEATED, how many attempts of the task were before.
 MERGED = "group int not null, merged string not null"
 _ARROW_MERGED = pa.schema(
     [pa.field("group", pa.int32(), nullable=False), pa.field("merged", pa.string(), nullable=False)]
 )
+REPEATED = -1
 # Before a refusal in the text of an error that a task has raised.
 REFUSED = "wal3 refusal: "
 _READS_AHEAD = 2
@@ -162,13 +164,18 @@ def merge_task(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Mergin
 
 
 def _merged(batches: Iterable[pa.RecordBatch], part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
+    if earlier := earlier_attempts():
+        yield _merged_row(REPEATED, str(earlier))
     merger = Merger.of(part.options, part.objects(), shared_runtime(), merging)
     for number, parts in _by_group(batches):
         rows = pa.Table.from_batches(parts)
         members = [pointer_from_text(text) for text in rows["pointer"].drop_null().to_pylist()]
         merged = merger.merge(members, _losses(rows), reads_ahead=_READS_AHEAD)
-        columns = [pa.array([number], pa.int32()), pa.array([to_text({"merged": [each.to_json() for each in merged]})])]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_MERGED)
+        yield _merged_row(number, to_text({"merged": [each.to_json() for each in merged]}))
+
+
+def _merged_row(group: int, text: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([group], pa.int32()), pa.array([text])], schema=_ARROW_MERGED)
 
 
 def _losses(rows: pa.Table) -> pa.Table:

@@ -12,6 +12,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.model.retried import Retried
+from wal3_core.spark.attempts import AGAIN
 from wal3_core.spark.collect_task import RESULTS, collect_task, from_text
 from wal3_core.spark.named_jobs import named_jobs
 from wal3_core.spark.request import check_shared
@@ -44,10 +46,12 @@ class Found:
     refusal: Refusal | None = None
 
 
-def run_by_log(spark: SparkSession, store_url: str, items: Sequence[Item], work: Work) -> dict[str, Found]:
-    """Do the work as one job; adjacent items, which belong to one log, stay together."""
+def run_by_log(
+    spark: SparkSession, store_url: str, items: Sequence[Item], work: Work
+) -> tuple[dict[str, Found], Retried]:
+    """Do the work as one job, and say what Spark ran again; adjacent items, which belong to one log, stay together."""
     if not items:
-        return {}
+        return {}, Retried()
     costs = [item.cost for item in items]
     tasks = group(items, costs, count_tasks(costs, cores=cores(spark), task_bytes=_TASK_BYTES))
     rows = [(number, item.log, item.text) for number, task in enumerate(tasks) for item in task]
@@ -57,8 +61,10 @@ def run_by_log(spark: SparkSession, store_url: str, items: Sequence[Item], work:
         .repartitionById(len(tasks), sf.col("task").cast("int"))
         .mapInArrow(partial(collect_task, store_url=check_shared(store_url), work=work), RESULTS)
     )
-    with named_jobs(spark, f"{work.name} of {len({item.log for item in items})} logs"):
-        return _by_log(frame.collect())
+    with named_jobs(spark, f"{work.name} of {len({item.log for item in items})} logs") as watch:
+        found = _by_log(frame.collect())
+        watch.add_earlier(sum(map(int, found.pop(AGAIN, Found()).results)))
+    return found, watch.retried
 
 
 def _by_log(results: Sequence[Row]) -> dict[str, Found]:

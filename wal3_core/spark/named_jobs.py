@@ -1,59 +1,74 @@
-"""Names the library's jobs in Spark's UI, and says which of them lost tasks: so an operator learns of failing workers.
+"""Names the library's jobs in Spark's UI, and finds out what Spark ran again of them: so an operator learns of it.
 
-Spark counts them itself: a task counts as lost when an attempt of it raised, or its executor went away. Where results
-of a stage were lost with their executor, Spark runs it again, and the failures of its earlier attempts are not counted.
-Copies that speculation starts are no failures.
+Where there is a Spark context, its own records say (``job_records``). With Spark Connect there is none. Then a task
+that is not the first attempt says so among its results (``attempts``), and that is all that is known.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.utils import is_remote
 
+from wal3_core.model.retried import Retried
 from wal3_core.runtime import shared_runtime
 from wal3_core.runtime.loggers import SPARK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark import SparkContext
-    from pyspark.core.status import SparkStageInfo
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 _DESCRIPTION = "spark.job.description"
 
 
+class JobResults(list[T]):
+    """The results of jobs over many logs, in the order asked for, and what Spark ran again to get them."""
+
+    def __init__(self, results: Iterable[T] = (), retried: Retried | None = None) -> None:
+        super().__init__(results)
+        self.retried = Retried() if retried is None else retried
+
+
+class JobWatch:
+    """What Spark ran again of the jobs of a block; ``retried`` is known when the block ends."""
+
+    def __init__(self) -> None:
+        self.retried = Retried()
+        self._earlier = 0
+
+    def add_earlier(self, attempts: int) -> None:
+        """Count attempts that a task has reported: they are used where Spark's own records are out of reach."""
+        self._earlier += attempts
+
+    def end(self, context: SparkContext | None, tag: str) -> None:
+        """Find out what was run again."""
+        if context is None:
+            self.retried = Retried(num_tasks=self._earlier, attempts_only=True)
+        else:
+            from wal3_core.spark.job_records import retried_of  # noqa: PLC0415 - a client of Spark Connect may lack py4j
+
+            self.retried = retried_of(context, tag)
+
+
 @contextmanager
-def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
-    """Name the jobs of a block, and warn of the tasks that they lost, also when it fails. Not with Spark Connect."""
-    if is_remote():
-        yield
-        return
-    context, tag = spark.sparkContext, f"wal3-{shared_runtime().token()}"
-    before = context.getLocalProperty(_DESCRIPTION)
-    context.addJobTag(tag)
-    context.setLocalProperty(_DESCRIPTION, f"wal3: {name}")
+def named_jobs(spark: SparkSession, name: str) -> Iterator[JobWatch]:
+    """Name the jobs of a block, watch them, and warn of the tasks that they lost, also when the block fails."""
+    context, tag, watch = None if is_remote() else spark.sparkContext, f"wal3-{shared_runtime().token()}", JobWatch()
+    before = None if context is None else context.getLocalProperty(_DESCRIPTION)
+    if context is not None:
+        context.addJobTag(tag)
+        context.setLocalProperty(_DESCRIPTION, f"wal3: {name}")
     try:
-        yield
+        yield watch
     finally:
-        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
-        context.removeJobTag(tag)
-        stages = _stages(context, tag)
-        failed = sum(stage.numFailedTasks for stage in stages)
-        again = sum(stage.currentAttemptId > 0 for stage in stages)
-        if failed or again:
-            text = "%s: at least %d attempts of tasks failed or lost their executor, %d stages ran again"
-            SPARK.warning(text, name, failed, again)
-
-
-def _stages(context: SparkContext, tag: str) -> list[SparkStageInfo]:
-    """Return the last attempt of each stage of the tag's jobs that Spark knows of yet."""
-    # Python's StatusTracker does not find jobs by tag.
-    found = context._jsc.sc().statusTracker()  # noqa: SLF001 - as above
-    tracker = context.statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in found.getJobIdsForTag(tag)]
-    numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
-    stages = [tracker.getStageInfo(stage) for stage in numbers]
-    return [stage for stage in stages if stage is not None]
+        if context is not None:
+            context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
+            context.removeJobTag(tag)
+        watch.end(context, tag)
+        if watch.retried.failed:
+            SPARK.warning("%s: %s", name, watch.retried)

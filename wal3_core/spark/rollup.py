@@ -23,6 +23,7 @@ from wal3_core.model.rollup_plan import RollUpPlan, RollUpTime, Stretch, by_log,
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.collect_task import from_text, to_text
 from wal3_core.spark.log_jobs import Found, Item, run_by_log
+from wal3_core.spark.named_jobs import JobResults
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import cost
 from wal3_core.storage.open_store import open_store
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wal3_core.model.marker import Marker
+    from wal3_core.model.retried import Retried
     from wal3_core.model.strict_json import Fields
     from wal3_core.storage.object_store import ObjectStore
 
@@ -88,7 +90,7 @@ class LookWork:
 
 def plan_rollups(
     spark: SparkSession, store_url: str, dirty_logs: Sequence[str], options: RollUpOptions | None = None
-) -> list[PlannedRollUp]:
+) -> JobResults[PlannedRollUp]:
     """Return what ``RollUp.read`` returns for each dirty log, in the order given; changes nothing.
 
     Raises UnavailableError when the store does not answer, InvalidRequestError for a name that no log can have.
@@ -101,18 +103,20 @@ def plan_rollups(
     stretches = {name: stretch for name, stretch in begun.items() if isinstance(stretch, Stretch)}
     items = [item for stretch in stretches.values() for item in _slices(stretch)]
     folded: dict[str, list[Marker]] = {}
-    for name, found in run_by_log(spark, store_url, items, FoldWork(options)).items():
+    slices, retried = run_by_log(spark, store_url, items, FoldWork(options))
+    for name, found in slices.items():
         if found.refusal is None:
             folded[name] = list(_folded(found))
         else:
             refused[name] = found.refusal
-    looked = _look_up(spark, store_url, folded, options)
+    looked, also_retried = _look_up(spark, store_url, folded, options)
     plans = {
         name: plan_of(stretch, some := looked.get(name, []), rollups[name].time() if some else RollUpTime(), options)
         for name, stretch in stretches.items()
         if name not in refused
     }
-    return [PlannedRollUp(dirty_log=name, plan=plans.get(name), refusal=refused.get(name)) for name in dirty_logs]
+    results = (PlannedRollUp(dirty_log=name, plan=plans.get(name), refusal=refused.get(name)) for name in dirty_logs)
+    return JobResults(results, retried + also_retried)
 
 
 def _slices(stretch: Stretch) -> Iterator[Item]:
@@ -140,7 +144,7 @@ def _markers(fields: Fields) -> Iterator[Marker]:
 
 def _look_up(
     spark: SparkSession, store_url: str, folded: dict[str, list[Marker]], options: RollUpOptions
-) -> dict[str, list[tuple[Marker, Looked]]]:
+) -> tuple[dict[str, list[tuple[Marker, Looked]]], Retried]:
     """Look up every marked log, after its markers were read; return what was found, by dirty log."""
     marked = sorted(((marker.log, name, marker) for name, each in folded.items() for marker in each), key=_place)
     items = [
@@ -148,7 +152,8 @@ def _look_up(
         for log, name, marker in marked
     ]
     looked: dict[str, list[tuple[Marker, Looked]]] = {}
-    for found in run_by_log(spark, store_url, items, LookWork(options)).values():
+    answers, retried = run_by_log(spark, store_url, items, LookWork(options))
+    for found in answers.values():
         if found.refusal is not None:
             # An error of the log alone is a result: this one concerns the store.
             raise UnavailableError(found.refusal.message)
@@ -156,7 +161,7 @@ def _look_up(
             fields = from_text(text, "looked up")
             pair = marker_from_json(fields.object("marker")), Looked.from_json(fields.object("looked"))
             looked.setdefault(fields.string("dirty_log"), []).append(pair)
-    return looked
+    return looked, retried
 
 
 def _place(marked: tuple[str, str, Marker]) -> tuple[str, str, str]:

@@ -23,11 +23,13 @@ from wal3_core.fleet.asking import ask
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, ScrubReport, pruned_where_gaps, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
+from wal3_core.model.retried import Retried
 from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.spark.attempts import AGAIN
 from wal3_core.spark.cutting import cut
-from wal3_core.spark.named_jobs import named_jobs
+from wal3_core.spark.named_jobs import JobResults, named_jobs
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import count_tasks
 from wal3_core.spark.verify_plan import Plan, plan_log
@@ -62,34 +64,37 @@ class _Totals:
 
 def verify_logs(
     spark: SparkSession, store_url: str, logs: Sequence[str], *, partition_bytes: int = PARTITION_BYTES
-) -> list[ScrubReport]:
+) -> JobResults[ScrubReport]:
     """Read whole logs back, all of them in one job; return what ``scrub`` returns for each, in the order given.
 
-    The report of a damaged, denied or missing log says so. Raises UnavailableError when the
-    store does not answer, InvalidRequestError for a name that no log can have.
+    The list's ``retried`` says what Spark ran again. The report of a damaged, denied or missing log says so. Raises
+    UnavailableError when the store does not answer, InvalidRequestError for a name that no log can have.
     """
     store = open_store(check_shared(store_url))
     reports: dict[str, ScrubReport] = {}
-    left = [check_log_name(log) for log in dict.fromkeys(logs)]
+    left, retried = [check_log_name(log) for log in dict.fromkeys(logs)], Retried()
     for _ in range(_ROUNDS_MAX):
         # Threads of its own: planning a log waits for the shared workers.
         with ThreadPoolExecutor(_LOGS_PLANNED_AT_ONCE, thread_name_prefix="plan") as threads:
             plans = list(threads.map(partial(plan_log, store), left))
-        totals = _run(spark, store_url, plans, partition_bytes)
+        totals, again = _run(spark, store_url, plans, partition_bytes)
+        retried += again
         found = {plan.log: _report(store, plan, totals.get(plan.log, _Totals())) for plan in plans}
         reports |= {log: report for log, report in found.items() if report is not None}
         left = [log for log, report in found.items() if report is None]
         if not left:
-            return [reports[log] for log in logs]
+            return JobResults((reports[log] for log in logs), retried)
     message = f"verification: maintenance replaced objects of {left[:10]} in each of {_ROUNDS_MAX} rounds: try again"
     raise UnavailableError(message)
 
 
-def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int) -> dict[str, _Totals]:
-    """Run the plans' pieces as tasks, and add up what they find, by log."""
+def _run(
+    spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int
+) -> tuple[dict[str, _Totals], Retried]:
+    """Run the plans' pieces as tasks, and add up what they find, by log; say what Spark ran again."""
     pieces = [piece for plan in plans for piece in plan.pieces]
     if not pieces:
-        return {}
+        return {}, Retried()
     count = count_tasks([piece.cost for piece in pieces], cores=_cores(spark), task_bytes=partition_bytes)
     rows = [
         (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
@@ -101,8 +106,10 @@ def _run(spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_b
         .repartitionById(count, sf.col("task").cast("int"))
         .mapInArrow(partial(verify_task, store_url=store_url), READ_RESULTS)
     )
-    with named_jobs(spark, f"verification of {len(plans)} logs"):
-        return {row["log"]: _totals(row) for row in _added_up(results).collect()}
+    with named_jobs(spark, f"verification of {len(plans)} logs") as watch:
+        totals = {row["log"]: _totals(row) for row in _added_up(results).collect()}
+        watch.add_earlier(totals.pop(AGAIN, _Totals()).num_records)
+    return totals, watch.retried
 
 
 def _cores(spark: SparkSession) -> int:

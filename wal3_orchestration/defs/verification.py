@@ -33,6 +33,7 @@ from wal3_orchestration.triggers import LogSchedule, build_schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.recording import Event
     from wal3_orchestration.scope import Scope
@@ -60,20 +61,21 @@ def verify(work: Work) -> Iterator[Event]:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
     with retried_only_when_unavailable(work.context):
         opened = work.open()
-        way, reports = _read_back(work, opened)
+        way, reports, retried = _read_back(work, opened)
         verdicts = [verdict(opened, report) for report in reports]
     sound = [
         Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED) for report in reports if report.sound
     ]
-    _, verdicts = yield from record(work, sound, verdicts)
+    _, verdicts = yield from record(work, sound, verdicts, retried=retried)
     fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 
-def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport]]:
+def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:
     if is_small(store, work.logs, work.limits):
-        return HERE, list(at_once(partial(scrub_log, store), work.logs))
+        return HERE, list(at_once(partial(scrub_log, store), work.logs)), None
     spark = spark_session(work.scope.spark(work.context))
-    return ON_SPARK, verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
+    reports = verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
+    return ON_SPARK, reports, reports.retried
 
 
 def is_small(store: ObjectStore, logs: Sequence[str], limits: CollectionResource) -> bool:

@@ -19,6 +19,7 @@ from dagster import (
 )
 
 from wal3_core.fleet.assignment import dirty_logs
+from wal3_core.model.retried import Retried
 from wal3_core.model.rollup_plan import RollUpPlan
 from wal3_core.storage.object_store import ObjectStore
 from wal3_orchestration.defs.dirty_logs import report
@@ -26,6 +27,7 @@ from wal3_orchestration.defs.dirty_logs.looks import Look, finish, look_in_run, 
 from wal3_orchestration.defs.dirty_logs.pressed import Pressed, find_over, marked
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import StoreJob, build_jobs
+from wal3_orchestration.outcomes import retried_metadata
 from wal3_orchestration.resources import spark_session
 from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
 from wal3_orchestration.runbook import Section, link
@@ -59,7 +61,7 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
     limits, rounds = scope.rollup(context), Rounds(scope, context.instance)
     with retried_only_when_unavailable(context):
         store = open_known(scope, context)
-        looks = _read(scope, context, store, dirty_logs(store))
+        looks, retried = _read(scope, context, store, dirty_logs(store))
         asked = rounds.load(Kept.ASKED)
         under_way = set() if asked is None else {plan.stretch.dirty_log for plan in asked.plans}
         plans = [each.plan for each in looks if each.plan is not None and each.dirty_log not in under_way]
@@ -70,12 +72,14 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
         over = find_over(store, {*pressed.load(), *marked(looks)}, limits)
         pressed.save(each.log for each in over)
         done, refused = finish(store, others, limits.options(limits.run_markers_max), hands_out=False)
-    yield MaterializeResult(asset_key=scope.key(report.DIRTY_LOG), metadata=report.dirty_log_metadata(looks))
-    metadata = {**report.rollup_metadata(plans), **report.finished_metadata(done, refused)}
+    again = retried_metadata(retried)
+    waiting = {**report.dirty_log_metadata(looks), **again}
+    yield MaterializeResult(asset_key=scope.key(report.DIRTY_LOG), metadata=waiting)
+    metadata = {**report.rollup_metadata(plans), **report.finished_metadata(done, refused), **again}
     yield MaterializeResult(asset_key=scope.key(report.ROLLUP), metadata=metadata)
     for check in report.CHECKS:
         yield Output(None, output_name=check.build(scope).get_python_identifier())
-    yield from report.evaluations(scope, [*report.verdicts(looks, limits), *report.behind(over)])
+    yield from report.evaluations(scope, [*report.verdicts(looks, limits), *report.behind(over)], retried)
 
 
 def _loadable(plans: Sequence[RollUpPlan]) -> tuple[RollUpPlan, ...]:
@@ -91,7 +95,9 @@ def _loadable(plans: Sequence[RollUpPlan]) -> tuple[RollUpPlan, ...]:
     return tuple(kept)
 
 
-def _read(scope: Scope, context: AssetExecutionContext, store: ObjectStore, names: Sequence[str]) -> list[Look]:
+def _read(
+    scope: Scope, context: AssetExecutionContext, store: ObjectStore, names: Sequence[str]
+) -> tuple[list[Look], Retried | None]:
     limits = scope.rollup(context)
     waiting = sum(waiting_in(store, names, limits).values())
     spark = spark_session(scope.spark(context)) if waiting >= limits.spark_markers_min else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from wal3_core.model.retried import Retried
     from wal3_core.model.rollup_options import RollUpOptions
     from wal3_core.model.rollup_plan import Stretch
     from wal3_core.storage.object_store import ObjectStore
@@ -81,23 +82,25 @@ def _look_here(store: ObjectStore, limits: RollUpResource, name: str) -> Look:
 
 def look_in_run(
     store: ObjectStore, names: Sequence[str], limits: RollUpResource, *, spark: SparkSession | None, url: str
-) -> list[Look]:
-    """Read dirty logs in full, on Spark if a session is given; up to ``run_markers_max`` markers of each."""
+) -> tuple[list[Look], Retried | None]:
+    """Read dirty logs in full, up to ``run_markers_max`` markers of each.
+
+    On Spark if a session is given: then also return what Spark ran again.
+    """
     waits = waiting_in(store, names, limits)
-    options = limits.options(limits.run_markers_max)
+    options, retried = limits.options(limits.run_markers_max), None
     if spark is None:
         looks = [_read(name, ask(lambda name: RollUp(store, name, options=options).read(), name)) for name in names]
     else:
+        planned = plan_rollups(spark, url, names, options)
+        retried = planned.retried
         looks = [
             Look(
                 dirty_log=each.dirty_log, plan=each.plan, problem=None if each.refusal is None else each.refusal.message
             )
-            for each in plan_rollups(spark, url, names, options)
+            for each in planned
         ]
-    return [
-        Look(dirty_log=each.dirty_log, waiting=waits.get(each.dirty_log, 0), plan=each.plan, problem=each.problem)
-        for each in looks
-    ]
+    return [replace(each, waiting=waits.get(each.dirty_log, 0)) for each in looks], retried
 
 
 def waiting_in(store: ObjectStore, names: Iterable[str], limits: RollUpResource) -> dict[str, int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from wal3_core.fleet.rollup import FinishedRollUp
     from wal3_core.model.pressure import Pressure
+    from wal3_core.model.retried import Retried
     from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_orchestration.defs.dirty_logs.looks import Look
     from wal3_orchestration.resources import RollUpResource
@@ -135,12 +136,14 @@ def problems(judged: Iterable[Verdict]) -> dict[str, list[str]]:
     return failed
 
 
-def evaluations(scope: Scope, judged: Sequence[Verdict]) -> Iterator[AssetCheckEvaluation]:
-    """Judge the whole store by the verdicts on its dirty logs, and on marked logs."""
+def evaluations(
+    scope: Scope, judged: Sequence[Verdict], retried: Retried | None = None
+) -> Iterator[AssetCheckEvaluation]:
+    """Judge the whole store by the verdicts on its dirty logs, and on marked logs; say what Spark ran again."""
     for check in CHECKS:
         own = [verdict for verdict in judged if verdict.check is check]
         known = {verdict.log: LogRecord(problems=_problem(verdict)) for verdict in own}
-        yield evaluate(scope, check, own, known)
+        yield evaluate(scope, check, own, known, retried)
 
 
 def _problem(verdict: Verdict) -> dict[str, KnownProblem]:

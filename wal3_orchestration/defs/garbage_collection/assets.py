@@ -38,6 +38,7 @@ from wal3_orchestration.triggers import LogSchedule, build_schedule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
@@ -85,7 +86,7 @@ def plan_garbage(work: Work) -> Iterator[Event]:
     """
     limits = work.limits
     with retried_only_when_unavailable(work.context):
-        way, surveys = _surveys(work, work.open())
+        way, surveys, retried = _surveys(work, work.open())
         before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
         collects = COLLECT_TAG in work.context.run.tags or not work.last
         lost: dict[str, str] = {}
@@ -99,18 +100,19 @@ def plan_garbage(work: Work) -> Iterator[Event]:
                 lost[each.log] = each.refusal.message
             else:
                 verdicts += _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
-        _, verdicts = yield from record(work, planned, verdicts)
+        _, verdicts = yield from record(work, planned, verdicts, retried=retried)
         raise_together(lost, len(work.logs), transient=True)
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))
 
 
-def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey]]:
+def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return HERE, at_once(lambda log: survey_log(store, log, limits.options()), logs)
+        return HERE, at_once(lambda log: survey_log(store, log, limits.options()), logs), None
     spark = spark_session(work.scope.spark(work.context))
-    return ON_SPARK, plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
+    surveys = plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())
+    return ON_SPARK, surveys, surveys.retried
 
 
 def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
@@ -221,10 +223,10 @@ def delete(work: Work) -> Iterator[Event]:
         ]
         large = [each for each in due if each.on_spark]
         spark = spark_session(work.scope.spark(work.context)) if large else None
-        done = delete_logs(spark, store.url, large, options) if spark is not None else {}
+        done, retried = delete_logs(spark, store.url, large, options) if spark is not None else ({}, None)
         outcomes = [done.get(each.log, each.outcome) for each in due]
         outcomes += [_kept(log, problem) for log, problem in kept.items()]
-        outcomes, _ = yield from record(work, outcomes)
+        outcomes, _ = yield from record(work, outcomes, retried=retried)
         fail_for(work.scope, Section.REFUSED, outcomes)
 
 

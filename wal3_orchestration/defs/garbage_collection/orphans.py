@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wal3_core.fleet.outcomes import LogOrphans
+    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.recording import Event
     from wal3_orchestration.scope import Scope
@@ -42,22 +43,24 @@ def mark(work: Work) -> Iterator[Event]:
     limits = work.limits
     with retried_only_when_unavailable(work.context):
         opened, options = work.open(), limits.options()
-        outcomes = [mark_orphans(opened, each, options) for each in _orphans(work, opened)]
+        found, retried = _orphans(work, opened)
+        outcomes = [mark_orphans(opened, each, options) for each in found]
         verdicts = [
             _verdict(each, _counts(work.scope, work.instance, each), limits)
             for each in outcomes
             if each.refusal is None
         ]
-        outcomes, _ = yield from record(work, outcomes, verdicts)
+        outcomes, _ = yield from record(work, outcomes, verdicts, retried=retried)
         fail_for(work.scope, Section.REFUSED, outcomes)
 
 
-def _orphans(work: Work, store: ObjectStore) -> list[LogOrphans]:
+def _orphans(work: Work, store: ObjectStore) -> tuple[list[LogOrphans], Retried | None]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return list(at_once(lambda log: orphans_of(store, log, limits.options()), logs))
+        return list(at_once(lambda log: orphans_of(store, log, limits.options()), logs)), None
     spark = spark_session(work.scope.spark(work.context))
-    return list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())
+    found = list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())
+    return found, found.retried
 
 
 def _counts(scope: Scope, instance: DagsterInstance, found: Outcome) -> list[int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from wal3_core.log.collect.planner import Plan
     from wal3_core.model.garbage import Garbage
+    from wal3_core.model.retried import Retried
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
     from wal3_orchestration.outcomes import Value
@@ -138,14 +139,15 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
 
 def delete_logs(
     spark: SparkSession, store_url: str, large: Sequence[Due], options: CollectorOptions
-) -> dict[str, Outcome]:
-    """Delete the garbage of logs that have much of it, in one Spark job."""
+) -> tuple[dict[str, Outcome], Retried]:
+    """Delete the garbage of logs that have much of it, in one Spark job; say what Spark ran again."""
     documents = [(due.log, each.path) for due in large for each in due.garbage]
     done = delete_objects(spark, store_url, documents, options)
-    return {
+    outcomes = {
         due.log: _deleted(due.log, due.garbage, due.waiting, [each for each in done if each.log == due.log])
         for due in large
     }
+    return outcomes, done.retried
 
 
 def _deleted(

@@ -15,6 +15,7 @@ from dagster import Definitions, MetadataValue
 from wal3_core.compaction.choice import choose
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
+from wal3_core.model.retried import Retried
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.key_compaction.work import (
@@ -185,7 +186,9 @@ def merge_compactions(work: Work) -> Iterator[Event]:
         merged = {each.outcome.log: each.outcome for each in done} | refused
         # Nothing is recorded of the others: their last merge stays on their pages.
         outcomes = [merged.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
-        outcomes, verdicts = yield from record(work, outcomes, verdicts)
+        again = [each.retried for each in done if each.retried is not None]
+        retried = sum(again, start=Retried()) if again else None
+        outcomes, verdicts = yield from record(work, outcomes, verdicts, retried=retried)
         fail_for(work.scope, Section.COMPACTION, [each for each in outcomes if _is_transient(each)])
     if work.last or not work.swept:
         fail_for_blocked(work.scope, verdicts, len(work.logs))

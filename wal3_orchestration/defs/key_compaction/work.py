@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactionPlan, KeyCompactionReport
     from wal3_core.compaction.verifying import Verification
     from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.retried import Retried
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.resources import CollectionResource
@@ -70,10 +71,11 @@ def plan_numbers(plan: KeyCompactionPlan) -> dict[str, Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What became of a log's merge: its outcome, and what is wrong with its proof."""
+    """What became of a log's merge: its outcome, what is wrong with its proof, what Spark ran again if it was used."""
 
     outcome: Outcome
     problem: str | None = None
+    retried: Retried | None = None
 
 
 def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: Engine | None, way: str) -> Merged:
@@ -99,7 +101,7 @@ def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: 
         notable=record is not None,
         metadata={**_merged_numbers(done), "cause": done.plan.due or "", IDENTITY: done.token or "", "done_by": way},
     )
-    return Merged(outcome=outcome, problem=None if record is None else record.problem())
+    return Merged(outcome=outcome, problem=None if record is None else record.problem(), retried=done.retried)
 
 
 def _merged_numbers(done: KeyCompactionReport) -> dict[str, Value]:

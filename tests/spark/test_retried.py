@@ -1,0 +1,168 @@
+"""The results of Spark's jobs are right when tasks fail, and say what was run again and why."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.failing_once import WHY, let_first_attempts_fail
+from tests.spark.logs import fill
+from tests.spec.compacting import LOG, append, keyed_log
+from wal3_core import LogWriter, scrub
+from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.model.retried import Retried
+from wal3_core.spark import SparkEngine, compact, log_jobs, named_jobs, verify, verify_logs
+from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
+from wal3_core.spark.job_records import reason_of
+from wal3_core.spark.rollup import plan_rollups
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from wal3_core.storage.object_store import ObjectStore
+
+FAILED = f"OSError: {WHY}"
+
+
+@pytest.mark.spark
+def test_verification_says_how_many_tasks_failed_and_why(
+    spark: SparkSession,
+    local_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for log in ("a", "b"):
+        fill(local_store, log, fragments=3)
+    let_first_attempts_fail(monkeypatch, verify, "verify_task")
+
+    with caplog.at_level(logging.WARNING, "wal3.spark"):
+        found = verify_logs(spark, local_store.url, ["a", "b"])
+
+    assert found == [scrub(local_store, log) for log in ("a", "b")]
+    count = found.retried.num_tasks
+    assert count > 0
+    assert found.retried == Retried(num_tasks=count, reasons=((FAILED, count),))
+    assert f"at least {count} attempts of tasks failed" in caplog.text
+    assert FAILED in caplog.text
+
+
+@pytest.mark.spark
+def test_jobs_in_which_nothing_fails_say_so_whatever_failed_before(
+    spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local_store, "a", fragments=3)
+    with monkeypatch.context() as patch:
+        let_first_attempts_fail(patch, log_jobs, "collect_task")
+        first = plan_collections(spark, local_store.url, ["a"])
+
+    second = plan_collections(spark, local_store.url, ["a"])
+
+    assert (first.retried.num_tasks, second.retried) == (1, Retried())
+    assert list(first) == list(second)
+
+
+@pytest.mark.spark
+def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
+    spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local_store, "b", fragments=3)
+    keyed_log(local_store)
+    append(local_store, *([(b"a", b"%d" % number)] for number in range(4)))
+    LogWriter.initialize(local_store, "dirty/server")
+    let_first_attempts_fail(monkeypatch, log_jobs, "collect_task")
+    let_first_attempts_fail(monkeypatch, compact, "merge_task")
+
+    compacted = KeyCompactor(local_store, LOG, engine=SparkEngine(spark)).compact(force=True)
+    (garbage,) = compacted.garbage
+    deleted = delete_objects(spark, local_store.url, [(LOG, garbage)])
+    orphans = list_orphans(spark, local_store.url, ["b"])
+
+    assert compacted.retried == Retried(num_tasks=1, reasons=((FAILED, 1),))
+    assert "retried" in compacted.to_json()
+    assert orphans.retried.num_tasks > 0
+    # Nothing was due, and no job ran.
+    assert deleted.retried == Retried()
+    assert plan_rollups(spark, local_store.url, ["dirty/server"]).retried == Retried()
+
+
+@pytest.mark.spark
+def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
+    spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local_store, "b", fragments=3)
+    keyed_log(local_store)
+    append(local_store, *([(b"a", b"%d" % number)] for number in range(4)))
+    for module, task in ((verify, "verify_task"), (log_jobs, "collect_task"), (compact, "merge_task")):
+        let_first_attempts_fail(monkeypatch, module, task)
+    # As in a client of Spark Connect, for this module alone.
+    monkeypatch.setattr(named_jobs, "is_remote", lambda: True)
+
+    verified = verify_logs(spark, local_store.url, ["b"])
+    planned = plan_collections(spark, local_store.url, ["b"])
+    compacted = KeyCompactor(local_store, LOG, engine=SparkEngine(spark)).compact(force=True)
+
+    expected = Retried(num_tasks=1, attempts_only=True)
+    assert (verified.retried, planned.retried, compacted.retried) == (expected, expected, expected)
+    assert list(verified) == [scrub(local_store, "b")]
+    assert [each.log for each in planned] == ["b"]
+    assert compacted.num_superseded == 3
+
+
+@dataclass(frozen=True)
+class Error:
+    text: str
+    said: str
+
+
+_PYTHON = """org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown: Traceback (most \
+recent call last):
+  File "task.py", line 3, in read
+    raise KeyError
+KeyError: 'a'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "task.py", line 5, in task
+    raise UnavailableError
+wal3_core.errors.UnavailableError: store: expected an answer, found none
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1097)
+"""
+_LOST = (
+    "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command exited with code 137"
+)
+_FETCH = "FetchFailed(BlockManagerId(0, 127.0.0.2, 1, None), shuffleId=1, mapIndex=0, message=\norg.apache…\n\tat org"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Error(_PYTHON, "wal3_core.errors.UnavailableError: store: expected an answer, found none"),
+        Error(_LOST, _LOST),
+        Error(_FETCH, "FetchFailed(BlockManagerId(0, 127.0.0.2, 1, None), shuffleId=1, mapIndex=0, message="),
+        Error("", "no reason given"),
+        Error("x" * 400, f"{'x' * 300}…"),
+    ],
+    ids=["python", "lost executor", "fetch", "none", "long"],
+)
+def test_error_of_a_task_is_shortened_to_what_was_raised(error: Error) -> None:
+    assert reason_of(error.text) == error.said
+
+
+def test_retries_of_several_jobs_add_up_and_are_said_in_a_line() -> None:
+    one = Retried(num_tasks=3, num_executors=1, reasons=(("lost", 2), ("full", 1)))
+    other = Retried(num_tasks=2, num_stages=1, num_copies=4, reasons=(("full", 2),))
+
+    both = one + other
+
+    assert both == Retried(num_tasks=5, num_executors=1, num_stages=1, num_copies=4, reasons=(("full", 3), ("lost", 2)))
+    assert str(both) == (
+        "at least 5 attempts of tasks failed or lost their executor, 1 executors were lost, 1 stages ran again,"
+        " 4 copies of slow tasks were started: full (3 times); lost (2 times)"
+    )
+    assert str(Retried(num_tasks=2, attempts_only=True)) == "2 attempts of tasks failed, or were overtaken by a copy"
+    assert not Retried(num_copies=4).failed
