@@ -201,7 +201,7 @@ def plan(url: str, count: int) -> None:
     began = time.perf_counter()
     pieces = verify_plan.plan_log(store, "a").pieces
     number = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
-    rows = list(cut(store, pieces, count=number))
+    rows = verify_plan.work_table(cut(store, pieces, count=number))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
     began = time.perf_counter()
     request = ReadRequest.from_options({"store": url, "log": "a"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import wait
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -178,7 +179,9 @@ def test_forked_process_does_nothing_with_the_queue(queue: DelayQueue) -> None:
 def test_interrupted_dequeue_leaves_the_line(queue: DelayQueue) -> None:
     def interrupt() -> None:
         while not queue.stats().waiting:
-            pass
+            time.sleep(0.01)
+        # Python takes notice of a signal that comes just before a thread begins to wait when the wait ends.
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = Thread(target=interrupt, daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from wal3_core.spark.bounds import Bounds, Span
 from wal3_core.spark.cutting import cut
 from wal3_core.spark.planning import plan_log, reader_of
 from wal3_core.spark.tasks import cost, group
+from wal3_core.spark.verify_plan import ROWS_AT_ONCE, work_table
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -135,3 +137,15 @@ def test_snapshots_are_opened_in_parallel(long_log: MemoryStore) -> None:
     list(cut(Watching(long_log), planned(long_log), count=20))
 
     assert max(at_once) > 1
+
+
+def test_the_work_of_a_verification_has_a_row_for_each_piece_of_each_log(long_log: MemoryStore) -> None:
+    pieces = [*cut(long_log, planned(long_log), count=SIZE)]
+    numbered = [(task, replace(piece, log=log)) for log in ("a", "b", "c") for task, piece in pieces]
+    assert len(numbered) > 2 * ROWS_AT_ONCE
+
+    work = work_table(numbered)
+
+    found = [(row["task"], row["log"], row["log_id"], json.loads(row["pointer"])) for row in work.to_pylist()]
+    assert found == [(task, each.log, each.log_id, each.pointer.to_json()) for task, each in numbered]
+    assert work["opened"].to_pylist() == [each.opened for _, each in numbered]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal3_core.spark.tasks import TASK_COST_MIN, TASKS_PER_CORE, cost, count_tasks, group
+from wal3_core.spark.tasks import TASK_COST_AMPLE, TASK_COST_MIN, TASKS_PER_CORE, cost, count_tasks, group
 
 SIZES = st.lists(st.integers(0, 2**30), min_size=1, max_size=200)
 
@@ -31,8 +32,24 @@ def test_tasks_are_a_few_for_each_core_or_as_many_as_their_bytes_want(
     count = count_tasks(costs, cores=cores, task_bytes=task_bytes)
 
     by_bytes = -(-sum(costs) // task_bytes)
-    assert by_bytes <= count <= max(by_bytes, cores * TASKS_PER_CORE + 1)
+    assert by_bytes <= count <= max(by_bytes, cores * TASKS_PER_CORE)
     assert count <= max(by_bytes, -(-sum(costs) // TASK_COST_MIN))
+
+
+@pytest.mark.parametrize(
+    ("total", "tasks"),
+    [
+        (1, 1),
+        (TASK_COST_MIN, 1),
+        (2 * TASK_COST_MIN, 2),
+        # A rest makes no third task for two cores.
+        (2 * TASK_COST_AMPLE - 1, 2),
+        (4 * TASK_COST_AMPLE, 4),
+        (64 * TASK_COST_AMPLE, 2 * TASKS_PER_CORE),
+    ],
+)
+def test_two_cores_have_a_task_each_and_more_only_where_each_has_ample_work(total: int, tasks: int) -> None:
+    assert count_tasks([total], cores=2, task_bytes=2**40) == tasks
 
 
 def test_no_work_makes_no_task() -> None:

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -93,23 +93,21 @@ def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: 
     """Read one task's records, verified unless asked not to; an error names the fragment."""
     store, columns = open_store(request.store), arrow_schema(schema)
     read = partial(_read_noted, store, columns, times, verify=request.verify)
+    for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
+        of_runs = _read_small if small else _read_large
+        yield from of_runs(read, runs)
+
+
+def _read_large(read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    return chain.from_iterable(map(read, runs))
+
+
+def _read_small(read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    """Read small runs many at a time: otherwise each log of a task would wait for its manifest, then its fragment."""
     # Threads of its own: reading a log waits for the shared workers.
     with ThreadPoolExecutor(_SMALL_RUNS_AT_ONCE, thread_name_prefix="read") as threads:
-        for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
-            if small:
-                yield from _read_small(threads, read, runs)
-            else:
-                for run in runs:
-                    yield from read(run)
-
-
-def _read_small(
-    threads: ThreadPoolExecutor, read: Callable[[Run], Iterator[pa.RecordBatch]], runs: Iterator[Run]
-) -> Iterator[pa.RecordBatch]:
-    """Read small runs many at a time: otherwise each log of a task would wait for its manifest, then its fragment."""
-    while some := list(islice(runs, _SMALL_RUNS_AT_ONCE)):
-        for batches in threads.map(lambda run: list(read(run)), some):
-            yield from batches
+        while some := list(islice(runs, _SMALL_RUNS_AT_ONCE)):
+            yield from chain.from_iterable(threads.map(lambda run: list(read(run)), some))
 
 
 def _read_noted(

@@ -39,6 +39,8 @@ def session_conf(master: str = LOCAL) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": str(_LOCAL_SHUFFLE_PARTITIONS),
+        # Over TCP, each task waits 40 ms for an acknowledgement that is delayed.
+        "spark.python.unix.domain.socket.enabled": "true",
     }
 
 

@@ -1,7 +1,7 @@
 """Cutting work into tasks of about equal cost. Pure.
 
-A task costs tens of milliseconds whatever it does, so there are a few for each core and never one
-for each fragment.
+A task costs tens of milliseconds whatever it does, so there is one for each core, a few where there is much to do, and
+never one for each fragment.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TASKS_PER_CORE = 4
 TASK_COST_MIN = 4 * 2**20
+# Beside so much work a task costs little of its own, and a few on each core even out cores that are slow or busy.
+TASK_COST_AMPLE = 128 * 2**20
+TASKS_PER_CORE = 4
 # A request's cost besides its bytes, in bytes that could be read meanwhile.
 REQUEST_COST = 256 * 2**10
 
@@ -27,8 +29,9 @@ def cost(num_bytes: int, *, requests: int = 1) -> int:
 def count_tasks(costs: Sequence[int], *, cores: int, task_bytes: int) -> int:
     """Return how many tasks to cut the work into: by ``task_bytes``, or by less when cores would idle."""
     total = sum(costs)
-    share = max(TASK_COST_MIN, total // (cores * TASKS_PER_CORE))
-    return -(-total // min(task_bytes, share))
+    a_core = max(TASK_COST_MIN, -(-total // cores))
+    ample = max(TASK_COST_AMPLE, -(-total // (cores * TASKS_PER_CORE)))
+    return -(-total // min(task_bytes, a_core, ample))
 
 
 def group(items: Sequence[T], costs: Sequence[int], count: int) -> list[list[T]]:

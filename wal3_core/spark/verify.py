@@ -7,14 +7,12 @@ manifests. Damage does not end the job: the rest is still checked.
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import functions as sf
 from pyspark.sql.utils import is_remote
 
@@ -32,14 +30,14 @@ from wal3_core.spark.cutting import cut
 from wal3_core.spark.named_jobs import JobResults, named_jobs
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import count_tasks
-from wal3_core.spark.verify_plan import Plan, plan_log
+from wal3_core.spark.verify_plan import Plan, plan_log, work_table
 from wal3_core.spark.verify_task import READ_RESULTS, SETSUM_COLUMNS, Problematic, verify_task
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
+_ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +95,16 @@ def _run(
     if not pieces:
         return {}, Retried()
     count = count_tasks([piece.cost for piece in pieces], cores=_cores(spark), task_bytes=partition_bytes)
-    rows = [
-        (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
-        for number, piece in cut(open_store(store_url), pieces, count=count)
-    ]
-    columns = [pa.array(column) for column in zip(*rows, strict=True)]
     results = (
-        spark.createDataFrame(pa.table(columns, names=["task", "log", "log_id", "pointer", "opened"]))
+        spark.createDataFrame(work_table(cut(open_store(store_url), pieces, count=count)))
         .repartitionById(count, sf.col("task").cast("int"))
         .mapInArrow(partial(verify_task, store_url=store_url), READ_RESULTS)
     )
     with named_jobs(spark, f"verification of {len(plans)} logs") as watch:
-        totals = {row["log"]: _totals(row) for row in _added_up(results).collect()}
+        found = _added_up(results).toArrow()
+        # A few rows at a time: as Python objects, those of many logs take much more memory than in Arrow.
+        batches = found.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        totals = {row["log"]: _totals(row) for batch in batches for row in batch.to_pylist()}
         watch.add_earlier(totals.pop(AGAIN, _Totals()).num_records)
     return totals, watch.retried
 
@@ -128,14 +125,14 @@ def _added_up(results: DataFrame) -> DataFrame:
     )
 
 
-def _totals(row: Row) -> _Totals:
+def _totals(row: dict[str, Any]) -> _Totals:
     return _Totals(
         setsum=Setsum.of_column_sums(row[name] for name in SETSUM_COLUMNS),
         num_records=row["num_records"],
         num_bytes=row["num_bytes"],
         num_fragments=row["num_fragments"],
         num_snapshots=row["num_snapshots"],
-        bad=tuple(Problematic(**bad.asDict()) for bad in row["bad"]),
+        bad=tuple(Problematic(**bad) for bad in row["bad"]),
     )
 
 

@@ -1,10 +1,14 @@
-"""The driver's part of a verification: it reads a log's manifest and cursors."""
+"""The driver's part of a verification: it reads a log's manifest and cursors, and makes rows of work for the tasks."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from wal3_core.errors import LogError, LogReplacedError, StoreDeniedError
 from wal3_core.fleet.asking import ask
@@ -16,8 +20,15 @@ from wal3_core.runtime import shared_runtime
 from wal3_core.spark.cutting import Piece, pieces_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
+
+_WORK = pa.schema(
+    {"task": pa.int64(), "log": pa.string(), "log_id": pa.string(), "pointer": pa.string(), "opened": pa.bool_()}
+)
+ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,19 @@ def plan_log(store: ObjectStore, log: str) -> Plan:
         # The name has another life since the first request: that one is planned.
         return plan_log(store, log)
     return Plan(log=log, problems=(Problem(MANIFEST, str(found)),)) if isinstance(found, LogError) else found
+
+
+def work_table(numbered: Iterable[tuple[int, Piece]]) -> pa.Table:
+    """Return the rows of ``verify_task``, each with its task's number; only some pieces are held at a time."""
+    rows = (
+        (number, piece.log, piece.log_id, json.dumps(piece.pointer.to_json()), piece.opened)
+        for number, piece in numbered
+    )
+    batches = []
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        columns = [pa.array(column, each.type) for column, each in zip(zip(*some, strict=True), _WORK, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=_WORK))
+    return pa.Table.from_batches(batches, schema=_WORK)
 
 
 def _read(store: ObjectStore, log: str) -> Plan:
