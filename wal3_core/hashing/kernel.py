@@ -217,9 +217,7 @@ def judge(job: int) -> int:
 
 
 def clear(scratch: int) -> None:
-    """Begin with states of zeros, free lanes, and the first record."""
-    for place in range(WORDS * LANES):
-        put_number(scratch + 8 * place, 0)
+    """Begin with free lanes and the first record; a lane's state begins with its record."""
     for index in range(LANES):
         put_number(scratch + _LANES + _LANE_BYTES * index + 8 * ROW, -1)
     put_number(scratch + _NEXT_ROW, 0)

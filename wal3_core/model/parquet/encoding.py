@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = "1"
 # Of files whose rows are arranged by key.
 ARRANGED_FORMAT_VERSION = "2"
+# More than a file has for a row group beside values and text: the headers of a few pages, and its part of the footer.
+_FRAME_BYTES = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,25 @@ def _timestamp_column(source: FragmentSource) -> Offsets:
 
 def _write(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: Sequence[str]) -> memoryview:
     """Write a file of some row groups."""
-    sink = pa.BufferOutputStream()
+    text_bytes = sum(len(name) + len(value) for name, value in metadata.items())
+    values_bytes = sum(table.nbytes for table in groups)
+    # Bytes that cannot be compressed take a little more, in more pages.
+    room_bytes = values_bytes + values_bytes // 32 + 2 * text_bytes + _FRAME_BYTES * len(groups)
+    try:
+        # In memory that grows with the file, all of it would be copied several times.
+        room = pa.allocate_buffer(room_bytes)
+        sink = pa.FixedSizeBufferWriter(room)
+        _write_to(sink, groups, metadata, statistics)
+        return memoryview(room).cast("B")[: sink.tell()]
+    except OSError:
+        growing = pa.BufferOutputStream()
+        _write_to(growing, groups, metadata, statistics)
+        return memoryview(growing.getvalue()).cast("B")
+
+
+def _write_to(
+    sink: pa.NativeFile, groups: Sequence[pa.Table], metadata: dict[str, str], statistics: Sequence[str]
+) -> None:
     with pq.ParquetWriter(
         sink,
         groups[0].schema,
@@ -170,7 +190,6 @@ def _write(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: 
         for table in groups:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(metadata)
-    return memoryview(sink.getvalue()).cast("B")
 
 
 def binary_array(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:
