@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from base64 import b64encode
 from dataclasses import replace
 
@@ -236,3 +237,25 @@ def test_plain_fragments_have_no_key_column() -> None:
     stored, _ = fragment_of([(None, b"a")])
 
     assert pq.read_schema(io.BytesIO(stored)).names == ["offset", "timestamp_us", "body"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [(None, b"a")],
+        [(b"%d" % number, None) for number in range(16_384)],
+        [(None, b"")] * 30_000,
+        [(None, random.Random(number).randbytes(1000)) for number in range(3000)],
+    ],
+    ids=["one record", "tombstones with a key index", "empty bodies", "bytes that cannot be compressed"],
+)
+def test_a_file_fits_into_its_memory_and_is_the_same_where_it_does_not(
+    messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as within:
+        within.delattr(pa, "BufferOutputStream")
+        stored, _ = fragment_of(messages)
+
+    monkeypatch.setattr("wal3_core.model.parquet.encoding._room_bytes", lambda _, __: len(stored) // 2)
+
+    assert fragment_of(messages)[0] == stored

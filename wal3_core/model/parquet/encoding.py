@@ -158,20 +158,25 @@ def _timestamp_column(source: FragmentSource) -> Offsets:
 
 def _write(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: Sequence[str]) -> memoryview:
     """Write a file of some row groups."""
-    text_bytes = sum(len(name) + len(value) for name, value in metadata.items())
-    values_bytes = sum(table.nbytes for table in groups)
-    # Bytes that cannot be compressed take a little more, in more pages.
-    room_bytes = values_bytes + values_bytes // 32 + 2 * text_bytes + _FRAME_BYTES * len(groups)
     try:
         # In memory that grows with the file, all of it would be copied several times.
-        room = pa.allocate_buffer(room_bytes)
+        room = pa.allocate_buffer(_room_bytes(groups, metadata))
         sink = pa.FixedSizeBufferWriter(room)
         _write_to(sink, groups, metadata, statistics)
-        return memoryview(room).cast("B")[: sink.tell()]
+        return memoryview(room).cast("B")[: sink.tell()].toreadonly()
     except OSError:
+        # There was not enough of it after all.
         growing = pa.BufferOutputStream()
         _write_to(growing, groups, metadata, statistics)
         return memoryview(growing.getvalue()).cast("B")
+
+
+def _room_bytes(groups: Sequence[pa.Table], metadata: dict[str, str]) -> int:
+    """Return more bytes than a file will have."""
+    text_bytes = sum(len(name) + len(value) for name, value in metadata.items())
+    values_bytes = sum(table.nbytes for table in groups)
+    # Values that cannot be compressed take a little more.
+    return values_bytes + values_bytes // 32 + 2 * text_bytes + _FRAME_BYTES * len(groups)
 
 
 def _write_to(
