@@ -313,6 +313,7 @@ def plot(rows: list[Figures], path: str) -> None:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("records per second", fontsize=8)
         axis.set_xlim(0, max(figures) * 1.25)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()

@@ -219,6 +219,28 @@ def test_every_flipped_bit_of_a_manifest_is_an_error(held: Manifest, data: st.Da
         Manifest.from_bytes(bytes(flipped))
 
 
+def test_read_back_takes_only_what_is_unchanged_from_the_manifest_before(held: Manifest, entry: Epoch) -> None:
+    before, _, _ = rolled(held, 2)
+    after = before.apply_fragments(entry, fragments_after(before, 2))
+    # As a defect in what is encoded would have it: another fragment, and another snapshot, under a known path.
+    changed = [replace(each, num_bytes=each.num_bytes + 1) for each in (after.snapshots[0], after.fragments[0])]
+    wrong = replace(after, snapshots=(changed[0],), fragments=(changed[1], *after.fragments[1:])).counted()
+
+    def read_back(manifest: Manifest) -> Manifest:
+        fields = strict_json.load_checksummed(manifest.to_bytes(), what="a", bytes_max=2**20)
+        return Manifest.from_fields(fields, before=before)
+
+    assert read_back(after) == after
+    assert read_back(after).fragments[0] is before.fragments[0]
+    assert read_back(wrong) == wrong != after
+
+
+@pytest.mark.parametrize("field", ["first_seq_no", "seq_no", "num_bytes", "num_records"])
+def test_flag_for_a_number_in_a_pointer_is_refused(held: Manifest, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{field}: expected an integer, found bool"):
+        replace(held.fragments[0], **{field: True})
+
+
 def test_every_truncation_of_manifest_snapshot_and_cursor_is_an_error(held: Manifest) -> None:
     manifest, snapshot, pointer = rolled(held, 2)
     cursor = Cursor(position=LogPosition(3, 5), epoch_us=7, writer="w", generation=1, log_id=LOG_ID).to_bytes()

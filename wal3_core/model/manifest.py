@@ -7,7 +7,7 @@ Keeps INV-1 to INV-7 of docs/protocol.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from wal3_core.errors import InvalidRequestError, SealedError
 from wal3_core.model import strict_json
@@ -29,10 +29,11 @@ from wal3_core.model.snapshot import (
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from wal3_core.model.strict_json import Fields, JsonObject
 
+P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
 BYTES_MAX = 64 * 2**20
 
@@ -256,8 +257,11 @@ class Manifest:
         return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> Manifest:
-        """Read from a JSON object, and check."""
+    def from_fields(cls, fields: Fields, *, before: Manifest | None = None) -> Manifest:
+        """Read from a JSON object, and check.
+
+        Given the manifest ``before`` one that is read back as it was encoded, its pointers are not decoded again.
+        """
         check_format_version(fields, FORMAT_VERSION)
         manifest = cls(
             log_id=check_log_id(fields.string("log_id"), fields.what),
@@ -270,12 +274,8 @@ class Manifest:
             first=Boundary.from_json(fields.object("first")),
             next=Boundary.from_json(fields.object("next")),
             epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
-            snapshots=tuple(
-                SnapshotPointer.from_json(item) for item in fields.objects("snapshots", count_max=POINTERS_MAX)
-            ),
-            fragments=tuple(
-                FragmentPointer.from_json(item) for item in fields.objects("fragments", count_max=POINTERS_MAX)
-            ),
+            snapshots=_read_each(fields, "snapshots", SnapshotPointer.from_json, before.snapshots if before else ()),
+            fragments=_read_each(fields, "fragments", FragmentPointer.from_json, before.fragments if before else ()),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
             destroying=fields.flag("destroying") if fields.has("destroying") else False,
             announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
@@ -288,6 +288,12 @@ class Manifest:
         fields.finish()
         manifest.check()
         return manifest
+
+
+def _read_each(fields: Fields, name: str, read: Callable[[Fields], P], before: Sequence[P]) -> tuple[P, ...]:
+    """Read pointers, but for those among ``before``."""
+    known = {pointer.path: pointer for pointer in before}
+    return tuple(item.one_of(known, "path") or read(item) for item in fields.objects(name, count_max=POINTERS_MAX))
 
 
 def _states(manifest: Manifest) -> JsonObject:

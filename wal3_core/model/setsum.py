@@ -67,6 +67,11 @@ class Setsum:
         return cls(tuple([total % prime for total, prime in zip(sums, PRIMES, strict=True)]))
 
     @classmethod
+    def total(cls, setsums: Iterable[Setsum]) -> Setsum:
+        """Add up any number of setsums; each column is reduced once."""
+        return cls.of_column_sums(map(sum, zip(EMPTY.columns, *(each.columns for each in setsums), strict=True)))
+
+    @classmethod
     def from_digest(cls, digest: bytes) -> Setsum:
         """Read 32 bytes, the columns little-endian; CorruptError unless each is below its prime."""
         # Checked inline, without the decorator: a manifest has dozens of them.

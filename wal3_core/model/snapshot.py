@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from wal3_core.arguments import integer, make_plain
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id, check_snapshot_path, snapshot_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.setsum import Setsum
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class SnapshotPointer:
     setsum: Setsum
     num_bytes: int
     num_records: int
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not integers: true would be taken for 1, and written as true."""
+        plain = type(self.depth) is type(self.num_pointers) is type(self.first_seq_no) is type(self.last_seq_no) is int
+        if not (plain and type(self.num_bytes) is type(self.num_records) is int):
+            make_plain(self, depth=integer, num_pointers=integer, first_seq_no=integer, last_seq_no=integer)
+            make_plain(self, num_bytes=integer, num_records=integer)
 
     def to_json(self) -> JsonObject:
         """Return as a JSON object."""
@@ -123,10 +131,7 @@ def count_fragments(pointers: Iterable[Pointer]) -> int:
 
 def sum_setsums(pointers: Iterable[Pointer]) -> Setsum:
     """Add up the pointers' setsums."""
-    total = EMPTY
-    for pointer in pointers:
-        total += pointer.setsum
-    return total
+    return Setsum.total(pointer.setsum for pointer in pointers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 JsonValue = None | bool | int | str | list["JsonValue"] | dict[str, "JsonValue"]
 JsonObject = dict[str, JsonValue]
 
 U64_MAX = 2**64 - 1
+
+
+class _Encodable(Protocol):
+    def to_json(self) -> JsonObject: ...
+
+
+D = TypeVar("D", bound=_Encodable)
 _CHECKSUM_HEX = 32
 # Bytes that Python takes at most, as measured, for a dictionary, its entry, a list, an item.
 _COSTS = {b"{": 64, b":": 143, b"[": 88, b",": 80}
@@ -182,6 +189,15 @@ class Fields:
 
     def _wrong(self, key: str, expected: str, value: JsonValue) -> CorruptError:
         return CorruptError(f"{self.what}: field {key}: expected {expected}, found {ascii(value)[:80]}")
+
+    def one_of(self, known: Mapping[str, D], key: str) -> D | None:
+        """Return the document among ``known`` whose JSON this is, None if there is none; ``key`` names it.
+
+        Only for what this process has encoded: true passes for 1 here.
+        """
+        name = self._left.get(key)
+        found = known.get(name) if isinstance(name, str) else None
+        return found if found is not None and found.to_json() == self._left else None
 
     def has(self, key: str) -> bool:
         """Return whether an optional key is present."""

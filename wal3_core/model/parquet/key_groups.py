@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from wal3_core.errors import CorruptError
 from wal3_core.model.parquet.columns import KEYED, group_setsums
 from wal3_core.model.parquet.damage import unreadable
-from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.setsum import Setsum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -171,8 +171,7 @@ def _group_from(row: str) -> KeyGroup:
 
 def sum_of(groups: Iterable[KeyGroup]) -> Setsum:
     """Add up what the groups hold."""
-    columns = zip(EMPTY.columns, *(each.setsum.columns for each in groups), strict=True)
-    return Setsum.of_column_sums(map(sum, columns))
+    return Setsum.total(each.setsum for each in groups)
 
 
 def in_log_order(table: pa.Table) -> pa.Table:

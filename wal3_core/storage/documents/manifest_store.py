@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
@@ -21,6 +22,7 @@ from wal3_core.errors import (
 )
 from wal3_core.model.manifest import BYTES_MAX, Manifest
 from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
+from wal3_core.model.strict_json import load_checksummed
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
@@ -176,7 +178,7 @@ class ManifestStore:
                 f" {len(changed.pointers)}: let a writer roll pointers into snapshots"
             )
             raise StoreDeniedError(message)
-        check_readable(data, changed, _read, self.what)
+        check_readable(data, changed, partial(_read_back, before=witness.manifest), self.what)
         return Prepared(changed, data)
 
     def send(self, prepared: Prepared, witness: Installed) -> InstallOutcome:
@@ -327,8 +329,9 @@ def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     return None
 
 
-def _read(data: bytes, what: str) -> Manifest:
-    return Manifest.from_bytes(data, what=what)
+def _read_back(data: bytes, what: str, before: Manifest) -> Manifest:
+    # What it has in common with the manifest before was decoded when that was loaded, or read back.
+    return Manifest.from_fields(load_checksummed(data, what=what, bytes_max=BYTES_MAX), before=before)
 
 
 def _stale(etag: Etag) -> Etag:
