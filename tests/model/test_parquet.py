@@ -256,6 +256,22 @@ def test_a_file_fits_into_its_memory_and_is_the_same_where_it_does_not(
         within.delattr(pa, "BufferOutputStream")
         stored, _ = fragment_of(messages)
 
-    monkeypatch.setattr("wal3_core.model.parquet.encoding._room_bytes", lambda _, __: len(stored) // 2)
+    monkeypatch.setattr("wal3_core.model.parquet.writing._room_bytes", lambda _, __: len(stored) // 2)
 
     assert fragment_of(messages)[0] == stored
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("null", [None, 0, 1, -1])
+@pytest.mark.parametrize("longest", [100, 3000])
+def test_an_array_of_values_is_that_of_arrow(count: int, null: int | None, longest: int) -> None:
+    lengths = random.Random(count)
+    values: list[bytes | None] = [lengths.randbytes(lengths.randint(longest // 2, longest)) for _ in range(count)]
+    values += [b"", b"a"] if count > 1 else []
+    if null is not None and count > 1:
+        values[null] = None
+
+    found = parquet.binary_array(values)
+
+    found.validate(full=True)
+    assert found == pa.array(values, pa.binary())

@@ -160,7 +160,7 @@ def _transposed(builder: Value, rows: list[Value]) -> list[Value]:
     """Turn as many vectors as each has words: the first words, then the second words..."""
     count, size = len(rows), 1
     while size < count:
-        # Rows that are ``size`` apart change places: of the one every other run of ``size`` words, of the other the rest.
+        # Two rows that are ``size`` apart exchange every other run of ``size`` words.
         low = [word + count * (word // size % 2) - size * (word // size % 2) for word in range(count)]
         high = [place + size for place in low]
         for index in range(count):
