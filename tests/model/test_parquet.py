@@ -275,3 +275,10 @@ def test_an_array_of_values_is_that_of_arrow(count: int, null: int | None, longe
 
     found.validate(full=True)
     assert found == pa.array(values, pa.binary())
+
+
+def test_values_that_one_array_has_no_room_for_are_left_to_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [bytes(1000)] * 3
+    monkeypatch.setattr("wal3_core.model.parquet.writing._BOUND_MAX", 2999)
+
+    assert parquet.binary_array(values) == pa.array(values, pa.binary())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FRAME_BYTES = 2**14
 # Of shorter values, taking their lengths takes longer than copying them again. Judged by so many of them.
 _JOINED_BYTES_MIN, _JUDGED = 512, 16
+_BOUND_MAX = 2**31 - 1
 
 
 def file_of(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: Sequence[str]) -> memoryview:
@@ -38,7 +39,7 @@ def file_of(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics:
 def _room_bytes(groups: Sequence[pa.Table], metadata: dict[str, str]) -> int:
     """Return more bytes than a file will have."""
     text_bytes = sum(len(name) + len(value) for name, value in metadata.items())
-    values_bytes = sum(table.nbytes for table in groups)
+    values_bytes: int = sum(table.nbytes for table in groups)
     # Values that cannot be compressed take a little more.
     return values_bytes + values_bytes // 32 + 2 * text_bytes + _FRAME_BYTES * len(groups)
 
@@ -67,16 +68,16 @@ def binary_array(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryAr
         return values
     some = values[:: len(values) // _JUDGED + 1]
     if None not in some and sum(map(len, cast("Sequence[bytes]", some))) >= _JOINED_BYTES_MIN * max(1, len(some)):
-        # A null may be among the others.
-        with suppress(TypeError):
+        # A null may be among the others; more bytes than one array has room for are several.
+        with suppress(TypeError, OverflowError):
             return _joined(cast("Sequence[bytes]", values))
     return pa.array(values, pa.binary())
 
 
 def _joined(values: Sequence[bytes]) -> pa.BinaryArray:
     joined = b"".join(values)
-    # No fragment is as large: see FRAGMENT_BYTES_MAX.
-    assert len(joined) < 2**31, f"one column of {len(joined)} bytes"
+    if len(joined) > _BOUND_MAX:
+        raise OverflowError
     bounds = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=bounds[1:])
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(bounds), pa.py_buffer(joined)])
