@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from base64 import b64encode
 from dataclasses import replace
 
@@ -236,3 +237,48 @@ def test_plain_fragments_have_no_key_column() -> None:
     stored, _ = fragment_of([(None, b"a")])
 
     assert pq.read_schema(io.BytesIO(stored)).names == ["offset", "timestamp_us", "body"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [(None, b"a")],
+        [(b"%d" % number, None) for number in range(16_384)],
+        [(None, b"")] * 30_000,
+        [(None, random.Random(number).randbytes(1000)) for number in range(3000)],
+    ],
+    ids=["one record", "tombstones with a key index", "empty bodies", "bytes that cannot be compressed"],
+)
+def test_a_file_fits_into_its_memory_and_is_the_same_where_it_does_not(
+    messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as within:
+        within.delattr(pa, "BufferOutputStream")
+        stored, _ = fragment_of(messages)
+
+    monkeypatch.setattr("wal3_core.model.parquet.writing._room_bytes", lambda _, __: len(stored) // 2)
+
+    assert fragment_of(messages)[0] == stored
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("null", [None, 0, 1, -1])
+@pytest.mark.parametrize("longest", [100, 3000])
+def test_an_array_of_values_is_that_of_arrow(count: int, null: int | None, longest: int) -> None:
+    lengths = random.Random(count)
+    values: list[bytes | None] = [lengths.randbytes(lengths.randint(longest // 2, longest)) for _ in range(count)]
+    values += [b"", b"a"] if count > 1 else []
+    if null is not None and count > 1:
+        values[null] = None
+
+    found = parquet.binary_array(values)
+
+    found.validate(full=True)
+    assert found == pa.array(values, pa.binary())
+
+
+def test_values_that_one_array_has_no_room_for_are_left_to_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [bytes(1000)] * 3
+    monkeypatch.setattr("wal3_core.model.parquet.writing._BOUND_MAX", 2999)
+
+    assert parquet.binary_array(values) == pa.array(values, pa.binary())

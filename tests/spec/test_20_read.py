@@ -28,7 +28,7 @@ from wal3_core import (
     scrub,
 )
 from wal3_core.model.manifest_parts import Boundary
-from wal3_core.model.parquet import encoding
+from wal3_core.model.parquet.writing import file_of
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import SnapshotOptions
@@ -244,7 +244,7 @@ def merge_last_two(store: MemoryStore) -> None:
     base = manifests.load()
     old = base.manifest.fragments[-2:]
     table = pa.concat_tables([reader.fetch(pointer).table.drop_columns(["key"]) for pointer in old])
-    stored = bytes(encoding._write([table], {}, statistics=["offset", "timestamp_us"]))
+    stored = bytes(file_of([table], {}, statistics=["offset", "timestamp_us"]))
     merged = replace(
         old[1],
         path=fragment_path(old[1].seq_no, "c" * 16),

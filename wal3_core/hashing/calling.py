@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wal3_core.hashing.layout import JOB_WORDS, SCRATCH_WORDS
+from wal3_core.hashing.layout import JOB_WORDS, SCRATCH_ALIGNMENT, SCRATCH_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +47,13 @@ class Columns:
 def call(function: Function, columns: Columns, begins: Sequence[int], sums: Sums) -> int:
     """Run the code, without the GIL, and return its result; see layout.py. ``sums`` has a row for each group."""
     starts = np.array(begins, dtype=np.int64)
-    scratch = np.empty(SCRATCH_WORDS, dtype=np.uint64)
+    scratch = np.empty(8 * SCRATCH_WORDS + SCRATCH_ALIGNMENT, dtype=np.uint8)
+    aligned = -(-scratch.ctypes.data // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     results = np.zeros(2, dtype=np.int64)
     job = np.array(
         [
             *(columns.count, columns.offsets, columns.timestamps_us),
-            *(starts.ctypes.data, len(starts), sums.ctypes.data, scratch.ctypes.data),
+            *(starts.ctypes.data, len(starts), sums.ctypes.data, aligned),
             *_words(columns.keys),
             *_words(columns.bodies),
         ],

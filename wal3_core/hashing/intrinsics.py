@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from wal3_core.hashing.layout import WORDS
+from wal3_core.hashing.layout import BLOCK_WORDS, WORDS
 
 _CONSTANTS = (
     *(0x0000000000000001, 0x0000000000008082, 0x800000000000808A, 0x8000000080008000, 0x000000000000808B),
@@ -88,25 +88,96 @@ def _swapping() -> Reading:
 swapped = _swapping()
 
 
-def permutation(lanes: int) -> Callable[[int], None]:
-    """Make the permutation of ``lanes`` states, given by address: the first word of each, then the second..."""
-    vector = ir.VectorType(_WORD, lanes)
-
-    def typed(_: Value, state: Value) -> tuple[Value, Value]:
+def _prefetching() -> Callable[[int], None]:
+    def typed(_: Value, address: Value) -> tuple[Value, Value]:
         def generate(context: Value, builder: Value, __: Value, arguments: Value) -> Value:
-            places = [
-                _pointer(builder, builder.add(arguments[0], _WORD(_WORD_BYTES * lanes * place)), vector)
-                for place in range(WORDS)
-            ]
-            before = [builder.load(place, align=_WORD_BYTES) for place in places]
-            for place, after in zip(places, _rounds(builder, before, vector), strict=True):
-                builder.store(after, place, align=_WORD_BYTES)
+            kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
+            function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
+            # To read, kept in all caches, of data. Of an address without memory, nothing happens.
+            builder.call(function, [_pointer(builder, arguments[0], _BYTE), _INT(0), _INT(3), _INT(1)])
             return context.get_dummy_value()
 
-        return types.void(state), generate
+        return types.void(address), generate
 
     made: Callable[[int], None] = intrinsic(typed)
     return made
+
+
+# Load what lies at an address into the processor's caches, while the code goes on.
+prefetch = _prefetching()
+
+
+def step(lanes: int) -> Callable[[int, int, int], None]:
+    """Make the step of ``lanes`` states: each absorbs a block, then all are permuted.
+
+    Given by address: the states (the first word of each, then the second...); where the block of each lies; a word for
+    each of all ones, or of zeros where the state begins with this block, after which it is of all ones.
+    """
+    vector = ir.VectorType(_WORD, lanes)
+
+    def typed(_: Value, state: Value, sources: Value, masks: Value) -> tuple[Value, Value]:
+        def generate(context: Value, builder: Value, __: Value, arguments: Value) -> Value:
+            at, sources_at, masks_at = arguments
+            places = [
+                _pointer(builder, builder.add(at, _WORD(_WORD_BYTES * lanes * place)), vector) for place in range(WORDS)
+            ]
+            masks_place = _pointer(builder, masks_at, vector)
+            mask = builder.load(masks_place, align=_WORD_BYTES * lanes)
+            words = [builder.and_(builder.load(place, align=_WORD_BYTES * lanes), mask) for place in places]
+            for place, block in enumerate(_blocks(builder, sources_at, lanes)):
+                words[place] = builder.xor(words[place], block)
+            for place, after in zip(places, _rounds(builder, words, vector), strict=True):
+                builder.store(after, place, align=_WORD_BYTES * lanes)
+            builder.store(_ones(vector), masks_place, align=_WORD_BYTES * lanes)
+            return context.get_dummy_value()
+
+        return types.void(state, sources, masks), generate
+
+    made: Callable[[int, int, int], None] = intrinsic(typed)
+    return made
+
+
+def _blocks(builder: Value, sources: Value, lanes: int) -> list[Value]:
+    """Read a block of each lane: the first word of each as a vector, then the second..."""
+    vector = ir.VectorType(_WORD, lanes)
+    starts = [
+        builder.load(_pointer(builder, builder.add(sources, _WORD(_WORD_BYTES * lane)), _WORD)) for lane in range(lanes)
+    ]
+    words: list[Value] = []
+    while len(words) + lanes <= BLOCK_WORDS:
+        places = [builder.add(start, _WORD(_WORD_BYTES * len(words))) for start in starts]
+        words += _transposed(builder, [builder.load(_pointer(builder, at, vector), align=1) for at in places])
+    while len(words) < BLOCK_WORDS:
+        column = ir.Constant(vector, ir.Undefined)
+        for lane, start in enumerate(starts):
+            at = _pointer(builder, builder.add(start, _WORD(_WORD_BYTES * len(words))), _WORD)
+            column = builder.insert_element(column, builder.load(at, align=1), _INT(lane))
+        words.append(column)
+    return words
+
+
+def _transposed(builder: Value, rows: list[Value]) -> list[Value]:
+    """Turn as many vectors as each has words: the first words, then the second words..."""
+    count, size = len(rows), 1
+    while size < count:
+        # Two rows that are ``size`` apart exchange every other run of ``size`` words.
+        low = [word + count * (word // size % 2) - size * (word // size % 2) for word in range(count)]
+        high = [place + size for place in low]
+        for index in range(count):
+            if index // size % 2 == 0:
+                pair = rows[index], rows[index + size]
+                rows[index], rows[index + size] = (_chosen(builder, *pair, places) for places in (low, high))
+        size *= 2
+    return rows
+
+
+def _chosen(builder: Value, first: Value, second: Value, places: list[int]) -> Value:
+    mask = ir.Constant(ir.VectorType(_INT, len(places)), places)
+    return builder.shuffle_vector(first, second, mask)
+
+
+def _ones(vector: Value) -> Value:
+    return ir.Constant(vector, [2**64 - 1] * vector.count)
 
 
 def _rounds(builder: Value, before: list[Value], vector: Value) -> list[Value]:
@@ -147,7 +218,7 @@ def _round(builder: Value, words: list[Value], constant: Value) -> list[Value]:
         for x in range(5)
         for y in range(5)
     }
-    ones = ir.Constant(vector, [2**64 - 1] * vector.count)
+    ones = _ones(vector)
     after = []
     for y in range(5):
         for x in range(5):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from wal3_core.hashing.intrinsics import (
     byte,
     number,
-    permutation,
+    prefetch,
     put_byte,
     put_number,
     put_word,
     short_number,
+    step,
     swapped,
     word,
 )
@@ -52,14 +53,20 @@ from wal3_core.hashing.layout import (
 from wal3_core.hashing.target import LANES
 
 _PLAIN_HEAD_BYTES, _KEYED_HEAD_BYTES = 16, 28
-_STATE_BYTES = 8 * WORDS * LANES
 _LANE_BYTES = 8 * LANE_WORDS
-# Behind the states and the lanes: a block that is put together, then which record and group come next.
-_BLOCK = _STATE_BYTES + _LANE_BYTES * LANES
-_NEXT_ROW = _BLOCK + BLOCK_BYTES
+# Of the scratch, where the states' masks begin, then where the blocks lie, the lanes, the blocks that are put together,
+# and which record and group come next. Vectors first: they stay aligned.
+_MASKS = 8 * WORDS * LANES
+_SOURCES = _MASKS + 8 * LANES
+_LANES = _SOURCES + 8 * LANES
+_BLOCKS = _LANES + _LANE_BYTES * LANES
+_NEXT_ROW = _BLOCKS + BLOCK_BYTES * LANES
 _NEXT_GROUP = _NEXT_ROW + 8
 _DIGEST_WORDS = 4
-_permute = permutation(LANES)
+# Of longer records, a processor loads most of what is needed next by itself.
+_PREFETCH_BYTES_MAX = 2**18
+_LINE_BYTES = 64
+_step = step(LANES)
 
 
 def field(table: int, place: int) -> int:
@@ -125,8 +132,13 @@ def begin_record(job: int, lane: int, row: int, group: int) -> None:
 
 def copy_piece(block: int, absorbed: int, source: int, begin: int, length: int) -> None:
     """Copy what lies in the block of a piece that begins at a place of the item."""
-    for place in range(max(begin, absorbed), min(begin + length, absorbed + BLOCK_BYTES)):
+    place, limit = max(begin, absorbed), min(begin + length, absorbed + BLOCK_BYTES)
+    while place + 8 <= limit:
+        put_word(block + place - absorbed, word(source + place - begin))
+        place += 8
+    while place < limit:
         put_byte(block + place - absorbed, byte(source + place - begin))
+        place += 1
 
 
 def write_head(job: int, lane: int, block: int) -> None:
@@ -142,9 +154,9 @@ def write_head(job: int, lane: int, block: int) -> None:
     put_word(at + 8, swapped(word(field(job, TIMESTAMPS) + 8 * row)))
 
 
-def make_block(job: int, lane: int, block: int) -> None:
-    """Write the next block of a lane's item: the first, the last, or one with a part of the key."""
-    absorbed, item_bytes = field(lane, ABSORBED), field(lane, ITEM_BYTES)
+def make_block(job: int, lane: int, block: int, absorbed: int) -> None:
+    """Write the block of a lane's item behind what is absorbed: the first, the last, or one with a part of the key."""
+    item_bytes = field(lane, ITEM_BYTES)
     for place in range(BLOCK_WORDS):
         put_number(block + 8 * place, 0)
     if absorbed == 0:
@@ -162,29 +174,34 @@ def make_block(job: int, lane: int, block: int) -> None:
         put_byte(block + BLOCK_BYTES - 1, byte(block + BLOCK_BYTES - 1) ^ 128)
 
 
-def absorb(job: int, lane: int, state: int, block: int) -> None:
-    """Add the next block of a lane's item to the lane's state."""
+def next_block(job: int, lane: int, block: int) -> int:
+    """Return where the next block of a lane's item lies, which counts as absorbed; ``block`` if it is put together."""
     absorbed, item_bytes, body_bytes = field(lane, ABSORBED), field(lane, ITEM_BYTES), field(lane, BODY_BYTES)
     within = absorbed - (item_bytes - body_bytes)
     source = field(lane, BODY_AT) + within
-    if within < 0 or within + BLOCK_BYTES > body_bytes:
-        make_block(job, lane, block)
-        source = block
-    for place in range(BLOCK_WORDS):
-        at = state + 8 * LANES * place
-        put_word(at, word(at) ^ word(source + 8 * place))
+    prefetch_ahead(source, item_bytes)
     put_number(lane + 8 * ABSORBED, absorbed + BLOCK_BYTES)
+    if within < 0 or within + BLOCK_BYTES > body_bytes:
+        make_block(job, lane, block, absorbed)
+        return block
+    return source
+
+
+def prefetch_ahead(source: int, item_bytes: int) -> None:
+    """Load the same part of the record that the lane will probably take next, as if all were of one length."""
+    ahead = LANES * item_bytes
+    if ahead <= _PREFETCH_BYTES_MAX:
+        prefetch(source + ahead)
+        prefetch(source + ahead + _LINE_BYTES)
 
 
 def add_digest(job: int, lane: int, state: int) -> None:
-    """Add a lane's digest to the sums of its record's group, and clear the lane's state."""
+    """Add a lane's digest to the sums of its record's group."""
     sums = field(job, SUMS) + 64 * field(lane, GROUP)
     for place in range(_DIGEST_WORDS):
         digest = number(state + 8 * LANES * place)
         put_number(sums + 16 * place, number(sums + 16 * place) + (digest & 0xFFFFFFFF))
         put_number(sums + 16 * place + 8, number(sums + 16 * place + 8) + ((digest >> 32) & 0xFFFFFFFF))
-    for place in range(WORDS):
-        put_number(state + 8 * LANES * place, 0)
 
 
 def judge(job: int) -> int:
@@ -199,29 +216,28 @@ def judge(job: int) -> int:
     return UNEVEN if whole < 2 * longest else DONE
 
 
-def clear(state: int) -> None:
-    """Begin with states of zeros, free lanes, and the first record."""
-    for place in range(WORDS * LANES):
-        put_number(state + 8 * place, 0)
+def clear(scratch: int) -> None:
+    """Begin with free lanes and the first record; a lane's state begins with its record."""
     for index in range(LANES):
-        put_number(state + _STATE_BYTES + _LANE_BYTES * index + 8 * ROW, -1)
-    put_number(state + _NEXT_ROW, 0)
-    put_number(state + _NEXT_GROUP, 0)
+        put_number(scratch + _LANES + _LANE_BYTES * index + 8 * ROW, -1)
+    put_number(scratch + _NEXT_ROW, 0)
+    put_number(scratch + _NEXT_GROUP, 0)
 
 
-def is_busy(job: int, lane: int) -> bool:
+def is_busy(job: int, scratch: int, index: int) -> bool:
     """Whether a lane has a record; a free one takes the next, if there is one."""
+    lane = scratch + _LANES + _LANE_BYTES * index
     if field(lane, ROW) >= 0:
         return True
-    state = field(job, SCRATCH)
-    row, group, groups = number(state + _NEXT_ROW), number(state + _NEXT_GROUP), field(job, GROUPS)
+    row, group, groups = number(scratch + _NEXT_ROW), number(scratch + _NEXT_GROUP), field(job, GROUPS)
     if row == field(job, COUNT):
         return False
     while group + 1 < groups and number(field(job, BEGINS) + 8 * (group + 1)) <= row:
         group += 1
     begin_record(job, lane, row, group)
-    put_number(state + _NEXT_ROW, row + 1)
-    put_number(state + _NEXT_GROUP, group)
+    put_number(scratch + _MASKS + 8 * index, 0)
+    put_number(scratch + _NEXT_ROW, row + 1)
+    put_number(scratch + _NEXT_GROUP, group)
     return True
 
 
@@ -239,21 +255,22 @@ def sum_records(job: int) -> int:
     judged = judge(job)
     if judged != DONE:
         return judged
-    state = field(job, SCRATCH)
-    clear(state)
-    lanes, block, left = state + _STATE_BYTES, state + _BLOCK, field(job, COUNT)
+    scratch, left = field(job, SCRATCH), field(job, COUNT)
+    clear(scratch)
     while left > 0:
         for index in range(LANES):
-            lane = lanes + _LANE_BYTES * index
-            if is_busy(job, lane):
-                absorb(job, lane, state + 8 * index, block)
-        _permute(state)
+            # A free lane absorbs whatever it put together last.
+            source = scratch + _BLOCKS + BLOCK_BYTES * index
+            if is_busy(job, scratch, index):
+                source = next_block(job, scratch + _LANES + _LANE_BYTES * index, source)
+            put_number(scratch + _SOURCES + 8 * index, source)
+        _step(scratch, scratch + _SOURCES, scratch + _MASKS)
         for index in range(LANES):
-            left -= ended(job, lanes + _LANE_BYTES * index, state + 8 * index)
+            left -= ended(job, scratch + _LANES + _LANE_BYTES * index, scratch + 8 * index)
     return DONE
 
 
 COMPILED = (
     *(field, bound, has_value, column_bytes, begin_record, copy_piece),
-    *(write_head, make_block, absorb, add_digest, judge, clear, is_busy, ended),
+    *(write_head, make_block, next_block, prefetch_ahead, add_digest, judge, clear, is_busy, ended),
 )

@@ -33,4 +33,8 @@ LANE_WORDS = 8
 ROW, GROUP, ITEM_BYTES, ABSORBED, KEY_AT, KEY_BYTES, BODY_AT, BODY_BYTES = range(LANE_WORDS)
 BLOCK_BYTES = 136
 BLOCK_WORDS = 17
-SCRATCH_WORDS = (WORDS + LANE_WORDS) * LANES_MAX + BLOCK_WORDS + 2
+# Memory of the code's own: for each lane a state, its mask, where its next block lies, what is named above, and a block
+# that is put together; then which record and which group come next.
+SCRATCH_WORDS = (WORDS + LANE_WORDS + BLOCK_WORDS + 2) * LANES_MAX + 2
+# Vectors are read and written at multiples of their size.
+SCRATCH_ALIGNMENT = 8 * LANES_MAX

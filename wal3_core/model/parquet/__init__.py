@@ -21,13 +21,13 @@ from wal3_core.model.parquet.decoding import (
 from wal3_core.model.parquet.encoding import (
     EncodedFragment,
     FragmentSource,
-    binary_array,
     encode,
     encode_arranged,
     encode_table,
 )
 from wal3_core.model.parquet.pages import footer_start
 from wal3_core.model.parquet.reading import Opened
+from wal3_core.model.parquet.writing import binary_array
 
 __all__ = [
     "Arrangement",

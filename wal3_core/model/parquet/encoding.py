@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from wal3_core.model.parquet.columns import ARRANGED, Offsets, group_setsums, key_index, table_setsum
 from wal3_core.model.parquet.key_groups import KEY_GROUPS, arranged, cuts, described, groups_as_text, sum_of
 from wal3_core.model.parquet.lane_columns import lanes_setsums
 from wal3_core.model.parquet.tombstone_rows import tombstones_as_text
+from wal3_core.model.parquet.writing import binary_array, file_of
 from wal3_core.model.record import keyed_setsum, plain_setsum
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> En
         KEY_GROUPS: groups_as_text(groups),
     }
     # Where each row group begins is all that statistics could say.
-    return EncodedFragment(data=_write(parts, metadata, statistics=[]), setsum=setsum)
+    return EncodedFragment(data=file_of(parts, metadata, statistics=[]), setsum=setsum)
 
 
 def _encoded(
@@ -120,7 +120,7 @@ def _encoded(
         **_identity(FORMAT_VERSION, token, seq_no, setsum),
         **(_key_metadata(table, tombstone_rows=tombstone_rows) if keyed else {}),
     }
-    return EncodedFragment(data=_write([table], metadata, statistics=["offset", "timestamp_us"]), setsum=setsum)
+    return EncodedFragment(data=file_of([table], metadata, statistics=["offset", "timestamp_us"]), setsum=setsum)
 
 
 def _identity(version: str, token: str, seq_no: FragmentSeqNo, setsum: Setsum) -> dict[str, str]:
@@ -152,27 +152,3 @@ def _timestamp_column(source: FragmentSource) -> Offsets:
     if source.timestamps_us is None:
         return np.full(count, source.start.timestamp_us, dtype=np.uint64)
     return np.fromiter(source.timestamps_us, dtype=np.uint64, count=count)
-
-
-def _write(groups: Sequence[pa.Table], metadata: dict[str, str], *, statistics: Sequence[str]) -> memoryview:
-    """Write a file of some row groups."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        groups[0].schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        write_statistics=list(statistics) or False,
-        write_page_checksum=True,
-        store_schema=False,
-    ) as writer:
-        for table in groups:
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-        writer.add_key_value_metadata(metadata)
-    return memoryview(sink.getvalue()).cast("B")
-
-
-def binary_array(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:
-    """Make an array of values, None for a null; an array stays as it is."""
-    return values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
