@@ -36,8 +36,9 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
-test: java setup lint types ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
-	$(PYTEST) -m "not repeat and not cluster"
+test: java setup lint ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
+	@# The types are checked beside the tests.
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not repeat and not cluster"; tests=$$?; wait $$types && exit $$tests
 
 test-all: test test-cluster ## The same, then the specification on every kind of store, faults at every call, and deliberate defects
 	$(PYTEST) -m repeat

@@ -1,6 +1,6 @@
 """Read one log in Spark, verified, beside its Parquet files read by Spark itself: all columns, and offset and body.
 
-Beside both, a Python data source that does nothing but yield such batches: what Spark lets any of them reach. Then not
+Beside both, a Python data source that only yields such batches: what Spark lets any of them reach. Then not
 verified, with other columns, with other numbers of tasks, and as a stream.
 
 Then write its bodies to new logs: by one task each, whose fragments are installed as they are, and by several tasks,

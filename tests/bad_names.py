@@ -38,6 +38,13 @@ class Badness(StrEnum):
     REPLACED = "replaced"
 
 
+# For tests that take long: the others are repetitions.
+BADNESSES = [
+    each
+    if each in (Badness.DENIED, Badness.DAMAGED, Badness.REPLACED)
+    else pytest.param(each, marks=pytest.mark.repeat)
+    for each in Badness
+]
 # What an attempt to serve the name comes to.
 KINDS = {
     Badness.DENIED: "StoreDeniedError",

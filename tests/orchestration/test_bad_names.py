@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from dagster import AssetCheckSeverity, AssetKey, SensorResult, build_sensor_context
 
-from tests.bad_names import BAD, GOOD, KINDS, VACANT, Badness, replace_log, spoil
+from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, VACANT, Badness, replace_log, spoil
 from tests.orchestration.checked import check_of, found_bad, logs_of
 from tests.stores import FaultyStore
 from wal3_core import CursorStore, LogPosition, LogWriter, list_logs
@@ -57,7 +57,7 @@ def _evaluate(instance: DagsterInstance, sensor: building.Tick, **resources: obj
     return list(result.run_requests or ())
 
 
-@pytest.fixture(params=Badness)
+@pytest.fixture(params=BADNESSES)
 def badness(
     request: pytest.FixtureRequest,
     write: Write,

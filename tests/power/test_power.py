@@ -63,7 +63,10 @@ def test_store_survives_when_its_folder_is_made_with_its_parents(disk: Path) -> 
 @pytest.mark.parametrize(
     ("act", "known"),
     # A process that has used the log has found it initialized.
-    [(act, known) for act in ACTS for known in (False, True) if not (act == "initialize" and known)],
+    [
+        *((act, False) for act in ACTS),
+        *(pytest.param(act, True, marks=pytest.mark.repeat) for act in ACTS if act != "initialize"),
+    ],
 )
 def test_state_that_others_build_on_an_unfinished_act_survives(
     disk: Path, checker: Checker, act: str, *, killed: bool, known: bool

@@ -46,7 +46,7 @@ def first_to_speak(running: list[tuple[BaseProcess, Connection]]) -> tuple[BaseP
 
 @pytest.mark.slow
 @pytest.mark.repeat_on("local")
-@pytest.mark.parametrize(("writers", "reseals"), [(2, 1000), (8, 1000), (8, 1)])
+@pytest.mark.parametrize(("writers", "reseals"), [(2, 1000), pytest.param(8, 1000, marks=pytest.mark.repeat), (8, 1)])
 def test_processes_that_append_at_once_all_finish_with_true_outcomes(
     store_url: str, journals: Path, writers: int, reseals: int
 ) -> None:

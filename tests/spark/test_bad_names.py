@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bad_names import BAD, GOOD, KINDS, Badness, deny, spoil
+from tests.bad_names import BAD, BADNESSES, GOOD, KINDS, Badness, deny, spoil
 from tests.spark.logs import TREE, fill
 from tests.stores import FaultyStore, life_path, life_store
 from wal3_core import CursorStore, LogPosition, UnavailableError, scrub
@@ -48,7 +48,7 @@ def _make(store: ObjectStore, log: str) -> None:
     assert isinstance(life_store(store, log).create(ORPHAN, b"never committed"), Done)
 
 
-@pytest.fixture(params=Badness)
+@pytest.fixture(params=BADNESSES)
 def badness(request: pytest.FixtureRequest, local_store: ObjectStore) -> Badness:
     """Two such logs, and how the test spoils one of them."""
     for log in BOTH:
