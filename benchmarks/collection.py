@@ -63,6 +63,7 @@ class Collecting:
         self.seconds: Counter[str] = Counter()
         self.num_deleted = 0
         self.num_dropped = 0
+        self.num_searches = 0
         self.document_bytes = 0
         self._collector = Collector(self.store, "a", options=OPTIONS)
         self._deleter = Deleter(self.store, "a", options=OPTIONS)
@@ -86,6 +87,7 @@ class Collecting:
     def sweep(self) -> bool:
         """Collect orphans; False when there are none."""
         orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
+        self.num_searches += 1
         if orphans:
             marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
             assert isinstance(marked, Marked)
@@ -103,9 +105,10 @@ class Collecting:
         self.num_deleted += deleted.num_deleted
 
     def cells(self) -> list[str]:
-        """Return the seconds, the objects deleted, and their rate."""
+        """Return the seconds, the searches for orphans, the objects deleted, and their rate."""
         rate = self.num_deleted / self.seconds["delete"] if self.seconds["delete"] else 0
-        return [*(f"{self.seconds[phase]:,.2f}" for phase in PHASES), f"{self.num_deleted:,}", f"{rate:,.0f}"]
+        counts = str(self.num_searches), f"{self.num_deleted:,}", f"{rate:,.0f}"
+        return [*(f"{self.seconds[phase]:,.2f}" for phase in PHASES), *counts]
 
 
 def advance(store: ObjectStore, offset: int) -> None:
@@ -159,7 +162,7 @@ def rounds(store: ObjectStore, count: int, step: int, num_rounds: int) -> bool:
     table = Table(title=f"A log of {count:,} fragments; each round collects and appends {step:,}; then all at once")
     for name in ("round", "appended\nbeside", "objects\nbefore", "after", "referred to", "", "on storage"):
         table.add_column(name, justify="right")
-    for name in (*(f"{phase}\ns" for phase in PHASES), "deleted", "deletes\na second"):
+    for name in (*(f"{phase}\ns" for phase in PHASES), "searches", "deleted", "deletes\na second"):
         table.add_column(name, justify="right")
     grower, equal = Grower(store), True
     grower.grow(count)
@@ -204,6 +207,7 @@ def bare(count: int) -> None:
         "manifest",
         "garbage document",
         *(f"{phase}\ns" for phase in PHASES),
+        "searches",
         "deleted",
         "a second",
     ):
