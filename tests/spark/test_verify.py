@@ -35,7 +35,7 @@ class Verification:
     store: ObjectStore
 
     def finish(self, plan: object) -> ScrubReport | None:
-        totals = _run(self.spark, self.url, [plan], 2**20)
+        totals, _ = _run(self.spark, self.url, [plan], 2**20)
         return _report(self.store, plan, totals["a"])
 
 
@@ -154,7 +154,7 @@ def test_sums_that_contradict_the_manifest_are_a_problem(
     fill(local_store, "b", fragments=4)
     plan, other = plan_log(local_store, "a"), plan_log(local_store, "b")
 
-    totals = _run(spark, local_url, [plan, other], 2**20)
+    totals, _ = _run(spark, local_url, [plan, other], 2**20)
 
     assert _report(local_store, plan, totals["a"]) == scrub(local_store, "a")
     swapped = _report(local_store, plan, replace(totals["b"], num_records=39))

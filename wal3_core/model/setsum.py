@@ -67,6 +67,7 @@ class Setsum:
         return cls(tuple([total % prime for total, prime in zip(sums, PRIMES, strict=True)]))
 
     @classmethod
+    @checked(setsums=several)
     def total(cls, setsums: Iterable[Setsum]) -> Setsum:
         """Add up any number of setsums; each column is reduced once."""
         return cls.of_column_sums(map(sum, zip(EMPTY.columns, *(each.columns for each in setsums), strict=True)))
