@@ -58,7 +58,7 @@ def test_program_does_all_jobs_through_spark_connect(machines: Machines, store: 
         check(job, store, found[job])
 
 
-def test_tasks_of_a_killed_executor_are_reported_by_those_that_repeat_them(
+def test_executor_killed_under_spark_connect_changes_no_result_and_no_more_is_said_than_is_known(
     machines: Machines, store: ObjectStore, tmp_path: Path
 ) -> None:
     prepare(store, "verify", "compact")
@@ -66,14 +66,13 @@ def test_tasks_of_a_killed_executor_are_reported_by_those_that_repeat_them(
     with connect_server(machines, tmp_path) as address:
         with machines.in_the_middle("GET", "/log/", machines.kill_executor):
             found = through(address, machines, store, tmp_path, "verify")
-        # A task that merges; those that read keys cannot say it.
         with machines.in_the_middle("PUT", "/log/", machines.kill_executor):
             found |= through(address, machines, store, tmp_path, "compact")
 
     for job in ("verify", "compact"):
         check(job, store, found[job])
         retried = found[job]["retried"]
-        assert retried["tasks"] >= 1, found[job]
+        # Not how many tasks: Spark may run the whole stage again, in which they are first attempts.
         assert (retried["attempts_only"], retried["executors"], retried["reasons"]) == (True, 0, []), found[job]
 
 
