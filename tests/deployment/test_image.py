@@ -1,4 +1,4 @@
-"""The files for Kubernetes are what its schemas and Dagster accept, and the image's steps lead to runs that succeed."""
+"""The files for Kubernetes are what its schemas and Dagster accept, and the image's steps lead to a code server."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.cluster.kubernetes_api import kubernetes
 from tests.cluster.spark_cluster import wait_until
 from tests.s3_server import free_port
-from wal3_core import LogWriter, open_store
 
 if TYPE_CHECKING:
     from tests.deployment.conftest import Image
 
 pytestmark = [pytest.mark.slow, pytest.mark.repeat]
 
-RUN_S = 120
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "dagster.md"
 OLDEST, NEWEST = "1.30", "1.37"
 
@@ -52,30 +49,6 @@ def test_image_has_what_the_code_location_and_the_instance_need(image: Image, tm
     assert "K8sRunLauncher" in instance.stdout
     assert location.returncode == 0, location.stderr
     assert "Validation successful for code location wal3" in location.stdout + location.stderr
-
-
-def test_run_launched_by_the_instance_is_a_job_of_the_image_that_succeeds(image: Image, tmp_path: Path) -> None:
-    store = open_store((tmp_path / "store").as_uri())
-    with LogWriter.open_or_initialize(store, "a") as writer:
-        writer.append(b"a record")
-    home = tmp_path / "home"
-    variables = {"WAL3_STORE": store.url, "KUBECONFIG": str(home / "kubeconfig")}
-
-    with kubernetes(tmp_path / "pods", image.environment(home, variables)) as (master, pods):
-        _home(image, home, server=master.removeprefix("k8s://"))
-        job = ("dagster", "job", "launch", "-w", "workspace.yaml", "-j", "manifest_sweep")
-        launched = image.run(*job, home=home, **variables)
-        assert launched.returncode == 0, launched.stderr
-        (asked,) = pods.asked
-        (process,) = pods.processes.values()
-        ended = process.wait(RUN_S)
-        runs = image.run("dagster", "run", "list", home=home, **variables)
-
-    (container,) = asked["spec"]["template"]["spec"]["containers"]
-    assert (ended, container["image"]) == (0, "wal3-dagster")
-    assert asked["spec"]["template"]["spec"]["serviceAccountName"] == "wal3-dagster"
-    assert {each["secretRef"]["name"] for each in container["envFrom"]} == {"wal3-env"}
-    assert "Status: SUCCESS" in runs.stdout, runs.stdout
 
 
 def test_image_serves_the_code_location_as_an_agent_of_dagster_plus_starts_it(image: Image, tmp_path: Path) -> None:
