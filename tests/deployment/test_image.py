@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.repeat]
 
+RUN_S = 120
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "dagster.md"
 OLDEST, NEWEST = "1.30", "1.37"
 
