@@ -25,7 +25,7 @@ from wal3_core import open_store
 from wal3_core.spark import register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from wal3_core.storage.object_store import ObjectStore
 
@@ -217,8 +217,20 @@ def submitting(machines: Machines, *arguments: str | Path, **conf: str) -> tuple
 def submit(machines: Machines, store: ObjectStore, folder: Path, *jobs: str, **conf: str) -> dict[str, Any]:
     """Run jobs by ``spark-submit``; return what they printed."""
     command, environment = submitting(machines, PROGRAM, store.url, folder, *jobs, **conf)
+    return printed(finished(command, environment, folder).stdout.splitlines())
+
+
+def finished(
+    command: Sequence[str | Path], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; fail unless it succeeds."""
     outcome = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SUBMIT_S, check=False
     )
     assert outcome.returncode == 0, outcome.stderr[-5000:]
-    return {name: found for line in outcome.stdout.splitlines() for name, found in json.loads(line).items()}
+    return outcome
+
+
+def printed(lines: Iterable[str]) -> dict[str, Any]:
+    """Return what a program has printed of each job, by name."""
+    return {name: found for line in lines for name, found in json.loads(line).items()}

@@ -29,7 +29,7 @@ EXECUTOR_MEMORY = "512m"
 # Executors that tests kill are replaced, however many.
 _SETTINGS = ("-Dspark.deploy.maxExecutorRetries=-1",)
 # Spark needs them on Java 17; spark-submit would add them.
-OPENED = ("--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED")
+_OPENED = ("--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED")
 
 
 def wait_until(done: Callable[[], object], what: str, *, deadline_s: float = DEADLINE_S) -> None:
@@ -110,7 +110,7 @@ class Cluster:
         environment |= {"SPARK_LOCAL_DIRS": str(self.folder / "scratch"), "SPARK_CONF_DIR": str(self.folder / "conf")}
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                ["java", *DAEMON_OPTIONS, *_SETTINGS, *OPENED, "-cp", f"{SPARK_HOME}/jars/*", *command],
+                ["java", *DAEMON_OPTIONS, *_SETTINGS, *_OPENED, "-cp", f"{SPARK_HOME}/jars/*", *command],
                 env=environment,
                 cwd=self.folder,
                 stdout=log,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.cluster.conftest import PROGRAM, SUBMIT_S, submitting
+from tests.cluster.conftest import PROGRAM, finished, printed, submitting
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.spark_cluster import wait_until
 from tests.cluster.submitted import JOBS, LIBRARY_VARIABLE
@@ -78,14 +77,6 @@ def test_executor_killed_under_spark_connect_changes_no_result_and_no_more_is_sa
 
 def through(address: str, machines: Machines, store: ObjectStore, folder: Path, *jobs: str) -> dict[str, Any]:
     """Run jobs in a client of the server; return what they printed."""
-    outcome = subprocess.run(
-        [sys.executable, PROGRAM, store.url, folder, *jobs],
-        env={**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=SUBMIT_S,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr[-5000:]
-    return {name: each for line in outcome.stdout.splitlines() for name, each in json.loads(line).items()}
+    environment = {**os.environ, "SPARK_REMOTE": address, LIBRARY_VARIABLE: str(machines.library)}
+    command = [sys.executable, PROGRAM, store.url, folder, *jobs]
+    return printed(finished(command, environment, folder).stdout.splitlines())

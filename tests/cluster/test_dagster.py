@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.cluster.conftest import finished, printed
 from tests.cluster.outcomes import check, prepare
 from tests.cluster.submitted import COLLECTED, KEYED, READ, done
 from wal3_core.fleet.assignment import dirty_logs
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent.parent
-RUN_S = 540
 
 
 def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_its_configuration(
@@ -37,19 +36,10 @@ def test_dagster_maintains_logs_on_a_cluster_whose_workers_get_the_library_from_
 
     # The first run is a verification.
     with machines.in_the_middle("GET", "/log/", machines.kill_executor):
-        outcome = subprocess.run(
-            [sys.executable, "-m", "tests.cluster.scheduled", ",".join([*READ, *COLLECTED, KEYED])],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
+        command = [sys.executable, "-m", "tests.cluster.scheduled", ",".join([*READ, *COLLECTED, KEYED])]
+        outcome = finished(command, environment, tmp_path)
 
-    assert outcome.returncode == 0, outcome.stderr[-5000:]
-    lines = [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
-    found = {name: reported for line in lines for name, reported in line.items()}
+    found = printed(line for line in outcome.stdout.splitlines() if line.startswith("{"))
     assert len(found) == 5
     for name, reported in found.items():
         assert reported["success"], (name, outcome.stderr[-5000:])

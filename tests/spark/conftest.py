@@ -23,10 +23,7 @@ RETRYING = "local[2, 3]"
 def spark() -> Iterator[SparkSession]:
     """A session on two cores that can read logs; a task that fails is run again."""
     use_this_python()
-    builder = SparkSession.builder.appName("wal3-tests")
-    for name, value in session_conf(RETRYING).items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = SparkSession.builder.appName("wal3-tests").config(map=session_conf(RETRYING)).getOrCreate()
     register(session)
     session.sparkContext.setLogLevel("OFF")
     yield session

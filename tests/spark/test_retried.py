@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 FAILED = f"OSError: {WHY}"
 
 
+def make_logs(store: ObjectStore) -> None:
+    """Make the log b of some fragments, and one to compact."""
+    fill(store, "b", fragments=3)
+    keyed_log(store)
+    append(store, *([(b"a", b"%d" % number)] for number in range(4)))
+
+
 @pytest.mark.spark
 def test_verification_says_how_many_tasks_failed_and_why(
     spark: SparkSession,
@@ -68,9 +75,7 @@ def test_jobs_in_which_nothing_fails_say_so_whatever_failed_before(
 def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
     spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(local_store, "b", fragments=3)
-    keyed_log(local_store)
-    append(local_store, *([(b"a", b"%d" % number)] for number in range(4)))
+    make_logs(local_store)
     LogWriter.initialize(local_store, "dirty/server")
     let_first_attempts_fail(monkeypatch, log_jobs, "collect_task")
     let_first_attempts_fail(monkeypatch, compact, "merge_task")
@@ -92,9 +97,7 @@ def test_each_job_on_the_objects_of_logs_says_what_was_run_again(
 def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     spark: SparkSession, local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(local_store, "b", fragments=3)
-    keyed_log(local_store)
-    append(local_store, *([(b"a", b"%d" % number)] for number in range(4)))
+    make_logs(local_store)
     for module, task in ((verify, "verify_task"), (log_jobs, "collect_task"), (compact, "merge_task")):
         let_first_attempts_fail(monkeypatch, module, task)
     # As in a client of Spark Connect, for this module alone.

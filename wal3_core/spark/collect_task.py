@@ -23,6 +23,7 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import LogId, check_log_id
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.spark.attempts import AGAIN, earlier_attempts
+from wal3_core.spark.columns import batch_of
 from wal3_core.storage.object_store import ObjectMeta
 from wal3_core.storage.open_store import open_store
 
@@ -106,7 +107,10 @@ class DeleteWork:
 
 
 def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Work) -> Iterator[pa.RecordBatch]:
-    """Do the work for each log of rows of (log, text), and yield its results; a row AGAIN if this is not new work."""
+    """Do the work for each log of rows of (log, text), and yield its results.
+
+    A row AGAIN comes first if this is not the first attempt.
+    """
     store = open_store(store_url)
     rows = [row for batch in batches for row in zip(batch["log"].to_pylist(), batch["text"].to_pylist(), strict=True)]
     logs = [(log, [text for _, text in some]) for log, some in groupby(sorted(rows), key=itemgetter(0))]
@@ -119,18 +123,12 @@ def collect_task(batches: Iterable[pa.RecordBatch], *, store_url: str, work: Wor
             return [(log, True, to_text(Refusal.of(error).to_json()))]
 
     if earlier := earlier_attempts():
-        yield _batch([(AGAIN, False, str(earlier))])
+        yield batch_of([(AGAIN, False, str(earlier))], _ARROW_RESULTS)
     # Threads of its own: the work on a log waits for the shared workers.
     with ThreadPoolExecutor(_LOGS_AT_ONCE, thread_name_prefix="collect") as threads:
         for found in threads.map(do, logs):
             if found:
-                yield _batch(found)
-
-
-def _batch(results: Sequence[tuple[str, bool, str]]) -> pa.RecordBatch:
-    columns = zip(*results, strict=True)
-    arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_RESULTS, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_RESULTS)
+                yield batch_of(found, _ARROW_RESULTS)
 
 
 def to_text(document: JsonObject) -> str:

@@ -1,4 +1,4 @@
-"""A log's columns in Spark, and fragments as Arrow batches of them."""
+"""A log's columns in Spark, fragments as Arrow batches of them, and rows of other work and results as such batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from wal3_core.errors import CorruptError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql.types import DataType
 
@@ -54,6 +54,13 @@ def check_schema(schema: StructType) -> None:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects for a schema that was checked."""
     return pa.schema([pa.field(field.name, _TYPES[field.name][1], field.nullable) for field in schema.fields])
+
+
+def batch_of(rows: Iterable[Sequence[object]], schema: pa.Schema) -> pa.RecordBatch:
+    """Make a batch of at least one row."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def to_batches(table: pa.Table, schema: pa.Schema, *, log: str, fragment: str) -> Iterator[pa.RecordBatch]:

@@ -27,7 +27,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.attempts import earlier_attempts
 from wal3_core.spark.collect_task import from_text, to_text
-from wal3_core.spark.columns import BATCH_BYTES_MAX
+from wal3_core.spark.columns import BATCH_BYTES_MAX, batch_of
 from wal3_core.storage.open_store import open_store
 from wal3_core.storage.paced import paced
 
@@ -165,17 +165,13 @@ def merge_task(batches: Iterable[pa.RecordBatch], *, part: Part, merging: Mergin
 
 def _merged(batches: Iterable[pa.RecordBatch], part: Part, merging: Merging) -> Iterator[pa.RecordBatch]:
     if earlier := earlier_attempts():
-        yield _merged_row(REPEATED, str(earlier))
+        yield batch_of([(REPEATED, str(earlier))], _ARROW_MERGED)
     merger = Merger.of(part.options, part.objects(), shared_runtime(), merging)
     for number, parts in _by_group(batches):
         rows = pa.Table.from_batches(parts)
         members = [pointer_from_text(text) for text in rows["pointer"].drop_null().to_pylist()]
         merged = merger.merge(members, _losses(rows), reads_ahead=_READS_AHEAD)
-        yield _merged_row(number, to_text({"merged": [each.to_json() for each in merged]}))
-
-
-def _merged_row(group: int, text: str) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([group], pa.int32()), pa.array([text])], schema=_ARROW_MERGED)
+        yield batch_of([(number, to_text({"merged": [each.to_json() for each in merged]}))], _ARROW_MERGED)
 
 
 def _losses(rows: pa.Table) -> pa.Table:

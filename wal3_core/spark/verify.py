@@ -7,14 +7,12 @@ manifests. Damage does not end the job: the rest is still checked.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
-from pyspark.sql.utils import is_remote
 
 from wal3_core.errors import LogError, UnavailableError
 from wal3_core.fleet.asking import ask
@@ -27,10 +25,11 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.attempts import AGAIN
 from wal3_core.spark.cutting import cut
+from wal3_core.spark.log_jobs import cores
 from wal3_core.spark.named_jobs import JobResults, named_jobs
 from wal3_core.spark.request import check_shared
 from wal3_core.spark.tasks import count_tasks
-from wal3_core.spark.verify_plan import Plan, plan_log, work_table
+from wal3_core.spark.verify_plan import ROWS_AT_ONCE, Plan, plan_log, work_table
 from wal3_core.spark.verify_task import READ_RESULTS, SETSUM_COLUMNS, Problematic, verify_task
 from wal3_core.storage.open_store import open_store
 
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
-_ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,7 @@ def _run(
     pieces = [piece for plan in plans for piece in plan.pieces]
     if not pieces:
         return {}, Retried()
-    count = count_tasks([piece.cost for piece in pieces], cores=_cores(spark), task_bytes=partition_bytes)
+    count = count_tasks([piece.cost for piece in pieces], cores=cores(spark), task_bytes=partition_bytes)
     results = (
         spark.createDataFrame(work_table(cut(open_store(store_url), pieces, count=count)))
         .repartitionById(count, sf.col("task").cast("int"))
@@ -103,14 +101,10 @@ def _run(
     with named_jobs(spark, f"verification of {len(plans)} logs") as watch:
         found = _added_up(results).toArrow()
         # A few rows at a time: as Python objects, those of many logs take much more memory than in Arrow.
-        batches = found.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        batches = found.to_batches(max_chunksize=ROWS_AT_ONCE)
         totals = {row["log"]: _totals(row) for batch in batches for row in batch.to_pylist()}
         watch.add_earlier(totals.pop(AGAIN, _Totals()).num_records)
     return totals, watch.retried
-
-
-def _cores(spark: SparkSession) -> int:
-    return os.cpu_count() or 1 if is_remote() else spark.sparkContext.defaultParallelism
 
 
 def _added_up(results: DataFrame) -> DataFrame:

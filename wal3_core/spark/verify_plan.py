@@ -17,6 +17,7 @@ from wal3_core.log.read.scrub import Problem, cursor_problems
 from wal3_core.model.paths import CURSOR_FOLDER, MANIFEST
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
+from wal3_core.spark.columns import batch_of
 from wal3_core.spark.cutting import Piece, pieces_of
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def work_table(numbered: Iterable[tuple[int, Piece]]) -> pa.Table:
     )
     batches = []
     while some := list(islice(rows, ROWS_AT_ONCE)):
-        columns = [pa.array(column, each.type) for column, each in zip(zip(*some, strict=True), _WORK, strict=True)]
-        batches.append(pa.RecordBatch.from_arrays(columns, schema=_WORK))
+        batches.append(batch_of(some, _WORK))
     return pa.Table.from_batches(batches, schema=_WORK)
 
 

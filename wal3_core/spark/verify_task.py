@@ -19,16 +19,15 @@ from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.attempts import AGAIN, earlier_attempts
+from wal3_core.spark.columns import batch_of
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql.types import DataType
 
     from wal3_core.model.snapshot import Pointer
-
-    _Row = tuple[str | bool | int | None, ...]
 
 SETSUM_COLUMNS = tuple(f"setsum_{index}" for index in range(COLUMNS))
 _FETCHES_AHEAD = 4
@@ -67,7 +66,7 @@ class ReadResult:
     pointer: Pointer
     error: LogError | None
 
-    def to_row(self) -> _Row:
+    def to_row(self) -> tuple[str | bool | int | None, ...]:
         """Return as a row of READ_RESULTS."""
         pointer, snapshot = self.pointer, isinstance(self.pointer, SnapshotPointer)
         path, start, limit = pointer.path, str(pointer.start.offset), str(pointer.limit.offset)
@@ -109,16 +108,11 @@ def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterato
     What an opened snapshot holds comes in rows of its own. A row AGAIN comes first if this is not the first attempt.
     """
     if earlier := earlier_attempts():
-        yield _batch([(AGAIN, False, "", "", "", None, False, earlier, 0, *EMPTY.columns)])
+        again = (AGAIN, False, "", "", "", None, False, earlier, 0, *EMPTY.columns)
+        yield batch_of([again], _ARROW_READ_RESULTS)
     results = _read_results(batches, store_url)
     while some := list(islice(results, _READ_RESULTS_PER_BATCH)):
-        yield _batch([result.to_row() for result in some])
-
-
-def _batch(rows: Sequence[_Row]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, each.type) for column, each in zip(columns, _ARROW_READ_RESULTS, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_READ_RESULTS)
+        yield batch_of((result.to_row() for result in some), _ARROW_READ_RESULTS)
 
 
 def _read_results(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[ReadResult]:

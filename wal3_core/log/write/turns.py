@@ -138,7 +138,7 @@ class Turns:
         return not self._is_own(manifest) and self._runtime.monotonic_s() - self._epoch_s >= patience_s
 
     def _is_own(self, manifest: Manifest) -> bool:
-        return _tags(manifest)[:1] == [self._tag]
+        return any(epoch.tag == self._tag for epoch in manifest.epochs[-1:])
 
     def _know(self, manifest: Manifest) -> bool:
         """Keep where the log ends; return whether that has changed."""
