@@ -3,7 +3,8 @@ from dagster import AssetExecutionContext, AssetsDefinition, DagsterInstance, as
 from pyspark.errors import PySparkException
 
 from wal3_core import CorruptError, InvalidRequestError, LogError, StoreDeniedError, UnavailableError
-from wal3_orchestration.failures import RETRIES, raise_together, retried_only_when_unavailable
+from wal3_core.fleet.outcomes import Refusal
+from wal3_orchestration.failures import RETRIES, Failures, retried_only_when_unavailable
 
 AT_ONCE = RETRIES._replace(delay=0)
 
@@ -58,7 +59,9 @@ def test_step_over_many_logs_is_retried_only_if_transient_and_names_the_failed_l
     @asset
     def work(context: AssetExecutionContext) -> None:
         with retried_only_when_unavailable(context, AT_ONCE):
-            raise_together({"alpha": "503"}, 2, transient=transient)
+            failures = Failures()
+            failures.add("alpha", Refusal(kind=UnavailableError.__name__ if transient else "", message="503"))
+            failures.raise_together(2)
 
     with DagsterInstance.ephemeral() as instance:
         result = materialize([work], instance=instance, raise_on_error=False)
