@@ -25,14 +25,12 @@ from tests.spec.collecting import (
     reachable,
     roll,
 )
-from tests.stores import CountingStore, FaultyStore, damage, life_path, life_store
+from tests.stores import FaultyStore, damage, life_path, life_store
 from wal3_core import LogWriter, Message, UnavailableError, scrub
 from wal3_core.errors import CollectionRefusedError, CorruptError, LogNotFoundError, OutdatedPlanError
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.planner import Plan
-from wal3_core.log.collect.pruner import Marked
 from wal3_core.model import strict_json
-from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import CLOCK
 from wal3_core.model.setsum import EMPTY
 from wal3_core.options import CollectorOptions, SnapshotOptions
@@ -473,29 +471,3 @@ def test_deletes_are_sent_at_the_configured_rate(store: ObjectStore) -> None:
     num_deleted = sum(each.num_deleted for each in done.deleted)
     assert num_deleted > 11
     assert runtime.passed_s == pytest.approx(num_deleted / 4)
-
-
-def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reads are on purpose: the document comes before the manifest. The bytes of the same version say the same."""
-    plant(memory_store, cursor=12)
-    counted = CountingStore(memory_store)
-    collector = Collector(counted, LOG, options=NOW)
-    path = collector.announce(collector.plan())
-    decoded = list[str]()
-    decode = Garbage.from_bytes
-
-    def counting(data: bytes, *, what: str) -> Garbage:
-        decoded.append(what)
-        return decode(data, what=what)
-
-    monkeypatch.setattr(Garbage, "from_bytes", counting)
-    before = counted.requests["get"]
-
-    assert isinstance(collector.prune(path), Marked)
-
-    # Each try reads the document and the manifest.
-    assert counted.requests["get"] - before >= 6
-    # Once when it was loaded, and once when its mark was written.
-    assert len(decoded) == 2
