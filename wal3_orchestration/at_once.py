@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 LOGS_AT_ONCE = 16
 
 
-def at_once(work: Callable[[str], T], logs: Iterable[str]) -> Iterator[T]:
+def at_once(work: Callable[[S], T], logs: Iterable[S], *, count: int = LOGS_AT_ONCE) -> Iterator[T]:
     """Yield what is found for each log, in order. Only a few are worked on ahead, so that few results are held."""
     rest = iter(logs)
-    with ThreadPoolExecutor(LOGS_AT_ONCE, thread_name_prefix="log") as threads:
-        ahead = deque(threads.submit(work, log) for log in islice(rest, 2 * LOGS_AT_ONCE))
+    with ThreadPoolExecutor(count, thread_name_prefix="log") as threads:
+        ahead = deque(threads.submit(work, log) for log in islice(rest, 2 * count))
         while ahead:
             yield ahead.popleft().result()
             ahead.extend(threads.submit(work, log) for log in islice(rest, 1))

@@ -16,10 +16,15 @@ from pyspark.errors import PySparkException
 from wal3_core.errors import LogError, StoreDeniedError, UnavailableError, UnsuitableStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dagster import AssetExecutionContext, OpExecutionContext
 
+    from wal3_core.fleet.outcomes import Refusal
+
+# A sweep keeps the messages of so many failed logs, and its failure names the first of these.
+FIRST_FAILED_MAX = 50
+_NAMED_MAX = 10
 RETRIES = RetryPolicy(max_retries=3, delay=5, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 
 
@@ -45,14 +50,32 @@ def retried_only_when_unavailable(
         raise _final(error) from None
 
 
-def raise_together(messages: Mapping[str, str], total: int, *, transient: bool, hint: str = "") -> None:
-    """Fail the step if any log has a message; for good, unless the failure is transient."""
-    if not messages:
-        return
-    text = f"{len(messages)} of {total} logs: " + "; ".join(f"{log}: {message}" for log, message in messages.items())
-    if transient:
-        raise UnavailableError(text)
-    raise Failure(f"{text}{hint}", allow_retries=False)
+class Failures:
+    """The logs of a step that failed: how many, the first of them with their messages, and whether one is transient."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: dict[str, str] = {}
+        self.transient = False
+
+    def add(self, log: str, refusal: Refusal) -> None:
+        """Count a log's failure."""
+        self.count += 1
+        self.transient |= refusal.transient
+        if len(self.first) < FIRST_FAILED_MAX:
+            self.first[log] = refusal.message
+
+    def raise_together(self, total: int, *, hint: str = "") -> None:
+        """Fail the step if any of its ``total`` logs failed; for good, unless a failure is transient."""
+        if not self.count:
+            return
+        named = list(self.first.items())[:_NAMED_MAX]
+        more = f"; and {self.count - len(named)} more" if self.count > len(named) else ""
+        said = "; ".join(f"{log}: {message}" for log, message in named)
+        text = f"{self.count} of {total} logs: {said}{more}"
+        if self.transient:
+            raise UnavailableError(text)
+        raise Failure(f"{text}{hint}", allow_retries=False)
 
 
 def _final(error: LogError | PySparkException, *, tries: int = 1) -> Failure:

@@ -13,28 +13,27 @@ from wal3_orchestration.log_state import read_states
 from wal3_orchestration.store_guard import require_few_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
-    from wal3_orchestration.outcomes import Outcome, Verdict
     from wal3_orchestration.work import Work
 
 
-def gone_logs(work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> set[str]:
+def gone_logs(work: Work, failed: Collection[str], before: Collection[str]) -> set[str]:
     """Return those of a sweep's logs that failed because they no longer exist; one look at each that failed.
 
-    A log of which fragments are left is not gone, but damaged. Failure when so many are gone that it is more likely
-    a fault of the store.
+    A log of which fragments are left is not gone, but damaged. Failure when so many are gone, with those found gone
+    ``before``, that it is more likely a fault of the store.
     """
-    failed = {each.log for each in outcomes if each.refusal is not None}
-    failed |= {each.log for each in verdicts if each.problem is not None}
     if not work.swept or not failed:
         return set()
     try:
         store = work.open()
-        gone = failed - {state.log for state in read_states(store, sorted(failed))}
+        gone = set(failed) - {state.log for state in read_states(store, sorted(failed))}
     except UnavailableError:
         # The step fails for these, or is repeated.
         return set()
-    known = set(work.scope.known_logs(work.instance))
-    require_few_lost(work.scope, store, sorted(known), sorted(gone & known), work.scope.store(work.context))
+    if gone:
+        known = work.scope.known_logs(work.instance)
+        vanished = sorted((gone | set(before)) & set(known))
+        require_few_lost(work.scope, store, known, vanished, work.scope.store(work.context))
     return gone

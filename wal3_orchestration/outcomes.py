@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster import AssetRecordsFilter, Failure, JsonMetadataValue
 
-from wal3_orchestration.failures import raise_together
 from wal3_orchestration.remedies import next_command, section_of
 from wal3_orchestration.runbook import address
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from wal3_core.fleet.outcomes import Refusal
     from wal3_core.model.retried import Retried
     from wal3_orchestration.building import LogCheck
-    from wal3_orchestration.runbook import Section
     from wal3_orchestration.scope import Scope
 
     Value = bool | int | float | str | JsonMetadataValue | TimestampMetadataValue
@@ -103,28 +101,30 @@ def retried_metadata(retried: Retried | None) -> dict[str, Value]:
     }
 
 
-def fail_for(scope: Scope, section: Section, outcomes: Sequence[Outcome]) -> None:
-    """Fail the step if any log failed; for good, unless a failure is transient."""
-    refused = {each.log: each.refusal for each in outcomes if each.refusal is not None}
-    raise_together(
-        {log: refusal.message for log, refusal in refused.items()},
-        len(outcomes),
-        transient=any(refusal.transient for refusal in refused.values()),
-        hint=f". See {address(scope, section)}",
-    )
+class Blocked:
+    """The blocking failures of a step's checks: how many, and the first of them."""
 
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[Verdict] = []
 
-def fail_for_blocked(scope: Scope, verdicts: Sequence[Verdict], total: int) -> None:
-    """Fail the step for good, with a sentence, if a blocking check failed: later steps do not start."""
-    blocked = [verdict for verdict in verdicts if verdict.blocking and verdict.problem is not None]
-    if not blocked:
-        return
-    first = blocked[0]
-    more = f"; and {len(blocked) - _NAMED_MAX} more" if len(blocked) > _NAMED_MAX else ""
-    said = "; ".join(f"{verdict.log}: {verdict.check.name}: {verdict.problem}" for verdict in blocked[:_NAMED_MAX])
-    where = address(scope, section_of(first.check, first.problem or ""))
-    hint = f". Next: {next_command(scope, first.check, first.log)}. See {where}"
-    raise Failure(f"{len(blocked)} of {total} logs: {said}{more}{hint}", allow_retries=False)
+    def add(self, verdict: Verdict) -> None:
+        """Count a verdict, if it is a blocking failure."""
+        if verdict.blocking and verdict.problem is not None:
+            self.count += 1
+            if len(self.first) < _NAMED_MAX:
+                self.first.append(replace(verdict, details={}))
+
+    def raise_together(self, scope: Scope, total: int) -> None:
+        """Fail the step for good, with a sentence, if a blocking check failed: later steps do not start."""
+        if not self.count:
+            return
+        first = self.first[0]
+        more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        said = "; ".join(f"{verdict.log}: {verdict.check.name}: {verdict.problem}" for verdict in self.first)
+        where = address(scope, section_of(first.check, first.problem or ""))
+        hint = f". Next: {next_command(scope, first.check, first.log)}. See {where}"
+        raise Failure(f"{self.count} of {total} logs: {said}{more}{hint}", allow_retries=False)
 
 
 def latest(instance: DagsterInstance, key: AssetKey, log: str, *, count: int) -> Sequence[EventLogRecord]:

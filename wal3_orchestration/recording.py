@@ -2,7 +2,8 @@
 
 A run of an asset records each of its logs. A sweep records one materialization without a partition, which sums up
 the run, and reports the logs whose state is not the one that was recorded last, each with the id of the run. So
-what Dagster stores follows what was written, not how many logs there are.
+what Dagster stores follows what was written, not how many logs there are; and what a sweep holds in memory does not
+either, as it records slice by slice.
 """
 
 from __future__ import annotations
@@ -22,74 +23,154 @@ from dagster import (
 )
 
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.failures import Failures
 from wal3_orchestration.gone import gone_logs
 from wal3_orchestration.jobs import REASON_TAG
 from wal3_orchestration.log_records import NOTHING, KnownProblem, LogRecord, LogRecords
-from wal3_orchestration.outcomes import IDLE, RUN, retried_metadata
+from wal3_orchestration.outcomes import IDLE, RUN, Blocked, retried_metadata
 from wal3_orchestration.partitions import ROLLED_UP
-from wal3_orchestration.store_checks import evaluate, table
+from wal3_orchestration.runbook import address
+from wal3_orchestration.store_checks import CheckFindings, evaluate, table
+from wal3_orchestration.sums import SAID_ONCE, Sums
+from wal3_orchestration.work import slices
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wal3_core.model.retried import Retried
     from wal3_orchestration.outcomes import Outcome, Value, Verdict
+    from wal3_orchestration.runbook import Section
     from wal3_orchestration.work import Work
 
     Event = AssetObservation | AssetMaterialization | MaterializeResult[None] | Output[None] | AssetCheckEvaluation
 
 # Stores with more logs than this have too many labels for the page that plots them.
 PLOTTED_LOGS_MAX = 50
-_ROWS_MAX = 50
-# Each of these has an event of its own.
-_RECORDED_ROWS_MAX = 10
 # A sweep over some logs records that a check still passes at most so often: each evaluation is stored three times.
 PASSED_S = 6 * 60 * 60
-# What is the same for all logs of a step.
-_SAID_ONCE = "done_by"
-# The numbers that can be added up over logs.
-_ADDED = (
-    "records",
-    "bytes",
-    "fragments",
-    "snapshots",
-    "steps",
-    "objects",
-    "orphans",
-    "garbage_documents",
-    "due",
-    "superseded",
-    "expired",
-    "pending",
-    "leased",
-    "dead",
-)
 
 
-def record(
-    work: Work, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = (), *, retried: Retried | None = None
-) -> Generator[Event, None, tuple[list[Outcome], list[Verdict]]]:
-    """Record what did not fail, and what the checks of the whole store say now; then remember both for each log.
+class Recorder:
+    """Takes what a step finds, and records it in Dagster; of a sweep, it keeps sums and the first failures only.
 
-    ``retried`` is what Spark ran again for the step, if it was used.
-    Return the outcomes and verdicts without those of logs that a sweep found gone: these do not fail it.
+    ``failures`` and ``blocked`` are those of the logs that have failed so far. Logs that a sweep finds gone do not
+    count.
     """
-    gone = gone_logs(work, outcomes, verdicts)
-    outcomes = [each for each in outcomes if each.log not in gone]
-    verdicts = [each for each in verdicts if each.log not in gone]
-    work = replace(work, logs=[log for log in work.logs if log not in gone])
-    known = [log for log in work.scope.known_logs(work.instance) if log not in gone]
-    records = LogRecords(work.scope, work.instance, work.asset)
-    before = records.load(dict.fromkeys([*known, *work.logs]))
-    done = [outcome for outcome in outcomes if outcome.refusal is None]
-    said = {**_why(work), **retried_metadata(retried)}
-    yield from _swept(work, outcomes, before, gone, said) if work.swept else _chosen(work, done, said)
-    if len(known) <= PLOTTED_LOGS_MAX:
-        yield from (_over_time(work, each) for each in done if not work.swept or _is_new(each, before))
-    after = _after(work.logs, outcomes, verdicts, before)
-    records.save(after)
-    yield from _checks(work, verdicts, {log: (before | after).get(log, NOTHING) for log in known}, retried)
-    return outcomes, verdicts
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._records = LogRecords(work.scope, work.instance, work.asset)
+        self._gone: set[str] = set()
+        self._sums = Sums()
+        self._plotted: list[Outcome] | None = [] if len(self._known()) <= PLOTTED_LOGS_MAX else None
+        # A run of chosen logs records them at its end, and remembers them then.
+        self._chosen: list[Outcome] = []
+        self._unsaved: dict[str, LogRecord] = {}
+        self._found: dict[str, CheckFindings] = {}
+        self._retried: Retried | None = None
+        self.failures = Failures()
+        self.blocked = Blocked()
+
+    def add(
+        self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict] = (), *, retried: Retried | None = None
+    ) -> None:
+        """Take what was found of some logs, and remember it for each; a sweep records those that changed now.
+
+        ``retried`` is what Spark ran again for it, if it was used.
+        """
+        if retried is not None:
+            self._retried = retried if self._retried is None else self._retried + retried
+        failed = {each.log for each in outcomes if each.refusal is not None}
+        failed |= {each.log for each in verdicts if each.problem is not None}
+        self._gone |= gone_logs(self._work, failed, self._gone)
+        left = [each for each in verdicts if each.log not in self._gone]
+        self._judge(left)
+        self._take([each for each in outcomes if each.log not in self._gone], left)
+
+    def _judge(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            self._found.setdefault(verdict.check.name, CheckFindings(check=verdict.check)).judge(verdict)
+            self.blocked.add(verdict)
+
+    def _take(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> None:
+        before = self._records.load(dict.fromkeys([*(o.log for o in outcomes), *(v.log for v in verdicts)]))
+        for each in outcomes:
+            if each.refusal is not None:
+                self.failures.add(each.log, each.refusal)
+        done = [each for each in outcomes if each.refusal is None]
+        new = [each for each in done if not self._work.swept or _is_new(each, before)]
+        if self._plotted is not None:
+            self._plotted += new
+        after = _after(outcomes, verdicts, before)
+        if self._work.swept:
+            self._sums.add(done, new)
+            self._report(new)
+            self._records.save(after)
+        else:
+            self._chosen += done
+            self._unsaved |= after
+
+    def _report(self, new: Iterable[Outcome]) -> None:
+        """Report, and do not yield: an event of a run is larger by a kilobyte, and each is stored twice."""
+        work, why = self._work, _why(self._work)
+        for each in new:
+            work.instance.report_runless_asset_event(_materialization(work, each, why, by=work.context.run_id))
+
+    def finish(self) -> Iterator[Event]:
+        """Record the step as a whole, and what the checks of the whole store say now."""
+        work = self._work
+        said = {**_why(work), **retried_metadata(self._retried)}
+        if work.swept:
+            yield self._summary(said)
+        else:
+            yield from _chosen(work, self._chosen, said)
+        yield from (_over_time(work, each) for each in self._plotted or ())
+        self._records.save(self._unsaved)
+        yield from self._checks()
+
+    def fail(self, section: Section) -> None:
+        """Fail the step if any log failed; for good, unless a failure is transient."""
+        work = self._work
+        self.failures.raise_together(len(work.logs) - len(self._gone), hint=f". See {address(work.scope, section)}")
+
+    def _known(self) -> list[str]:
+        return [log for log in self._work.scope.known_logs(self._work.instance) if log not in self._gone]
+
+    def _summary(self, said: Mapping[str, Value]) -> AssetMaterialization:
+        work, sums = self._work, self._sums
+        num_logs = sum(log not in self._gone for log in work.logs)
+        failed = table(("log", "why"), list(self.failures.first.items()))
+        return AssetMaterialization(
+            work.key,
+            description=f"{num_logs} logs, {sums.num_new} of them recorded, {num_logs - sums.num_done} not done",
+            metadata={
+                "logs": num_logs,
+                "recorded": sums.num_new,
+                "not done": num_logs - sums.num_done,
+                **({"gone": len(self._gone)} if self._gone else {}),
+                **sums.metadata(),
+                **said,
+                **({"first recorded": MetadataValue.md(sums.first_table())} if sums.num_new else {}),
+                **({"failed": MetadataValue.md(failed)} if self.failures.count else {}),
+            },
+        )
+
+    def _checks(self) -> Iterator[Event]:
+        work, found = self._work, self._found.values()
+        if not work.swept:
+            for each in found:
+                yield Output(None, output_name=each.check.build(work.scope).get_python_identifier())
+        known = self._known()
+        for some in slices(known):
+            records = self._records.load(some)
+            for log in some:
+                for each in found:
+                    each.know(log, records.get(log, NOTHING))
+        of_some = work.swept and len(work.logs) < len(known)
+        for each in found:
+            evaluated = evaluate(work.scope, each, self._retried)
+            if not (of_some and evaluated.passed and _passed_lately(work, evaluated)):
+                yield evaluated
 
 
 def _chosen(work: Work, done: Sequence[Outcome], said: Mapping[str, Value]) -> Iterator[Event]:
@@ -104,55 +185,6 @@ def _chosen(work: Work, done: Sequence[Outcome], said: Mapping[str, Value]) -> I
     yield MaterializeResult() if version is None else MaterializeResult(data_version=version)
 
 
-def _swept(
-    work: Work,
-    outcomes: Sequence[Outcome],
-    before: Mapping[str, LogRecord],
-    gone: Collection[str],
-    said: Mapping[str, Value],
-) -> Iterator[Event]:
-    done = [each for each in outcomes if each.refusal is None]
-    new = [each for each in done if _is_new(each, before)]
-    for each in new:
-        # Reported, and not yielded: an event of a run is larger by a kilobyte, and each is stored twice.
-        work.instance.report_runless_asset_event(_materialization(work, each, _why(work), by=work.context.run_id))
-    totals: dict[str, Any] = {
-        f"total {label}": sum(_number(each.metadata[label]) for each in done if label in each.metadata)
-        for label in _ADDED
-        if any(label in each.metadata for each in done)
-    }
-    ways = sorted({str(each.metadata[_SAID_ONCE]) for each in done if _SAID_ONCE in each.metadata})
-    failed = {each.log: each.refusal.message for each in outcomes if each.refusal is not None}
-    rows = [(each.log, *map(str, _cells(each, new))) for each in new[:_RECORDED_ROWS_MAX]]
-    yield AssetMaterialization(
-        work.key,
-        description=f"{len(work.logs)} logs, {len(new)} of them recorded, {len(work.logs) - len(done)} not done",
-        metadata={
-            "logs": len(work.logs),
-            "recorded": len(new),
-            "not done": len(work.logs) - len(done),
-            **({"gone": len(gone)} if gone else {}),
-            **totals,
-            **({_SAID_ONCE: ", ".join(ways)} if ways else {}),
-            **said,
-            **({"first recorded": MetadataValue.md(table(("log", *_columns(new)), rows))} if new else {}),
-            **({"failed": MetadataValue.md(table(("log", "why"), list(failed.items())[:_ROWS_MAX]))} if failed else {}),
-        },
-    )
-
-
-def _columns(new: Sequence[Outcome]) -> list[str]:
-    return [label for label in _ADDED if any(label in each.metadata for each in new)]
-
-
-def _cells(outcome: Outcome, new: Sequence[Outcome]) -> list[object]:
-    return [outcome.metadata.get(label, "") for label in _columns(new)]
-
-
-def _number(value: object) -> int:
-    return int(value) if isinstance(value, int) else 0
-
-
 def _is_new(outcome: Outcome, before: Mapping[str, LogRecord]) -> bool:
     known = before.get(outcome.log, NOTHING).state
     return outcome.notable or not (outcome.fingerprint == known or (outcome.state == IDLE and not known))
@@ -164,7 +196,7 @@ def _materialization(
     """Return a log's event; for a sweep, short enough that SQLite stores two to a page, or three."""
     metadata = outcome.metadata
     if by is not None:
-        left_out = {*outcome.implied, _SAID_ONCE}
+        left_out = {*outcome.implied, SAID_ONCE}
         metadata = {label: value for label, value in metadata.items() if value and label not in left_out}
     return AssetMaterialization(
         work.key,
@@ -206,7 +238,7 @@ def _over_time(work: Work, outcome: Outcome) -> AssetObservation:
 
 
 def _after(
-    logs: Sequence[str], outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], before: Mapping[str, LogRecord]
+    outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], before: Mapping[str, LogRecord]
 ) -> dict[str, LogRecord]:
     """Return the new record of each log that was judged or has an outcome."""
     found = {each.log: each for each in outcomes}
@@ -214,7 +246,7 @@ def _after(
     for verdict in verdicts:
         judged.setdefault(verdict.log, []).append(verdict)
     after = {}
-    for log in logs:
+    for log in dict.fromkeys([*found, *judged]):
         old = before.get(log, NOTHING)
         new = replace(old, **_state(found.get(log), judged.get(log), old))
         if log in judged:
@@ -252,20 +284,6 @@ def _problems(judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
         for each in judged
         if each.problem is not None
     }
-
-
-def _checks(
-    work: Work, verdicts: Sequence[Verdict], records: Mapping[str, LogRecord], retried: Retried | None
-) -> Iterator[Event]:
-    checks = {verdict.check.name: verdict.check for verdict in verdicts}.values()
-    if not work.swept:
-        for check in checks:
-            yield Output(None, output_name=check.build(work.scope).get_python_identifier())
-    some = work.swept and len(work.logs) < len(records)
-    for check in checks:
-        found = evaluate(work.scope, check, [each for each in verdicts if each.check is check], records, retried)
-        if not (some and found.passed and _passed_lately(work, found)):
-            yield found
 
 
 def _passed_lately(work: Work, found: AssetCheckEvaluation) -> bool:

@@ -6,6 +6,7 @@ with thousands of logs the pages that show them no longer open.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, MetadataValue
@@ -15,7 +16,7 @@ from wal3_orchestration.remedies import next_command, remedy, section_of
 from wal3_orchestration.runbook import link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from wal3_core.model.retried import Retried
     from wal3_orchestration.building import LogCheck
@@ -31,55 +32,84 @@ _SPOKEN_MAX = 3
 _CELL_CHARS_MAX = 300
 
 
-def evaluate(
-    scope: Scope,
-    check: LogCheck,
-    verdicts: Sequence[Verdict],
-    records: Mapping[str, LogRecord],
-    retried: Retried | None = None,
-) -> AssetCheckEvaluation:
-    """Judge the whole store by the ``records`` of all known logs; ``verdicts`` are those of this run.
+@dataclass(slots=True, kw_only=True)
+class CheckFindings:
+    """What is known of one check: what this run found, and which of all known logs are bad. Only the first are kept."""
 
-    ``retried`` is what Spark ran again to get them, if it was used.
-    """
-    bad = {log: found.problems[check.name] for log, found in records.items() if check.name in found.problems}
-    # Also of a log that is no longer known: the run was about it.
-    here = {verdict.log: verdict for verdict in verdicts if verdict.problem is not None}
-    failed = bool(bad or here)
-    severe = any(known.blocking for known in bad.values()) or any(each.blocking for each in here.values())
+    check: LogCheck
+    num_judged: int = 0
+    # Those of this run that failed, with the details of the first; ``only`` is the first verdict of all.
+    here: dict[str, Verdict] = field(default_factory=dict)
+    only: Verdict | None = None
+    num_known: int = 0
+    num_bad: int = 0
+    bad: dict[str, KnownProblem] = field(default_factory=dict)
+    severe: bool = False
+    # Those in ``here`` that are known, too.
+    num_both: int = 0
+
+    def judge(self, verdict: Verdict) -> None:
+        """Count what this run found of a log."""
+        self.num_judged += 1
+        self.only = verdict if self.num_judged == 1 else None
+        if verdict.problem is None:
+            return
+        self.severe |= verdict.blocking
+        if len(self.here) < _ROWS_MAX:
+            self.here[verdict.log] = replace(verdict, details={}) if self.here else verdict
+
+    def know(self, log: str, record: LogRecord) -> None:
+        """Count a known log, which may be bad since an earlier run."""
+        self.num_known += 1
+        known = record.problems.get(self.check.name)
+        if known is None:
+            return
+        self.num_bad += 1
+        self.num_both += log in self.here
+        self.severe |= known.blocking
+        if len(self.bad) < _ROWS_MAX:
+            self.bad[log] = known
+
+    @property
+    def num_failed(self) -> int:
+        """How many logs are bad, with those of this run that are no longer known: the run was about them."""
+        return self.num_bad + len(self.here) - self.num_both
+
+
+def evaluate(scope: Scope, found: CheckFindings, retried: Retried | None = None) -> AssetCheckEvaluation:
+    """Judge the whole store; ``retried`` is what Spark ran again for this run, if it was used."""
+    check, failed = found.check, bool(found.bad or found.here)
     return AssetCheckEvaluation(
         asset_key=scope.key(check.asset),
         check_name=check.name,
         passed=not failed,
-        severity=AssetCheckSeverity.ERROR if severe else AssetCheckSeverity.WARN,
-        description=_sentence(bad, here) if failed else None,
+        severity=AssetCheckSeverity.ERROR if found.severe else AssetCheckSeverity.WARN,
+        description=_sentence(found) if failed else None,
         metadata={
-            "logs": len(records),
-            "judged": len({verdict.log for verdict in verdicts}),
-            "bad": len(bad),
-            **({"bad logs": MetadataValue.md(_bad_logs(scope, check, bad))} if bad else {}),
-            **({FOUND: MetadataValue.json(_found(here.values()))} if here else {}),
-            **_details(verdicts, here),
+            "logs": found.num_known,
+            "judged": found.num_judged,
+            "bad": found.num_bad,
+            **({"bad logs": MetadataValue.md(_bad_logs(scope, found))} if found.bad else {}),
+            **({FOUND: MetadataValue.json(_found(found.here.values()))} if found.here else {}),
+            **_details(found),
             **retried_metadata(retried),
-            **_advice(scope, check, bad, here),
+            **_advice(scope, found),
         },
     )
 
 
-def _sentence(bad: Mapping[str, KnownProblem], here: Mapping[str, Verdict]) -> str:
+def _sentence(found: CheckFindings) -> str:
     """Speak of this run's logs first: an alert is about them."""
-    said = {log: verdict.problem for log, verdict in here.items()}
-    said |= {log: known.problem for log, known in bad.items() if log not in said}
+    said = {log: verdict.problem for log, verdict in found.here.items()}
+    said |= {log: known.problem for log, known in found.bad.items() if log not in said}
     first = [f"{log}: {problem}" for log, problem in list(said.items())[:_SPOKEN_MAX]]
-    more = f"; and {len(said) - _SPOKEN_MAX} more" if len(said) > _SPOKEN_MAX else ""
+    more = f"; and {found.num_failed - _SPOKEN_MAX} more" if found.num_failed > _SPOKEN_MAX else ""
     return f"{'; '.join(first)}{more}"
 
 
-def _bad_logs(scope: Scope, check: LogCheck, bad: Mapping[str, KnownProblem]) -> str:
-    rows = [
-        (log, known.problem, f"`{next_command(scope, check, log)}`") for log, known in list(bad.items())[:_ROWS_MAX]
-    ]
-    more = f"\n\nand {len(bad) - _ROWS_MAX} more" if len(bad) > _ROWS_MAX else ""
+def _bad_logs(scope: Scope, found: CheckFindings) -> str:
+    rows = [(log, known.problem, f"`{next_command(scope, found.check, log)}`") for log, known in found.bad.items()]
+    more = f"\n\nand {found.num_bad - _ROWS_MAX} more" if found.num_bad > _ROWS_MAX else ""
     return f"{table(('log', 'problem', 'next command'), rows)}{more}"
 
 
@@ -87,21 +117,19 @@ def _found(here: Iterable[Verdict]) -> list[dict[str, str | None]]:
     return [{"log": each.log, "problem": each.problem} for each in list(here)[:_FOUND_MAX]]
 
 
-def _details(verdicts: Sequence[Verdict], here: Mapping[str, Verdict]) -> dict[str, Any]:
+def _details(found: CheckFindings) -> dict[str, Any]:
     """Show the details of the first log that failed here, or of the only one."""
-    for verdict in here.values():
+    for verdict in found.here.values():
         return dict(verdict.details)
-    return dict(verdicts[0].details) if len(verdicts) == 1 else {}
+    return {} if found.only is None else dict(found.only.details)
 
 
-def _advice(
-    scope: Scope, check: LogCheck, bad: Mapping[str, KnownProblem], here: Mapping[str, Verdict]
-) -> dict[str, Any]:
+def _advice(scope: Scope, found: CheckFindings) -> dict[str, Any]:
     """Say what to do about the first log: the runbook's first steps, its section, a first command."""
-    for log, verdict in here.items():
-        return advice(scope, check, log, problem=verdict.problem or "", file=verdict.file)
-    for log, known in bad.items():
-        return advice(scope, check, log, problem=known.problem, file=known.file)
+    for log, verdict in found.here.items():
+        return advice(scope, found.check, log, problem=verdict.problem or "", file=verdict.file)
+    for log, known in found.bad.items():
+        return advice(scope, found.check, log, problem=known.problem, file=known.file)
     return {}
 
 

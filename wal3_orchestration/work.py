@@ -7,13 +7,13 @@ and records only what changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_orchestration.store_guard import open_known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dagster import AssetExecutionContext, AssetKey, DagsterInstance, OpExecutionContext
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from wal3_orchestration.scope import Scope
 
 LOGS_FIELD = "logs"
+# So much of what a sweep finds is held at a time, however many logs it goes over.
+LOGS_PER_SLICE_MAX = 1_000
+
+
+def slices(logs: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield many logs in parts, so that what belongs to each is not held for all of them at once."""
+    for start in range(0, len(logs), LOGS_PER_SLICE_MAX):
+        yield logs[start : start + LOGS_PER_SLICE_MAX]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,13 @@ class Work:
     def limits(self) -> CollectionResource:
         """The limits of collections, and the thresholds of checks."""
         return self.scope.collection(self.context)
+
+    def slices(self) -> Iterator[Work]:
+        """Yield the work in parts, so that a sweep over many logs takes no more memory than one over some of them.
+
+        Dagster holds the chosen partitions of a run together in any case, and records them together.
+        """
+        yield from (replace(self, logs=some) for some in (slices(self.logs) if self.swept else [self.logs]))
 
     def open(self) -> ObjectStore:
         """Open the store; Failure when it is not the one that the instance looks after."""

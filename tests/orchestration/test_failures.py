@@ -1,9 +1,10 @@
 import pytest
-from dagster import AssetExecutionContext, AssetsDefinition, DagsterInstance, asset, materialize
+from dagster import AssetExecutionContext, AssetsDefinition, DagsterInstance, Failure, asset, materialize
 from pyspark.errors import PySparkException
 
 from wal3_core import CorruptError, InvalidRequestError, LogError, StoreDeniedError, UnavailableError
-from wal3_orchestration.failures import RETRIES, raise_together, retried_only_when_unavailable
+from wal3_core.fleet.outcomes import Refusal
+from wal3_orchestration.failures import RETRIES, Failures, retried_only_when_unavailable
 
 AT_ONCE = RETRIES._replace(delay=0)
 
@@ -58,7 +59,9 @@ def test_step_over_many_logs_is_retried_only_if_transient_and_names_the_failed_l
     @asset
     def work(context: AssetExecutionContext) -> None:
         with retried_only_when_unavailable(context, AT_ONCE):
-            raise_together({"alpha": "503"}, 2, transient=transient)
+            failures = Failures()
+            failures.add("alpha", Refusal(kind=UnavailableError.__name__ if transient else "", message="503"))
+            failures.raise_together(2)
 
     with DagsterInstance.ephemeral() as instance:
         result = materialize([work], instance=instance, raise_on_error=False)
@@ -66,3 +69,17 @@ def test_step_over_many_logs_is_retried_only_if_transient_and_names_the_failed_l
     assert not result.success
     assert result.retry_attempts_for_node("work") == attempts
     assert "1 of 2 logs: alpha: 503" in str(result.failure_data_for_node("work"))
+
+
+def test_failure_of_many_logs_counts_all_and_names_the_first() -> None:
+    failures = Failures()
+    for number in range(60):
+        failures.add(f"log-{number:02}", Refusal(kind="CorruptError", message="torn"))
+
+    with pytest.raises(Failure) as raised:
+        failures.raise_together(100, hint=". See there")
+
+    said = str(raised.value.description)
+    assert said.startswith("60 of 100 logs: log-00: torn; log-01: torn; ")
+    assert said.endswith("; log-09: torn; and 50 more. See there")
+    assert len(failures.first) == 50

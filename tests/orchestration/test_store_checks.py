@@ -14,9 +14,12 @@ import pytest
 from tests.orchestration.checked import check_of, found_bad
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition
+from wal3_orchestration.defs.verification import SOUND
 from wal3_orchestration.log_records import KnownProblem, LogRecord, LogRecords
+from wal3_orchestration.outcomes import Verdict
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.scope import Scope
+from wal3_orchestration.store_checks import CheckFindings, evaluate
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -144,3 +147,20 @@ def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) ->
     }
     assert LogRecords(Scope(name="other"), instance, "verification").load(logs) == {}
     assert LogRecords(Scope(), instance, "manifest").load(logs) == {}
+
+
+def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None:
+    found = CheckFindings(check=SOUND)
+    for number in range(2_000):
+        found.judge(Verdict(check=SOUND, log=f"log-{number:04}", problem="torn", blocking=True, details={"n": number}))
+    torn = LogRecord(problems={SOUND.name: KnownProblem(problem="torn", blocking=True)})
+    for number in range(3_000):
+        found.know(f"log-{number:04}", torn if number < 2_500 else LogRecord())
+
+    check = evaluate(Scope(store_url="file:///store"), found)
+
+    assert (len(found.here), len(found.bad)) == (50, 50)
+    assert [check.metadata[label].value for label in ("logs", "judged", "bad", "n")] == [3_000, 2_000, 2_500, 0]
+    assert str(check.description).startswith("log-0000: torn; log-0001: torn; log-0002: torn; and 2497 more")
+    assert str(check.metadata["bad logs"].value).endswith("\n\nand 2450 more")
+    assert sum(len(str(value.value)) for value in check.metadata.values()) < 20_000

@@ -29,6 +29,8 @@ from tests.stores import CountingStore, life_store
 from wal3_core import PinStore
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
+from wal3_core.log.collect.pruner import Marked
+from wal3_core.model.garbage import Garbage
 from wal3_core.model.paths import CLOCK, fragment_path, mark_path
 from wal3_core.model.pin import Pin
 from wal3_core.model.position import FragmentSeqNo
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
 PROMPT = replace(LATER, orphans_max=0)
@@ -258,3 +261,29 @@ def _unfinished(store: ObjectStore, manifest: Manifest) -> None:
     pin = replace(Pin.from_bytes(data, what=path), complete=False, manifest=manifest)
     inside.delete(path)
     assert isinstance(inside.create(path, pin.to_bytes()), Done)
+
+
+def test_prune_reads_its_document_again_before_each_step_and_decodes_it_once(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reads are on purpose: the document comes before the manifest. The bytes of the same version say the same."""
+    plant(memory_store, cursor=12)
+    counted = CountingStore(memory_store)
+    collector = Collector(counted, LOG, options=NOW)
+    path = collector.announce(collector.plan())
+    decoded = list[str]()
+    decode = Garbage.from_bytes
+
+    def counting(data: bytes, *, what: str) -> Garbage:
+        decoded.append(what)
+        return decode(data, what=what)
+
+    monkeypatch.setattr(Garbage, "from_bytes", counting)
+    before = counted.requests["get"]
+
+    assert isinstance(collector.prune(path), Marked)
+
+    # Each try reads the document and the manifest.
+    assert counted.requests["get"] - before >= 6
+    # Once when it was loaded, and once when its mark was written.
+    assert len(decoded) == 2

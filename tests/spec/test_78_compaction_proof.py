@@ -12,11 +12,12 @@ import pytest
 
 from tests.spec.collecting import LATER, ClockStore
 from tests.spec.compacting import DAY_S, LOG, OPTIONS, append, compactor, held, keyed_log
-from tests.stores import FaultyStore, life_store
+from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import LogReader
 from wal3_core.compaction.losses import DropReason
 from wal3_core.errors import MissingError
 from wal3_core.log.collect.collection import collect
+from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.log_stores import LogStores
 from wal3_core.model import parquet
 from wal3_core.model.paths import fragment_path, pass_path
@@ -33,7 +34,19 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core.storage.object_store import ObjectStore
+    from wal3_core.storage.object_store import Etag, NotModified, ObjectStore, Versioned
+
+
+class PathsStore(CountingStore):
+    """Remembers what is read whole."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.got: list[str] = []
+
+    def get(self, path: str, *, if_none_match: Etag | None = None, length_max: int) -> Versioned | NotModified | None:
+        self.got.append(path)
+        return super().get(path, if_none_match=if_none_match, length_max=length_max)
 
 
 def stores_of(store: ObjectStore) -> LogStores:
@@ -237,6 +250,21 @@ def test_list_of_dropped_records_goes_a_retention_after_them_and_never_without_o
     verified = compactor(store).verify()
     assert verified is not None
     assert verified.holds
+
+
+def test_search_for_orphans_reads_the_policy_once(memory_store: MemoryStore) -> None:
+    store = ClockStore(memory_store)
+    compacted(store)
+    PolicyStore(store, LOG).change(lambda policy: replace(policy, receipt_retention_s=0))
+    store.pass_s(DAY_S)
+    collect(store, LOG, options=LATER)
+    store.pass_s(2 * DAY_S)
+    counted = PathsStore(store)
+
+    found = Deleter(counted, LOG, options=LATER).orphans([])
+
+    assert any("DROPPED" in path for path in found)
+    assert sum(path.endswith("policy.json") for path in counted.got) == 1
 
 
 def test_receipts_of_later_passes_are_given_when_the_lists_of_earlier_ones_are_gone(memory_store: MemoryStore) -> None:

@@ -9,11 +9,11 @@ from dagster import Definitions
 from wal3_core.errors import LogNotFoundError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_orchestration.building import LogAsset
-from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
+from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.outcomes import Outcome
-from wal3_orchestration.recording import record
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.runbook import Section
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 def look(work: Work) -> Iterator[Event]:
     """Record the numbers of each log of the step."""
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
-        seen = {state.log: _outcome(state.log, state) for state in read_states(work.open(), work.logs)}
-    outcomes = [seen.get(log) or _outcome(log, None) for log in work.logs]
-    outcomes, _ = yield from record(work, outcomes)
-    refused = {each.log: each.refusal.message for each in outcomes if each.refusal is not None}
-    raise_together(refused, len(work.logs), transient=False)
+        opened = work.open()
+        for some in work.slices():
+            seen = {state.log: _outcome(state.log, state) for state in read_states(opened, some.logs)}
+            recorder.add([seen.get(log) or _outcome(log, None) for log in some.logs])
+    yield from recorder.finish()
+    recorder.failures.raise_together(len(work.logs))
 
 
 def _outcome(log: str, state: LogState | UnreadableLog | None) -> Outcome:

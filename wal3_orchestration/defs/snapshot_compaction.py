@@ -17,9 +17,9 @@ from wal3_orchestration.building import LogAsset
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs, request_runs
 from wal3_orchestration.log_state import read_manifests
-from wal3_orchestration.outcomes import IDLE, Outcome, fail_for
+from wal3_orchestration.outcomes import IDLE, Outcome
 from wal3_orchestration.pace import Pace
-from wal3_orchestration.recording import record
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.store_guard import open_known
 from wal3_orchestration.triggers import LogSchedule, LogSensor, build_schedule, build_sensor
@@ -41,11 +41,13 @@ REASON = "the tree of snapshots is lopsided"
 
 def compact(work: Work) -> Iterator[Event]:
     """Compact each log of the step that needs it."""
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
         opened = work.open()
-        outcomes = [_compact(opened, log) for log in work.logs]
-        outcomes, _ = yield from record(work, outcomes)
-        fail_for(work.scope, Section.SNAPSHOTS, outcomes)
+        for some in work.slices():
+            recorder.add([_compact(opened, log) for log in some.logs])
+        yield from recorder.finish()
+        recorder.fail(Section.SNAPSHOTS)
 
 
 def _compact(store: ObjectStore, log: str) -> Outcome:

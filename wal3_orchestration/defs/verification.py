@@ -24,8 +24,8 @@ from wal3_orchestration.damage import Damage, locate
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_state import read_manifests
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for_blocked
-from wal3_orchestration.recording import record
+from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
@@ -59,15 +59,19 @@ SOUND = LogCheck(
 
 def verify(work: Work) -> Iterator[Event]:
     """Read each log of the step back: materialized when sound; when damaged, the check names the bad objects."""
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
         opened = work.open()
-        way, reports, retried = _read_back(work, opened)
-        verdicts = [verdict(opened, report) for report in reports]
-    sound = [
-        Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED) for report in reports if report.sound
-    ]
-    _, verdicts = yield from record(work, sound, verdicts, retried=retried)
-    fail_for_blocked(work.scope, verdicts, len(work.logs))
+        for some in work.slices():
+            way, reports, retried = _read_back(some, opened)
+            sound = [
+                Outcome(log=report.log, metadata=_metadata(report, way), implied=_IMPLIED)
+                for report in reports
+                if report.sound
+            ]
+            recorder.add(sound, [verdict(opened, report) for report in reports], retried=retried)
+    yield from recorder.finish()
+    recorder.blocked.raise_together(work.scope, len(work.logs))
 
 
 def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:

@@ -22,11 +22,24 @@ if TYPE_CHECKING:
 _PASSES_MAX = 1024
 
 
+class KeptLists:
+    """For how long the lists of installed passes stay: the log's policy says it, and is read when it is first asked."""
+
+    def __init__(self, stores: LogStores) -> None:
+        self._stores = stores
+
+    @cached_property
+    def retention_s(self) -> int | None:
+        """How long after what they list was deleted; None for as long as the log."""
+        return self._stores.policies.load().receipt_retention_s
+
+
 class InstalledPasses:
     """The passes that one version of a log has. What is not known counts as installed."""
 
-    def __init__(self, stores: LogStores, manifest: Manifest) -> None:
+    def __init__(self, stores: LogStores, manifest: Manifest, kept: KeptLists) -> None:
         self._stores = stores
+        self._kept = kept
         self._passes = PassStore(stores.manifests, stores.runtime, stores.retry)
         self._compaction = manifest.compaction
         self._known: dict[str, bool] = {}
@@ -52,7 +65,7 @@ class InstalledPasses:
 
     @cached_property
     def _kept_since_us(self) -> int | None:
-        retention_s = self._stores.policies.load().receipt_retention_s
+        retention_s = self._kept.retention_s
         return None if retention_s is None else self._stores.store_now_us() - retention_s * US_PER_S
 
     def _is_installed(self, token: str) -> bool:

@@ -115,10 +115,11 @@ class Pruner:
         A document of orphans is marked once the fence has moved.
         """
         checked: Announcement | None = None
+        seen: Seen[Garbage] | None = None
         uploaded: set[str] = set()
         for _ in range(self._options.rebases_max):
             # Document before manifest: a change of the document in between makes its save fail.
-            seen = self._documents.load(path)
+            seen = self._documents.load(path, seen)
             base = self._manifests.load()
             state = _state(path, seen, base.manifest)
             if state is not _State.ANNOUNCED:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from wal3_core.errors import CollectionRefusedError, CorruptError, MissingError
-from wal3_core.log.collect.passes import InstalledPasses
+from wal3_core.log.collect.passes import InstalledPasses, KeptLists
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import SNAPSHOT_FOLDER, fragment_seq_no, pass_object_token, rolled_up_path
 from wal3_core.model.snapshot import SnapshotPointer
@@ -139,12 +139,13 @@ def hold_any(every: Iterable[Holding], path: str) -> bool:
     return any(references.hold(path) for references in every)
 
 
-def references_of(stores: LogStores, manifest: Manifest) -> list[Holding]:
+def references_of(stores: LogStores, manifest: Manifest, kept: KeptLists | None = None) -> list[Holding]:
     """Return what a manifest refers to, and the objects of the passes that it has."""
-    return [References([manifest.pointers], stores.snapshots.load), InstalledPasses(stores, manifest)]
+    passes = InstalledPasses(stores, manifest, kept or KeptLists(stores))
+    return [References([manifest.pointers], stores.snapshots.load), passes]
 
 
-def read_references(stores: LogStores) -> list[Holding]:
+def read_references(stores: LogStores, kept: KeptLists | None = None) -> list[Holding]:
     """Read what the manifest and the pins refer to; CollectionRefusedError when a cursor or pin is bad."""
     manifest = stores.manifests.load().manifest
     try:
@@ -153,7 +154,7 @@ def read_references(stores: LogStores) -> list[Holding]:
     except CorruptError as error:
         message = f"log {stores.url}: nothing is deleted while a cursor or pin cannot be read: {error}"
         raise CollectionRefusedError(message) from error
-    return [*references_of(stores, manifest), *pinned]
+    return [*references_of(stores, manifest, kept), *pinned]
 
 
 def _pinned(stores: LogStores) -> list[References]:

@@ -78,14 +78,19 @@ class DocumentStore(Generic[D]):
         self._bytes_max = bytes_max
         self._log_id = log_id
 
-    def load(self, path: str) -> Seen[D] | None:
-        """Load a document; None when there is none, CorruptError when it is damaged or belongs to another log."""
-        return reread_if_damaged(lambda: self._load(path), self._store)
+    def load(self, path: str, known: Seen[D] | None = None) -> Seen[D] | None:
+        """Load a document; None when there is none, CorruptError when it is damaged or belongs to another log.
 
-    def _load(self, path: str) -> Seen[D] | None:
+        Read again, and not decoded again, if it still is the version ``known``.
+        """
+        return reread_if_damaged(lambda: self._load(path, known), self._store)
+
+    def _load(self, path: str, known: Seen[D] | None) -> Seen[D] | None:
         found = self._store.get(path, length_max=self._bytes_max)
         if not isinstance(found, Versioned):
             return None
+        if known is not None and found.etag == known.etag:
+            return known
         what = object_url(self._store, path)
         document = self._read(found.data, what)
         if self._log_id is not None and document.log_id != self._log_id():

@@ -10,8 +10,8 @@ from wal3_orchestration.building import LogAsset
 from wal3_orchestration.defs.delay_queues.looks import CHECKS, QUEUE, look_at, verdicts
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.outcomes import IDLE, Outcome, fail_for
-from wal3_orchestration.recording import record
+from wal3_orchestration.outcomes import IDLE, Outcome
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.runbook import Section
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 def look_at_queues(work: Work) -> Iterator[Event]:
     """Record and judge each queue of the step; other logs are left alone."""
-    limits = work.limits
+    recorder, limits = Recorder(work), work.limits
     with retried_only_when_unavailable(work.context):
-        looks = look_at(work.open(), work.logs)
-        outcomes = [_outcome(each, limits) for each in looks]
-        judged = [verdict for each in looks for verdict in verdicts(each, limits)]
-        outcomes, _ = yield from record(work, outcomes, judged)
-        fail_for(work.scope, Section.QUEUE_OLD, outcomes)
+        opened = work.open()
+        for some in work.slices():
+            looks = look_at(opened, some.logs)
+            outcomes = [_outcome(each, limits) for each in looks]
+            recorder.add(outcomes, [verdict for each in looks for verdict in verdicts(each, limits)])
+        yield from recorder.finish()
+        recorder.fail(Section.QUEUE_OLD)
 
 
 def _outcome(found: QueueLook, limits: CollectionResource) -> Outcome:

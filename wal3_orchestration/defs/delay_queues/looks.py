@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from wal3_core.fleet.asking import ask
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.views.queue.loading import CURSOR
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogCheck
 from wal3_orchestration.log_state import LogState, UnreadableLog, read_states
 from wal3_orchestration.outcomes import Verdict
@@ -149,26 +149,20 @@ def _late(found: QueueLook, limits: CollectionResource) -> str:
 
 def look_at(store: ObjectStore, logs: Sequence[str]) -> list[QueueLook]:
     """Look at logs, in order, whether or not they are queues. UnavailableError when the store does not answer."""
-    states = {state.log: state for state in read_states(store, logs)}
-    found = read_queues(store, [state for state in states.values() if isinstance(state, LogState)])
-    looks = {each.log: each for each in found}
-    return [looks.get(log) or _unread(log, states.get(log)) for log in logs]
-
-
-def _unread(log: str, state: LogState | UnreadableLog | None) -> QueueLook:
     gone = Refusal(kind=LogNotFoundError.__name__, message="expected a log, found none")
-    refusal = Refusal(kind="", message=state.message) if isinstance(state, UnreadableLog) else gone
-    return QueueLook(log=log, now_us=shared_runtime().now_us(), refusal=refusal)
+    looks = {each.log: each for each in read_queues(store, read_states(store, logs))}
+    return [looks.get(log) or QueueLook(log=log, now_us=shared_runtime().now_us(), refusal=gone) for log in logs]
 
 
-def read_queues(store: ObjectStore, states: Sequence[LogState]) -> list[QueueLook]:
+def read_queues(store: ObjectStore, states: Iterable[LogState | UnreadableLog]) -> Iterator[QueueLook]:
     """Read what logs hold as queues, several at a time, in order. UnavailableError when the store does not answer."""
-    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="queue") as threads:
-        return list(threads.map(partial(_read, store), states))
+    return at_once(partial(_read, store), states, count=LOOKS_AT_ONCE)
 
 
-def _read(store: ObjectStore, state: LogState) -> QueueLook:
+def _read(store: ObjectStore, state: LogState | UnreadableLog) -> QueueLook:
     log = state.log
+    if isinstance(state, UnreadableLog):
+        return QueueLook(log=log, now_us=shared_runtime().now_us(), refusal=Refusal(kind="", message=state.message))
     found = ask(partial(read_queue_stats, store), log) if _is_queue(state) else None
     now_us = shared_runtime().now_us()
     if found is None:

@@ -13,7 +13,7 @@ from wal3_orchestration.building import LogCheck
 from wal3_orchestration.log_records import KnownProblem, LogRecord
 from wal3_orchestration.outcomes import Verdict
 from wal3_orchestration.runbook import Section
-from wal3_orchestration.store_checks import evaluate, table
+from wal3_orchestration.store_checks import CheckFindings, evaluate, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,9 +141,13 @@ def evaluations(
 ) -> Iterator[AssetCheckEvaluation]:
     """Judge the whole store by the verdicts on its dirty logs, and on marked logs; say what Spark ran again."""
     for check in CHECKS:
+        found = CheckFindings(check=check)
         own = [verdict for verdict in judged if verdict.check is check]
-        known = {verdict.log: LogRecord(problems=_problem(verdict)) for verdict in own}
-        yield evaluate(scope, check, own, known, retried)
+        for verdict in own:
+            found.judge(verdict)
+        for verdict in own:
+            found.know(verdict.log, LogRecord(problems=_problem(verdict)))
+        yield evaluate(scope, found, retried)
 
 
 def _problem(verdict: Verdict) -> dict[str, KnownProblem]:

@@ -25,12 +25,12 @@ from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
 from wal3_orchestration.defs.key_compaction.assets import INSTALLED, VERIFIED, unverified
-from wal3_orchestration.failures import raise_together, retried_only_when_unavailable
+from wal3_orchestration.failures import Failures, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_records import LogRecord, LogRecords
-from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, fail_for, fail_for_blocked, latest, value_of
+from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict, latest, value_of
 from wal3_orchestration.partitions import COLLECT_TAG
-from wal3_orchestration.recording import record
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
@@ -84,26 +84,32 @@ def plan_garbage(work: Work) -> Iterator[Event]:
 
     A refused log fails the step. In a sweep that also prunes, the pruning leaves that log out, and fails.
     """
-    limits = work.limits
+    recorder, lost = Recorder(work), Failures()
     with retried_only_when_unavailable(work.context):
-        way, surveys, retried = _surveys(work, work.open())
-        before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
-        collects = COLLECT_TAG in work.context.run.tags or not work.last
-        lost: dict[str, str] = {}
-        planned: list[Outcome] = []
-        verdicts: list[Verdict] = []
-        # In one pass: plans of thousands of logs are not held at once.
-        for each in surveys:
-            if each.refusal is None or each.unclaimed:
-                planned.append(_planned(each, way, collects=collects))
-            if each.refusal is not None and each.refusal.transient:
-                lost[each.log] = each.refusal.message
-            else:
-                verdicts += _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
-        _, verdicts = yield from record(work, planned, verdicts, retried=retried)
-        raise_together(lost, len(work.logs), transient=True)
+        opened = work.open()
+        for some in work.slices():
+            _plan_slice(some, opened, recorder, lost)
+        yield from recorder.finish()
+        lost.raise_together(len(work.logs))
     if work.last or not work.swept:
-        fail_for_blocked(work.scope, verdicts, len(work.logs))
+        recorder.blocked.raise_together(work.scope, len(work.logs))
+
+
+def _plan_slice(work: Work, store: ObjectStore, recorder: Recorder, lost: Failures) -> None:
+    limits = work.limits
+    way, surveys, retried = _surveys(work, store)
+    before = LogRecords(work.scope, work.instance, PLAN).load(work.logs)
+    collects = COLLECT_TAG in work.context.run.tags or not work.last
+    planned: list[Outcome] = []
+    verdicts: list[Verdict] = []
+    for each in surveys:
+        if each.refusal is None or each.unclaimed:
+            planned.append(_planned(each, way, collects=collects))
+        if each.refusal is not None and each.refusal.transient:
+            lost.add(each.log, each.refusal)
+        else:
+            verdicts += _verdicts(each, limits, _unpruned_s(each, before.get(each.log), limits))
+    recorder.add(planned, verdicts, retried=retried)
 
 
 def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
@@ -176,14 +182,19 @@ def _verdicts(survey: Survey, limits: CollectionResource, unpruned_s: float | No
 
 def prune(work: Work) -> Iterator[Event]:
     """Finish what other runs left half done, then announce each log's plan and advance the manifest's `first`."""
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
         opened, options = work.open(), work.limits.options()
-        refused = _refused(work)
-        outcomes = [
-            refused[log] if log in refused else prune_log(opened, log, _plan(work, log), options) for log in work.logs
-        ]
-        outcomes, _ = yield from record(work, outcomes)
-        fail_for(work.scope, Section.REFUSED, outcomes)
+        for some in work.slices():
+            refused = _refused(some)
+            recorder.add(
+                [
+                    refused[log] if log in refused else prune_log(opened, log, _plan(work, log), options)
+                    for log in some.logs
+                ]
+            )
+        yield from recorder.finish()
+        recorder.fail(Section.REFUSED)
 
 
 def _refused(work: Work) -> dict[str, Outcome]:
@@ -212,22 +223,27 @@ def _plan(work: Work, log: str) -> Plan | None:
 
 def delete(work: Work) -> Iterator[Event]:
     """Delete what was marked an interval ago; younger garbage waits and is counted."""
-    store, limits = work.scope.store(work.context), work.limits
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
-        opened, options = work.open(), limits.options()
-        kept = unverified(work)
-        due = [
-            delete_log(opened, log, options, objects_max=limits.spark_objects_min)
-            for log in work.logs
-            if log not in kept
-        ]
-        large = [each for each in due if each.on_spark]
-        spark = spark_session(work.scope.spark(work.context)) if large else None
-        done, retried = delete_logs(spark, store.url, large, options) if spark is not None else ({}, None)
-        outcomes = [done.get(each.log, each.outcome) for each in due]
-        outcomes += [_kept(log, problem) for log, problem in kept.items()]
-        outcomes, _ = yield from record(work, outcomes, retried=retried)
-        fail_for(work.scope, Section.REFUSED, outcomes)
+        opened = work.open()
+        for some in work.slices():
+            outcomes, retried = _delete_slice(some, opened)
+            recorder.add(outcomes, retried=retried)
+        yield from recorder.finish()
+        recorder.fail(Section.REFUSED)
+
+
+def _delete_slice(work: Work, opened: ObjectStore) -> tuple[list[Outcome], Retried | None]:
+    limits, options, kept = work.limits, work.limits.options(), unverified(work)
+    due = [
+        delete_log(opened, log, options, objects_max=limits.spark_objects_min) for log in work.logs if log not in kept
+    ]
+    large = [each for each in due if each.on_spark]
+    url = work.scope.store(work.context).url
+    spark = spark_session(work.scope.spark(work.context)) if large else None
+    done, retried = delete_logs(spark, url, large, options) if spark is not None else ({}, None)
+    outcomes = [done.get(each.log, each.outcome) for each in due]
+    return [*outcomes, *(_kept(log, problem) for log, problem in kept.items())], retried
 
 
 def _kept(log: str, problem: str) -> Outcome:

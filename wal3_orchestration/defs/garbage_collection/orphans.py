@@ -13,14 +13,14 @@ from wal3_orchestration.defs.garbage_collection.alarms import many_orphans
 from wal3_orchestration.defs.garbage_collection.work import mark_orphans, orphans_of
 from wal3_orchestration.failures import retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
-from wal3_orchestration.outcomes import Outcome, Verdict, fail_for, latest, value_of
-from wal3_orchestration.recording import record
+from wal3_orchestration.outcomes import Outcome, Verdict, latest, value_of
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.resources import CollectionResource, spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wal3_core.fleet.outcomes import LogOrphans
     from wal3_core.model.retried import Retried
@@ -40,24 +40,27 @@ FEW = LogCheck(
 
 def mark(work: Work) -> Iterator[Event]:
     """Mark objects of each log of the step that nothing refers to, so that they are deleted an interval later."""
-    limits = work.limits
+    recorder, limits = Recorder(work), work.limits
     with retried_only_when_unavailable(work.context):
         opened, options = work.open(), limits.options()
-        found, retried = _orphans(work, opened)
-        outcomes = [mark_orphans(opened, each, options) for each in found]
-        verdicts = [
-            _verdict(each, _counts(work.scope, work.instance, each), limits)
-            for each in outcomes
-            if each.refusal is None
-        ]
-        outcomes, _ = yield from record(work, outcomes, verdicts, retried=retried)
-        fail_for(work.scope, Section.REFUSED, outcomes)
+        for some in work.slices():
+            found, retried = _orphans(some, opened)
+            # Marked as they are found: a log may have thousands.
+            outcomes = [mark_orphans(opened, each, options) for each in found]
+            verdicts = [
+                _verdict(each, _counts(work.scope, work.instance, each), limits)
+                for each in outcomes
+                if each.refusal is None
+            ]
+            recorder.add(outcomes, verdicts, retried=retried)
+        yield from recorder.finish()
+        recorder.fail(Section.REFUSED)
 
 
-def _orphans(work: Work, store: ObjectStore) -> tuple[list[LogOrphans], Retried | None]:
+def _orphans(work: Work, store: ObjectStore) -> tuple[Iterable[LogOrphans], Retried | None]:
     logs, limits = list(work.logs), work.limits
     if len(logs) < limits.spark_logs_min:
-        return list(at_once(lambda log: orphans_of(store, log, limits.options()), logs)), None
+        return at_once(lambda log: orphans_of(store, log, limits.options()), logs), None
     spark = spark_session(work.scope.spark(work.context))
     found = list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())
     return found, found.retried

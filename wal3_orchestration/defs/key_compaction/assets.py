@@ -8,6 +8,7 @@ steps leaves orphans, and nothing else.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster import Definitions, MetadataValue
@@ -15,7 +16,6 @@ from dagster import Definitions, MetadataValue
 from wal3_core.compaction.choice import choose
 from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
-from wal3_core.model.retried import Retried
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.key_compaction.work import (
@@ -26,7 +26,7 @@ from wal3_orchestration.defs.key_compaction.work import (
     outlines,
     plan_numbers,
 )
-from wal3_orchestration.failures import retried_only_when_unavailable
+from wal3_orchestration.failures import Failures, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_records import LogRecords
 from wal3_orchestration.outcomes import (
@@ -35,20 +35,18 @@ from wal3_orchestration.outcomes import (
     ON_SPARK,
     Outcome,
     Verdict,
-    fail_for,
-    fail_for_blocked,
     fingerprint,
     latest,
     run_of,
     value_of,
 )
-from wal3_orchestration.recording import record
+from wal3_orchestration.recording import Recorder
 from wal3_orchestration.resources import spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from dagster import EventLogRecord
 
@@ -106,25 +104,40 @@ VERIFIED = LogCheck(
 
 def plan_compactions(work: Work) -> Iterator[Event]:
     """Outline each log of the step, and choose which of those that are due are compacted first."""
-    with retried_only_when_unavailable(work.context):
-        found = outlines(work.open(), work.logs)
+    recorder = Recorder(work)
     # Of logs that someone chose, none waits.
-    most = work.limits.compactions_max if work.swept else len(found)
-    choice = choose([each.plan for each in found if each.plan is not None], logs_max=most)
-    ranks = {plan.log: rank for rank, plan in enumerate(choice.chosen, start=1)}
-    planned = [_planned(each, ranks) for each in found if each.plan is not None or not each.compacted]
-    verdicts = [verdict for each in found for verdict in _judged(each, work.limits)]
-    _, verdicts = yield from record(work, planned, verdicts)
+    most = work.limits.compactions_max if work.swept else len(work.logs)
+    with retried_only_when_unavailable(work.context):
+        chosen: list[Outline] = []
+        opened = work.open()
+        for some in work.slices():
+            chosen, others = _most_urgent([*chosen, *outlines(opened, some.logs)], most)
+            recorder.add(*_recorded(work, [(each, 0) for each in others]))
+    recorder.add(*_recorded(work, [(each, rank) for rank, each in enumerate(chosen, start=1)]))
+    yield from recorder.finish()
     if work.last or not work.swept:
-        fail_for_blocked(work.scope, verdicts, len(work.logs))
+        recorder.blocked.raise_together(work.scope, len(work.logs))
 
 
-def _planned(found: Outline, ranks: Mapping[str, int]) -> Outcome:
+def _most_urgent(found: Sequence[Outline], logs_max: int) -> tuple[list[Outline], list[Outline]]:
+    """Return the outlines of the most urgent logs that are due, in their order, and the others."""
+    by_log = {each.log: each for each in found}
+    choice = choose([each.plan for each in found if each.plan is not None], logs_max=logs_max)
+    chosen = [by_log.pop(plan.log) for plan in choice.chosen]
+    return chosen, list(by_log.values())
+
+
+def _recorded(work: Work, found: Sequence[tuple[Outline, int]]) -> tuple[list[Outcome], list[Verdict]]:
+    """Return what is recorded of outlines: with the rank of a log that is chosen, and 0 of one that is not."""
+    planned = [_planned(each, rank) for each, rank in found if each.plan is not None or not each.compacted]
+    return planned, [verdict for each, _ in found for verdict in _judged(each, work.limits)]
+
+
+def _planned(found: Outline, rank: int) -> Outcome:
     plan = found.plan
     if plan is None:
         assert found.refusal is not None
         return Outcome(log=found.log, state=IDLE, metadata={"due": False, "reason": found.refusal.message})
-    rank = ranks.get(plan.log, 0)
     return Outcome(
         log=plan.log,
         state=IDLE if plan.due is None else f"due: {plan.due} {plan.limit} {rank}",
@@ -168,36 +181,40 @@ def _late(plan: KeyCompactionPlan, late_s_max: float) -> str | None:
 
 def merge_compactions(work: Work) -> Iterator[Event]:
     """Merge a pass over each log that was chosen, the most urgent first; nothing leads to the result yet."""
+    recorder, transient = Recorder(work), Failures()
     with retried_only_when_unavailable(work.context):
-        opened, refused, plans = work.open(), _refused(work, POSSIBLE), _plans(work)
-        done = [
-            _merged_before(work, log) or merge_log(opened, log, work.limits, *_engine(work, plans.get(log)))
-            for log in _ordered(work, plans)
-            if log not in refused
-        ]
-        verdicts = [
-            Verdict(check=PROOF, log=each.outcome.log, problem=each.problem, blocking=each.problem is not None)
-            for each in done
-            if not _is_transient(each.outcome)
-        ]
-        judged = {verdict.log for verdict in verdicts} | refused.keys() | plans.keys()
-        # What failed before is no longer due: someone else has compacted it.
-        verdicts += [Verdict(check=PROOF, log=log, problem=None) for log in work.logs if log not in judged]
-        merged = {each.outcome.log: each.outcome for each in done} | refused
-        # Nothing is recorded of the others: their last merge stays on their pages.
-        outcomes = [merged.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
-        again = [each.retried for each in done if each.retried is not None]
-        retried = sum(again, start=Retried()) if again else None
-        outcomes, verdicts = yield from record(work, outcomes, verdicts, retried=retried)
-        fail_for(work.scope, Section.COMPACTION, [each for each in outcomes if _is_transient(each)])
+        opened, ordered = work.open(), _ordered(work)
+        refused = _refused(replace(work, logs=list(ordered)), POSSIBLE)
+        for log, held_bytes in ordered.items():
+            if log not in refused:
+                done = _merged_before(work, log) or merge_log(opened, log, work.limits, *_engine(work, held_bytes))
+                # Recorded at once: a step that dies later does not merge the log again.
+                recorder.add([done.outcome], _proven(done), retried=done.retried)
+                if done.outcome.refusal is not None and done.outcome.refusal.transient:
+                    transient.add(log, done.outcome.refusal)
+        merged = ordered.keys() - refused.keys()
+        for some in work.slices():
+            recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged]))
+        yield from recorder.finish()
+        transient.raise_together(len(work.logs))
     if work.last or not work.swept:
-        fail_for_blocked(work.scope, verdicts, len(work.logs))
-        fail_for(work.scope, Section.COMPACTION, outcomes)
+        recorder.blocked.raise_together(work.scope, len(work.logs))
+        recorder.fail(Section.COMPACTION)
 
 
-def _plans(work: Work) -> dict[str, EventLogRecord]:
-    """Return the newest plan of each log that was due."""
-    return {log: found for log in _due(work) for found in latest(work.instance, work.scope.key(PLAN), log, count=1)}
+def _proven(done: Merged) -> list[Verdict]:
+    if done.outcome.refusal is not None and done.outcome.refusal.transient:
+        return []
+    return [Verdict(check=PROOF, log=done.outcome.log, problem=done.problem, blocking=done.problem is not None)]
+
+
+def _not_merged(work: Work, others: Sequence[str]) -> tuple[list[Outcome], list[Verdict]]:
+    """Return what is known of logs that were not merged: nothing is recorded, their last merge stays on their pages."""
+    refused, due = _refused(work, POSSIBLE), set(_due(work))
+    # What failed before is no longer due: someone else has compacted it.
+    judged = [log for log in others if log not in refused and log not in due]
+    outcomes = [refused.get(log) or Outcome(log=log, state=IDLE) for log in others]
+    return outcomes, [Verdict(check=PROOF, log=log, problem=None) for log in judged]
 
 
 def _due(work: Work) -> list[str]:
@@ -206,12 +223,28 @@ def _due(work: Work) -> list[str]:
     return [log for log, found in known.items() if found.state not in {"", _IDLE}]
 
 
-def _ordered(work: Work, plans: Mapping[str, EventLogRecord]) -> list[str]:
-    """Return the logs to merge in their order: in a sweep those that its plan has chosen, otherwise all."""
-    ranks = {log: value_of(found, RANK) for log, found in plans.items() if value_of(found, CHOSEN)}
-    ranked = sorted(log for log in work.logs if log in ranks)
-    ranked.sort(key=lambda log: int(str(ranks[log])))
-    return ranked if work.swept else [*ranked, *(log for log in work.logs if log not in ranks)]
+def _ordered(work: Work) -> dict[str, int]:
+    """Return the logs to merge in their order, each with its bytes when it was planned.
+
+    In a sweep those that its plan has chosen; otherwise all.
+    """
+    planned = [
+        (int(str(value_of(plan, RANK))) if value_of(plan, CHOSEN) else None, log, _held_bytes(plan))
+        for some in work.slices()
+        for log in _due(some)
+        for plan in latest(work.instance, work.scope.key(PLAN), log, count=1)
+    ]
+    ranked = sorted((rank, log, held_bytes) for rank, log, held_bytes in planned if rank is not None)
+    ordered = {log: held_bytes for _, log, held_bytes in ranked}
+    if work.swept:
+        return ordered
+    held = {log: held_bytes for _, log, held_bytes in planned}
+    return {**ordered, **{log: held.get(log, 0) for log in work.logs if log not in ordered}}
+
+
+def _held_bytes(plan: EventLogRecord) -> int:
+    held = value_of(plan, "held_bytes")
+    return held if isinstance(held, int) else 0
 
 
 def _merged_before(work: Work, log: str) -> Merged | None:
@@ -227,34 +260,31 @@ def _merged_before(work: Work, log: str) -> Merged | None:
     return None
 
 
-def _engine(work: Work, plan: EventLogRecord | None) -> tuple[Engine | None, str]:
+def _engine(work: Work, held_bytes: int) -> tuple[Engine | None, str]:
     """Return where a log's keys are compared and its fragments merged, and how that is called."""
-    held = 0 if plan is None else value_of(plan, "held_bytes")
-    if not isinstance(held, int) or held < work.limits.spark_bytes_min:
+    if held_bytes < work.limits.spark_bytes_min:
         return None, HERE
     return SparkEngine(spark_session(work.scope.spark(work.context))), ON_SPARK
 
 
-def _is_transient(outcome: Outcome) -> bool:
-    return outcome.refusal is not None and outcome.refusal.transient
-
-
 def install_compactions(work: Work) -> Iterator[Event]:
     """Install each pass that was merged, and verify it."""
+    recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
-        opened, refused = work.open(), _refused(work, POSSIBLE, PROOF)
-        tokens = _tokens(work)
-        done = [
-            install_log(opened, log, tokens.get(log, ""), work.limits, always=not work.swept)
-            for log in work.logs
-            if log not in refused and (log in tokens or not work.swept)
-        ]
-        verdicts = list(_verified(work, done))
-        installed = {each.outcome.log: each.outcome for each in done} | refused
-        outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
-        outcomes, verdicts = yield from record(work, outcomes, verdicts)
-        fail_for(work.scope, Section.COMPACTION, outcomes)
-    fail_for_blocked(work.scope, verdicts, len(work.logs))
+        opened = work.open()
+        for some in work.slices():
+            refused, tokens = _refused(some, POSSIBLE, PROOF), _tokens(some)
+            done = [
+                install_log(opened, log, tokens.get(log, ""), work.limits, always=not work.swept)
+                for log in some.logs
+                if log not in refused and (log in tokens or not work.swept)
+            ]
+            installed = {each.outcome.log: each.outcome for each in done} | refused
+            outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in some.logs]
+            recorder.add(outcomes, list(_verified(some, done)))
+        yield from recorder.finish()
+        recorder.fail(Section.COMPACTION)
+    recorder.blocked.raise_together(work.scope, len(work.logs))
 
 
 def _verified(work: Work, done: Sequence[Installed]) -> Iterator[Verdict]:
