@@ -297,7 +297,9 @@ class KeyCompactor:
             if pointer.start.offset < record.limit
         ]
         most = self._options.fragment_expanded_bytes_max
-        return verify_pass(self._stores.objects, self.log, record, held, expanded_bytes_max=most)
+        return verify_pass(
+            self._stores.objects, self.log, record, held, log_id=manifest.log_id, expanded_bytes_max=most
+        )
 
     @checked(token=given_token)
     def record(self, token: str) -> PassRecord:

@@ -18,6 +18,7 @@ from wal3_core.fleet.outcomes import Refusal
 from wal3_core.model.retried import Retried
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, judge_installed
 from wal3_orchestration.defs.key_compaction.work import (
     IDENTITY,
     Merged,
@@ -48,20 +49,20 @@ from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from dagster import EventLogRecord
 
     from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionPlan
-    from wal3_orchestration.defs.key_compaction.work import Installed, Outline
+    from wal3_orchestration.defs.key_compaction.work import Outline
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
     from wal3_orchestration.resources import CollectionResource
     from wal3_orchestration.scope import Scope
     from wal3_orchestration.work import Work
 
-PLAN, FRAGMENTS, INSTALLED = "compaction_plan", "compacted_fragments", "installed_manifest"
+PLAN, FRAGMENTS = "compaction_plan", "compacted_fragments"
 CHOSEN, RANK = "chosen", "rank"
 _IDLE = fingerprint(IDLE)
 
@@ -90,17 +91,6 @@ PROOF = LogCheck(
     ),
     section=Section.COMPACTION,
     next_command=("scrub", "LOG"),
-)
-VERIFIED = LogCheck(
-    name="compaction_verified",
-    asset=INSTALLED,
-    blocking=True,
-    description=(
-        "The last pass of each log holds, derived again from storage alone. While it does not, garbage of the log is"
-        " not deleted: what the pass replaced is among it."
-    ),
-    section=Section.COMPACTION,
-    next_command=("compact", "LOG", "--verify"),
 )
 
 
@@ -249,25 +239,12 @@ def install_compactions(work: Work) -> Iterator[Event]:
             for log in work.logs
             if log not in refused and (log in tokens or not work.swept)
         ]
-        verdicts = list(_verified(work, done))
+        verdicts = list(judge_installed(work, done))
         installed = {each.outcome.log: each.outcome for each in done} | refused
         outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in work.logs]
         outcomes, verdicts = yield from record(work, outcomes, verdicts)
         fail_for(work.scope, Section.COMPACTION, outcomes)
     fail_for_blocked(work.scope, verdicts, len(work.logs))
-
-
-def _verified(work: Work, done: Sequence[Installed]) -> Iterator[Verdict]:
-    """Judge the logs that were verified; of the others, a run that names them repeats what is known."""
-    known = unverified(work)
-    for each in done:
-        log, found = each.outcome.log, each.verified
-        if found is not None:
-            details = {"verification": MetadataValue.json(found.to_json())}
-            blocking = each.problem is not None
-            yield Verdict(check=VERIFIED, log=log, problem=each.problem, blocking=blocking, details=details)
-        elif not work.swept:
-            yield Verdict(check=VERIFIED, log=log, problem=known.get(log), blocking=log in known)
 
 
 def _tokens(work: Work) -> dict[str, str]:
@@ -294,12 +271,6 @@ def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:
                 refusal = Refusal(kind=KeyCompactionRefusedError.__name__, message=f"{check.name}: {problem.problem}")
                 found[log] = Outcome(log=log, refusal=refusal)
     return found
-
-
-def unverified(work: Work) -> dict[str, str]:
-    """Return the logs whose last pass does not hold, each with what is wrong: what it replaced must not be deleted."""
-    known = LogRecords(work.scope, work.instance, INSTALLED).load(work.logs)
-    return {log: each.problems[VERIFIED.name].problem for log, each in known.items() if VERIFIED.name in each.problems}
 
 
 PLANNED = LogAsset(
