@@ -248,14 +248,24 @@ def install_compactions(work: Work) -> Iterator[Event]:
 
 
 def _tokens(work: Work) -> dict[str, str]:
-    """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged."""
+    """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged.
+
+    A run that executes a failed one again from its failed step installs what that one has merged.
+    """
+    runs = _executed_again(work) if work.swept else set()
     found = {
         log: value_of(each, IDENTITY)
         for log in (_due(work) if work.swept else work.logs)
         for each in latest(work.instance, work.scope.key(FRAGMENTS), log, count=1)
-        if not work.swept or run_of(each) == work.context.run_id
+        if not work.swept or run_of(each) in runs
     }
     return {log: str(token) for log, token in found.items() if token}
+
+
+def _executed_again(work: Work) -> set[str]:
+    """Return the ids of this run and of those that it executes again."""
+    _, runs = work.instance.get_run_group(work.context.run_id) or ("", [])
+    return {work.context.run_id, *(run.run_id for run in runs)}
 
 
 def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:
