@@ -130,6 +130,23 @@ def test_log_that_was_replaced_after_it_was_pruned_or_announced_loses_nothing(
         _assert_whole(fleet, log)
 
 
+def test_range_of_partitions_leaves_out_those_that_discovery_has_removed_and_fails_for_those_that_are_only_gone(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
+) -> None:
+    first, gone, last = known
+    for log in (first, last):
+        _claim(fleet, log)
+    destroy(fleet, gone, also_pinned=True)
+
+    failed = run("collection_job", run_request(first, last))
+    assert not failed.success
+    assert [_first_offset(fleet, log) for log in (first, last)] == [1, 1]
+
+    instance.delete_dynamic_partition(LOGS_NAME, gone)
+    assert run("collection_job", run_request(first, last)).success
+    assert [_first_offset(fleet, log) for log in (first, last)] == [4, 4]
+
+
 # ---------------------------------------------------------------------- at each request of a step
 
 
