@@ -96,21 +96,6 @@ def test_plan_of_the_log_before_is_not_carried_out_and_the_new_log_is_planned_ne
     assert known
 
 
-def test_plan_below_which_a_cursor_was_created_meanwhile_is_not_carried_out(
-    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance
-) -> None:
-    _claim(fleet, LOG)
-    assert run("collection_job", run_request(LOG, LOG), only="garbage_plan").success
-    CursorStore(fleet, LOG).init("late", LogPosition(1, 0))
-
-    result = run("collection_job", run_request(LOG, LOG), only="pruned_manifest")
-
-    assert result.success
-    assert "found cursor late at 1" in _said(instance, "pruned_manifest", "outcome")
-    assert _first_offset(fleet, LOG) == 1
-    assert known
-
-
 def test_log_that_was_replaced_after_it_was_pruned_or_announced_loses_nothing(
     known: list[str], fleet: ObjectStore, run: Run
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
-from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError, OutdatedPlanError
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
@@ -90,11 +90,9 @@ def _carry_out(store: ObjectStore, collector: Collector, plan: Plan) -> Marked |
     try:
         collector.verify(plan)
         return collector.prune(collector.announce(plan))
-    except CollectionRefusedError as error:
+    except CollectionRefusedError:
         # An earlier or a concurrent run may have carried out this plan.
         if not _begins_there(store, plan):
-            if isinstance(error, OutdatedPlanError):
-                return Overtaken(str(error))
             raise
     return next((each for each in collector.resume_all() if each.garbage.first == plan.first), None)
 
