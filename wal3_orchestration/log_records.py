@@ -25,11 +25,15 @@ _CHARS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownProblem:
-    """What a check found wrong with a log, whether that stops later steps, and the URL of the damaged object."""
+    """What a check found wrong with a log, whether that stops later steps, and the URL of the damaged object.
+
+    ``log_id`` is the life of the log that it was found in, where that matters: the name may have another log by now.
+    """
 
     problem: str
     blocking: bool = False
     file: str | None = None
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,8 @@ class LogRecord:
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
         problems = {
-            check: [known.problem[:_CHARS_MAX], known.blocking, known.file] for check, known in self.problems.items()
+            check: [known.problem[:_CHARS_MAX], known.blocking, known.file, *filter(None, [known.log_id])]
+            for check, known in self.problems.items()
         }
         fields = {
             "state": self.state,
@@ -68,8 +73,8 @@ class LogRecord:
             state=found.get("state", ""),
             number=found.get("number", 0),
             problems={
-                check: KnownProblem(problem=problem, blocking=blocking, file=file)
-                for check, (problem, blocking, file) in found.get("problems", {}).items()
+                check: KnownProblem(problem=problem, blocking=blocking, file=file, log_id=log_id[0] if log_id else None)
+                for check, (problem, blocking, file, *log_id) in found.get("problems", {}).items()
             },
             due_s=due_s,
             due_from=due_from,

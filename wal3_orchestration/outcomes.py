@@ -73,12 +73,16 @@ def fingerprint(state: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A check's result for a log; ``problem`` is None when it passed. Only a ``blocking`` failure stops later steps."""
+    """A check's result for a log; ``problem`` is None when it passed. Only a ``blocking`` failure stops later steps.
+
+    ``log_id`` is the life of the log that was judged, if the verdict is void for another one.
+    """
 
     check: LogCheck
     log: str
     problem: str | None
     blocking: bool = False
+    log_id: str | None = None
     details: Mapping[str, Value] = field(default_factory=dict)
 
     @property

@@ -280,7 +280,7 @@ def _kept(old: LogRecord, judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
 
 def _problems(judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
     return {
-        each.check.name: KnownProblem(problem=each.problem, blocking=each.blocking, file=each.file)
+        each.check.name: KnownProblem(problem=each.problem, blocking=each.blocking, file=each.file, log_id=each.log_id)
         for each in judged
         if each.problem is not None
     }

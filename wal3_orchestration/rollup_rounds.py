@@ -123,6 +123,11 @@ class Rounds:
         """Keep a round in place of the one before; None keeps none."""
         self._storage.set_cursor_values({f"{self._prefix}{kept}": "" if found is None else found.to_text()})
 
+    def clear(self) -> None:
+        """Keep no round. No mark is lost: the dirty logs are read again."""
+        for kept in Kept:
+            self.save(kept, None)
+
 
 def missing(instance: DagsterInstance, requests: Iterable[RunRequest]) -> list[RunRequest]:
     """Return the requests of which Dagster has no run that was launched, or waits in the queue.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wal3_orchestration.scope import Scope
 
 LOGS_FIELD = "logs"
+_NAMED_MAX = 10
 # So much of what a sweep finds is held at a time, however many logs it goes over.
 LOGS_PER_SLICE_MAX = 1_000
 
@@ -48,6 +49,11 @@ class Work:
         """Take the logs from the configuration: those of them that are still known; all known ones without it."""
         known, named = scope.known_logs(context.instance), context.op_config.get(LOGS_FIELD)
         logs = known if named is None else sorted(set(named) & set(known))
+        left_out = sorted(set(named or ()) - set(known))
+        if left_out:
+            more = f" and {len(left_out) - _NAMED_MAX} more" if len(left_out) > _NAMED_MAX else ""
+            said = "%d logs that the configuration names are not known, and left out: %s%s"
+            context.log.warning(said, len(left_out), ", ".join(left_out[:_NAMED_MAX]), more)
         return cls(scope=scope, context=context, asset=asset, logs=logs, swept=True, last=last)
 
     @property

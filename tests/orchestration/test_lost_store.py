@@ -16,6 +16,8 @@ from wal3_core.model.paths import STORE_IDENTITY
 from wal3_orchestration import store_guard
 from wal3_orchestration.definitions import defs
 from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.rollup_rounds import Kept, Round, Rounds
+from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_guard import ACCEPT_JOB
 
 if TYPE_CHECKING:
@@ -134,16 +136,23 @@ def test_many_logs_gone_at_once_are_kept_until_accepted(
 def test_another_store_is_looked_after_once_it_is_accepted(
     tick: Tick, look: Tick, write: Write, fleet: ObjectStore, instance: DagsterInstance
 ) -> None:
-    """The store keeps its logs, loses its identity, and gets a new one."""
+    """The store keeps its logs, loses its identity, and gets a new one.
+
+    A round of dirty logs of the store before, whose runs were asked for, is void: its logs are not made partitions.
+    """
     for log in ("alpha", "beta"):
         write(log)
     before = look()
+    rounds = Rounds(Scope(), instance)
+    rounds.save(Kept.ASKED, Round(plans=(), collected={"dirty/of-the-store-before": 1}))
     fleet.delete(STORE_IDENTITY)
     with pytest.raises(Failure, match="wal3 store-id --create"):
         tick(before)
 
+    assert rounds.load(Kept.ASKED) is not None
     assert _accept(instance, store_id=store_identity(fleet, create=True))
 
+    assert rounds.load(Kept.ASKED) is None
     assert tick(before).skip_reason is not None
     assert _logs(instance) == ["alpha", "beta"]
 

@@ -163,6 +163,8 @@ def test_sweep_keeps_to_its_logs_and_leaves_out_those_that_are_no_longer_known(
 
     assert result.success
     assert set(recorded_by(instance, result, "verification")) == {"gamma", ""}
+    said = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert "1 logs that the configuration names are not known, and left out: alpha" in said
     assert known
 
 

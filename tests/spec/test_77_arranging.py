@@ -271,6 +271,7 @@ def test_pass_that_dropped_a_record_of_a_log_that_keeps_all_does_not_verify(memo
         LOG,
         replace(record, keeps_all=True),
         LogReader.open(memory_store, LOG).scan(),
+        log_id=record.log_id,
         expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX,
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.pass_record import PassRecord
+    from wal3_core.model.paths import LogId
     from wal3_core.model.splice import Replacement
     from wal3_core.model.strict_json import JsonObject
     from wal3_core.storage.object_store import ObjectStore
@@ -41,10 +42,11 @@ class Verification:
     """What was found about a pass: nothing in ``findings`` if it holds.
 
     Of its ``num_replacements``, ``num_gone`` could not be compared: their old fragments are deleted, or their new ones
-    were replaced since. ``num_records`` of the log were read.
+    were replaced since. ``num_records`` of the log were read. ``log_id`` is the life of the log that was verified.
     """
 
     log: str
+    log_id: LogId
     token: str
     number: int
     limit: int
@@ -76,7 +78,13 @@ class Verification:
 
 
 def verify_pass(
-    objects: ObjectStore, log: str, record: PassRecord, held: Sequence[FragmentPointer], *, expanded_bytes_max: int
+    objects: ObjectStore,
+    log: str,
+    record: PassRecord,
+    held: Sequence[FragmentPointer],
+    *,
+    log_id: LogId,
+    expanded_bytes_max: int,
 ) -> Verification:
     """Verify a log's newest pass. ``held`` are the fragments that the log holds below the pass's limit by now.
 
@@ -91,6 +99,7 @@ def verify_pass(
     verifier.check_left(held)
     return Verification(
         log=log,
+        log_id=log_id,
         token=record.token,
         number=record.number,
         limit=record.limit,

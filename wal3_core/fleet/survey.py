@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CollectionRefusedError, LogError
+from wal3_core.errors import CollectionRefusedError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter
@@ -140,9 +140,10 @@ class Survey:
 def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Survey:
     """Plan a log's collection and verify the plan. Changes nothing; an error of the log becomes the refusal."""
     survey, now_us = Survey(log=log), shared_runtime().now_us()
-    collector = Collector(store, log, options=options)
     try:
         manifest = LogReader.open(store, log).manifest()
+        # Of the same life as the cursors.
+        collector = Collector(store, log, options=options, log_id=manifest.log_id)
         documents = Deleter(store, log, options=options, log_id=manifest.log_id).documents()
         survey = replace(survey, documents=tuple(_standing(meta, manifest, now_us) for meta in documents))
         cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
@@ -153,6 +154,9 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
         plan = collector.plan()
         survey = replace(survey, plan=plan)
         collector.verify(plan)
+    except LogReplacedError:
+        # The name has another life since the first request: that one is surveyed.
+        return survey_log(store, log, options)
     except LogError as error:
         return replace(survey, refusal=Refusal.of(error))
     return survey

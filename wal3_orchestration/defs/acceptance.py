@@ -5,8 +5,9 @@ from pydantic import Field
 
 from wal3_core import list_logs
 from wal3_core.fleet.identity import store_identity
+from wal3_orchestration.rollup_rounds import Rounds
 from wal3_orchestration.scope import Scope
-from wal3_orchestration.store_guard import ACCEPT_JOB, ACCEPT_OP, remember
+from wal3_orchestration.store_guard import ACCEPT_JOB, ACCEPT_OP, remember, remembered
 
 _NAMED_MAX = 100
 
@@ -30,6 +31,9 @@ def accept(scope: Scope, context: OpExecutionContext, config: Accepted) -> None:
     if len(vanished) != config.vanished:
         message = f"store {opened.url}: expected {config.vanished} known logs to be gone, found {len(vanished)}"
         raise Failure(f"{message}: {vanished[:_NAMED_MAX]}", allow_retries=False)
+    if remembered(scope, context.instance) != found:
+        # They name logs of the other store, and would make partitions of them.
+        Rounds(scope, context.instance).clear()
     remember(scope, context.instance, found)
     for log in vanished:
         context.instance.delete_dynamic_partition(scope.logs_name, log)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster import Definitions, SensorEvaluationContext, SensorResult
 
-from wal3_core.errors import LogError
+from wal3_core.errors import LogError, LogReplacedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.log.maintain.snapshot_compactor import SnapshotCompactor
 from wal3_core.model.shape import Shape, measure_shape
@@ -53,6 +53,9 @@ def compact(work: Work) -> Iterator[Event]:
 def _compact(store: ObjectStore, log: str) -> Outcome:
     try:
         done = SnapshotCompactor(store, log).compact()
+    except LogReplacedError:
+        # The name has another life since the first request: that one is repacked.
+        return _compact(store, log)
     except LogError as error:
         return Outcome(log=log, refusal=Refusal.of(error))
     return Outcome(
@@ -110,7 +113,7 @@ def find_lopsided(scope: Scope, context: SensorEvaluationContext) -> SensorResul
 def _run_key(log: str, manifest: Manifest) -> str:
     """Name the run by the tree it is for: appends alone do not change the key."""
     rolls = len(manifest.fragments) // SnapshotOptions().fragments_per_snapshot
-    named = "\n".join([str(rolls), *(pointer.path for pointer in manifest.snapshots)])
+    named = "\n".join([manifest.log_id, str(rolls), *(pointer.path for pointer in manifest.snapshots)])
     return f"{log}/{hashlib.sha256(named.encode()).hexdigest()}"
 
 

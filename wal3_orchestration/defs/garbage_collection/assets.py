@@ -24,7 +24,7 @@ from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
-from wal3_orchestration.defs.key_compaction.assets import INSTALLED, VERIFIED, unverified
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, unverified
 from wal3_orchestration.failures import Failures, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_records import LogRecord, LogRecords
@@ -243,7 +243,7 @@ def _delete_slice(work: Work, opened: ObjectStore) -> tuple[list[Outcome], Retri
     spark = spark_session(work.scope.spark(work.context)) if large else None
     done, retried = delete_logs(spark, url, large, options) if spark is not None else ({}, None)
     outcomes = [done.get(each.log, each.outcome) for each in due]
-    return [*outcomes, *(_kept(log, problem) for log, problem in kept.items())], retried
+    return [*outcomes, *(_kept(log, known.problem) for log, known in kept.items())], retried
 
 
 def _kept(log: str, problem: str) -> Outcome:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wal3_core import LogReader
-from wal3_core.errors import CollectionRefusedError, CorruptError, LogError
+from wal3_core.errors import CollectionRefusedError, CorruptError, LogError, LogReplacedError
 from wal3_core.fleet.outcomes import LogDeletion, LogOrphans, Refusal
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionReport, DueDocument
@@ -53,6 +53,9 @@ def prune_log(store: ObjectStore, log: str, plan: Plan | None, options: Collecto
         pruned = bool(numbers["records"])
         idle = pruned or (numbers["outcome"] == _NOTHING_TO_PRUNE and not numbers["garbage_documents"])
         return Outcome(log=log, metadata=numbers, notable=pruned, state=IDLE if idle else None)
+    except LogReplacedError as error:
+        # Destroyed and created again since it was planned: of the new log, nothing is planned yet.
+        return Outcome(log=log, metadata=_pruned_numbers(Overtaken(str(error))), notable=True, state=IDLE)
     except LogError as error:
         return Outcome(log=log, refusal=Refusal.of(error))
 
@@ -133,6 +136,9 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
             return Due(log=log, garbage=due, waiting=waiting, outcome=Outcome(log=log), on_spark=True)
         done = [LogDeletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
         return Due(log=log, garbage=due, waiting=waiting, outcome=_deleted(log, due, waiting, done))
+    except LogReplacedError:
+        # The name has another life since the first request: the garbage of that one is deleted.
+        return delete_log(store, log, options, objects_max=objects_max)
     except LogError as error:
         return Due(log=log, outcome=Outcome(log=log, refusal=Refusal.of(error)))
 
@@ -187,6 +193,8 @@ def orphans_of(store: ObjectStore, log: str, options: CollectorOptions) -> LogOr
     try:
         pending = deleter.load(deleter.documents())
         objects = deleter.orphans_below(DATA_FOLDERS, pending)
+    except LogReplacedError:
+        return orphans_of(store, log, options)
     except LogError as error:
         return LogOrphans(log=log, refusal=Refusal.of(error))
     return LogOrphans(log=log, objects=tuple(objects))

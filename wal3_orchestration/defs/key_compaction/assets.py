@@ -18,6 +18,7 @@ from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, judge_installed
 from wal3_orchestration.defs.key_compaction.work import (
     IDENTITY,
     Merged,
@@ -52,14 +53,14 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionPlan
-    from wal3_orchestration.defs.key_compaction.work import Installed, Outline
+    from wal3_orchestration.defs.key_compaction.work import Outline
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
     from wal3_orchestration.resources import CollectionResource
     from wal3_orchestration.scope import Scope
     from wal3_orchestration.work import Work
 
-PLAN, FRAGMENTS, INSTALLED = "compaction_plan", "compacted_fragments", "installed_manifest"
+PLAN, FRAGMENTS = "compaction_plan", "compacted_fragments"
 CHOSEN, RANK = "chosen", "rank"
 _IDLE = fingerprint(IDLE)
 
@@ -88,17 +89,6 @@ PROOF = LogCheck(
     ),
     section=Section.COMPACTION,
     next_command=("scrub", "LOG"),
-)
-VERIFIED = LogCheck(
-    name="compaction_verified",
-    asset=INSTALLED,
-    blocking=True,
-    description=(
-        "The last pass of each log holds, derived again from storage alone. While it does not, garbage of the log is"
-        " not deleted: what the pass replaced is among it."
-    ),
-    section=Section.COMPACTION,
-    next_command=("compact", "LOG", "--verify"),
 )
 
 
@@ -281,34 +271,31 @@ def install_compactions(work: Work) -> Iterator[Event]:
             ]
             installed = {each.outcome.log: each.outcome for each in done} | refused
             outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in some.logs]
-            recorder.add(outcomes, list(_verified(some, done)))
+            recorder.add(outcomes, list(judge_installed(some, done)))
         yield from recorder.finish()
         recorder.fail(Section.COMPACTION)
     recorder.blocked.raise_together(work.scope, len(work.logs))
 
 
-def _verified(work: Work, done: Sequence[Installed]) -> Iterator[Verdict]:
-    """Judge the logs that were verified; of the others, a run that names them repeats what is known."""
-    known = unverified(work)
-    for each in done:
-        log, found = each.outcome.log, each.verified
-        if found is not None:
-            details = {"verification": MetadataValue.json(found.to_json())}
-            blocking = each.problem is not None
-            yield Verdict(check=VERIFIED, log=log, problem=each.problem, blocking=blocking, details=details)
-        elif not work.swept:
-            yield Verdict(check=VERIFIED, log=log, problem=known.get(log), blocking=log in known)
-
-
 def _tokens(work: Work) -> dict[str, str]:
-    """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged."""
+    """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged.
+
+    A run that executes a failed one again from its failed step installs what that one has merged.
+    """
+    runs = _executed_again(work) if work.swept else set()
     found = {
         log: value_of(each, IDENTITY)
         for log in (_due(work) if work.swept else work.logs)
         for each in latest(work.instance, work.scope.key(FRAGMENTS), log, count=1)
-        if not work.swept or run_of(each) == work.context.run_id
+        if not work.swept or run_of(each) in runs
     }
     return {log: str(token) for log, token in found.items() if token}
+
+
+def _executed_again(work: Work) -> set[str]:
+    """Return the ids of this run and of those that it executes again."""
+    _, runs = work.instance.get_run_group(work.context.run_id) or ("", [])
+    return {work.context.run_id, *(run.run_id for run in runs)}
 
 
 def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:
@@ -324,12 +311,6 @@ def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:
                 refusal = Refusal(kind=KeyCompactionRefusedError.__name__, message=f"{check.name}: {problem.problem}")
                 found[log] = Outcome(log=log, refusal=refusal)
     return found
-
-
-def unverified(work: Work) -> dict[str, str]:
-    """Return the logs whose last pass does not hold, each with what is wrong: what it replaced must not be deleted."""
-    known = LogRecords(work.scope, work.instance, INSTALLED).load(work.logs)
-    return {log: each.problems[VERIFIED.name].problem for log, each in known.items() if VERIFIED.name in each.problems}
 
 
 PLANNED = LogAsset(

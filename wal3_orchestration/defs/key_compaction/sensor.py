@@ -12,7 +12,8 @@ from dagster import Definitions, SensorEvaluationContext, SensorResult
 from wal3_core.compaction.choice import choose, may_be_due
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.attempts import next_attempts
-from wal3_orchestration.defs.key_compaction.assets import INSTALLED, JOB
+from wal3_orchestration.defs.key_compaction.assets import JOB
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED
 from wal3_orchestration.defs.key_compaction.work import outlines
 from wal3_orchestration.jobs import request_runs
 from wal3_orchestration.log_records import NOTHING, LogRecords

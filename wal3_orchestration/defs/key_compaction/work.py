@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wal3_core import LogReader
 from wal3_core.compaction.compaction_options import KeyCompactorOptions
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import KeyCompactionRefusedError, LogError, MissingError
+from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedError, MissingError
 from wal3_core.fleet.asking import ask
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.model.paths import pass_path
@@ -51,6 +51,9 @@ def outlines(store: ObjectStore, logs: Iterable[str]) -> list[Outline]:
 
 def _outline(store: ObjectStore, log: str) -> Outline:
     found = ask(lambda name: KeyCompactor(store, name).outline(), log)
+    if isinstance(found, LogReplacedError):
+        # The name has another life since the first request: that one is outlined.
+        return _outline(store, log)
     if not isinstance(found, LogError):
         return Outline(log=log, plan=found)
     refusal = Refusal.of(found)
@@ -84,6 +87,8 @@ def merge_log(store: ObjectStore, log: str, limits: CollectionResource, engine: 
     try:
         done = compactor.merge()
         record = None if done.token is None else compactor.record(done.token)
+    except LogReplacedError:
+        return merge_log(store, log, limits, engine, way)
     except LogError as error:
         refusal = Refusal.of(error)
         if refusal.kind == KeyCompactionRefusedError.__name__:
@@ -145,6 +150,8 @@ def install_log(
             store, log
         ).manifest().num_bytes <= limits.compaction_verified_bytes_max
         verified = compactor.verify() if small else None
+    except LogReplacedError as error:
+        return Installed(outcome=_overtaken(log, token, str(error)))
     except LogError as error:
         if isinstance(error, MissingError) and error.path == pass_path(token):
             return Installed(outcome=_overtaken(log, token, "what it left was deleted as orphans"))
