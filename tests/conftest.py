@@ -13,6 +13,7 @@ import boto3
 import pytest
 from hypothesis import settings
 
+from tests.lanes import hash_all_in_lanes_if_asked
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
 from wal3_core.runtime import shared_runtime
@@ -35,6 +36,11 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # One Spark session serves all their tests that start one: these run in one worker, beside the others.
 _ON_SPARK = {"orchestration", "spark"}
 _SPARK_RAN = pytest.StashKey[bool]()
+
+
+def pytest_configure() -> None:
+    """Take the compiled hashing for all batches, if asked."""
+    hash_all_in_lanes_if_asked()
 
 
 @pytest.hookimpl(tryfirst=True)

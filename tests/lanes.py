@@ -1,12 +1,21 @@
-"""Compiled hashing in tests: wait until it is there, or known not to be."""
+"""Compiled hashing in tests: wait until it is there, or known not to be; use it for the smallest batch."""
 
 from __future__ import annotations
 
+import os
 import time
 
-from wal3_core.hashing.lanes import LANES, Lanes
+from wal3_core.hashing import lanes as hashing_lanes
+from wal3_core.hashing.lanes import LANES, VARIABLE, Lanes
 
 DEADLINE_S = 240.0
+
+
+def hash_all_in_lanes_if_asked() -> None:
+    """With ``WAL3_FAST=1``, hash batches of any size by compiled code: those of tests are too small to be worth it."""
+    if os.environ.get(VARIABLE) == "1":
+        assert lanes_decided(), LANES.hashing()
+        hashing_lanes._RECORDS_MIN, hashing_lanes._BLOCKS_MIN = 1, 0
 
 
 def lanes_decided(lanes: Lanes = LANES) -> bool:

@@ -24,6 +24,7 @@ from tests.faults.queue_worlds import queue_story
 from tests.faults.story import Story
 from tests.faults.view_casts import drawn_view_story
 from tests.faults.view_mutants import KEYED_MUTANTS, READER_MUTANTS, SUBSCRIPTION_MUTANTS
+from tests.lanes import hash_all_in_lanes_if_asked
 from tests.mutations import Mutation, applied
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _tallies(
         yield from map(work, chunks)
         return
     # Spawned: a fork would inherit the threads that Arrow has begun. Replaced regularly, to keep them small.
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, hash_all_in_lanes_if_asked, maxtasksperchild=20) as pool:
         yield from pool.imap_unordered(work, chunks)
 
 
@@ -204,7 +205,7 @@ def sensitivity(seeds: range, processes: int, kind: str) -> int:
     """Report for every mutant how many seeds it took to find it; return the number of those not found."""
     missed = 0
     names = [mutant.name for mutant in WORLDS[kind][1]]
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, hash_all_in_lanes_if_asked, maxtasksperchild=1) as pool:
         for name, count, how in pool.imap(partial(_seeds_to_find, seeds=seeds, kind=kind), names):
             missed += count is None
             print(f"| {name} | {count or len(seeds)} | {how} |", flush=True)
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="write the figures to this file as JSON")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
+    hash_all_in_lanes_if_asked()
     if given.sensitivity:
         sys.exit(sensitivity(seeds, given.processes, given.kind))
     with ExitStack() as stack:

@@ -40,6 +40,7 @@ from tests.faults.second_lives import Reusing, Step
 from tests.faults.simulator import SimProcess
 from tests.faults.store import LOG, SimStore
 from tests.faults.story import Story
+from tests.lanes import hash_all_in_lanes_if_asked
 from tests.stores import life_store
 from wal3_core import (
     CursorStore,
@@ -485,8 +486,11 @@ def main() -> None:
     total = 0
     numbers = [number for number, scenario in enumerate(SCENARIOS) if given.only in scenario.name]
     examined = partial(_examined, schedules=given.schedules, pairs=given.pairs)
-    # Spawned: a fork would inherit the threads that Arrow has begun.
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+    # Spawned: a fork would inherit the threads that Arrow has begun. Each runs one scenario: what a run leaves
+    # suspended, as the tasks of a crashed process, is never freed.
+    with multiprocessing.get_context("spawn").Pool(
+        os.cpu_count(), hash_all_in_lanes_if_asked, maxtasksperchild=1
+    ) as pool:
         for row in pool.imap(examined, numbers):
             if isinstance(row, str):
                 sys.exit(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -73,7 +73,7 @@ def _source_setsum(source: FragmentSource, table: pa.Table) -> Setsum:
     if summed is not None:
         return summed[0]
     # Without lanes, the values are at hand: they need not be taken out of the columns.
-    offsets, timestamps_us = (table[name].to_numpy().tolist() for name in ("offset", "timestamp_us"))
+    offsets, timestamps_us = _offsets(source), source.timestamps_us or repeat(source.start.timestamp_us, len(table))
     if source.keys is None:
         return plain_setsum(offsets, timestamps_us, cast("Sequence[bytes]", source.bodies))
     return keyed_setsum(offsets, timestamps_us, source.keys, source.bodies)
@@ -140,11 +140,16 @@ def _key_metadata(table: pa.Table, *, tombstone_rows: bool) -> dict[str, str]:
     return described
 
 
+def _offsets(source: FragmentSource) -> Sequence[int]:
+    first = source.start.offset
+    return range(first, first + len(source.bodies)) if source.offsets is None else source.offsets
+
+
 def _offset_column(source: FragmentSource) -> Offsets:
-    count = len(source.bodies)
-    if source.offsets is None:
-        return np.arange(source.start.offset, source.start.offset + count, dtype=np.uint64)
-    return np.fromiter(source.offsets, dtype=np.uint64, count=count)
+    offsets = _offsets(source)
+    if isinstance(offsets, range):
+        return np.arange(offsets.start, offsets.stop, dtype=np.uint64)
+    return np.fromiter(offsets, dtype=np.uint64, count=len(source.bodies))
 
 
 def _timestamp_column(source: FragmentSource) -> Offsets:

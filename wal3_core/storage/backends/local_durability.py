@@ -78,7 +78,8 @@ class Durability:
 
     def has_folder(self, folder: Path, removals: int) -> bool:
         """Return whether a folder is known to be on disk, with ``removals`` folders removed from the store so far."""
-        return all(self._folders.get(each) == removals and each.is_dir() for each in _lineage(self._root, folder))
+        # It was noted after those above it, and is not there without them.
+        return self._folders.get(folder) == removals and folder.is_dir()
 
     def _note_folder(self, folder: Path, removals: int) -> None:
         if removals > self._folders_as_of or len(self._folders) >= _FOLDERS_MAX:
