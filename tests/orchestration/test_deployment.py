@@ -223,7 +223,10 @@ def _run(folder: Path, *command: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _can("docker", "compose", "version"), reason="needs docker's client with compose")
+@pytest.mark.skipif(
+    not _can("docker", "compose", "version"),
+    reason="needs docker compose: apt-get install docker-ce-cli docker-compose-plugin (Docker's repository)",
+)
 def test_compose_file_is_accepted_by_docker(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     _init(folder, "--compose")
@@ -237,7 +240,9 @@ def test_compose_file_is_accepted_by_docker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _can("kubectl", "version", "--client"), reason="needs kubectl")
+@pytest.mark.skipif(
+    not _can("kubectl", "version", "--client"), reason="needs kubectl: apt-get install kubernetes-client"
+)
 def test_kubernetes_files_are_accepted_by_kubectl_and_the_secret_holds_the_values_as_given(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     CliRunner().invoke(main, ["init", str(folder), "--store", "s3://bucket/prefix?region=us-east-1", "--kubernetes"])
@@ -293,7 +298,7 @@ def test_image_installs_the_wheel_beside_it_as_no_index_has_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="apt-get install systemd runs it")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
 def test_units_are_accepted_by_systemd(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     _init(folder, "--systemd")

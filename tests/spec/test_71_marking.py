@@ -123,7 +123,7 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
         LogWriter.open(faulty, "a", options=HASTY, marks=dirty) as writer,
     ):
         writer.append(b"first")
-        faulty.fail("replace", "dirty/", fault, times=1000)  # type: ignore[arg-type]
+        faulty.fail("replace", "dirty/", fault, times=1000)
         # A marker that fails before its fragment's upload has begun refuses the append instead.
         uploading = threading.Event()
 
@@ -279,12 +279,12 @@ def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStor
 @pytest.mark.parametrize("server", ["", "a/b", "log", "ü", 7])
 def test_name_that_no_server_can_have_is_refused(memory_store: MemoryStore, server: object) -> None:
     with pytest.raises(InvalidRequestError):
-        DirtyLog.open(memory_store, server)  # type: ignore[arg-type]
+        DirtyLog.open(memory_store, server)
 
 
 def test_marks_of_another_type_are_refused(faulty: FaultyStore) -> None:
     with pytest.raises(InvalidRequestError, match="dirty log"):
-        LogWriter.open(faulty, "a", marks="dirty/s")  # type: ignore[arg-type]
+        LogWriter.open(faulty, "a", marks="dirty/s")
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
