@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
+# Each worker, and hundreds of Pythons that the tests start, would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: $(shell grep -hoE '^[a-z0-9-]+:' $(MAKEFILE_LIST) | tr -d :)
 
 help: ## Show this list

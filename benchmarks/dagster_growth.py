@@ -100,11 +100,11 @@ def link(source: Path, target: Path) -> None:
 def sensors() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the sensors that ask the store, each with its tick."""
     from wal3_orchestration.defs.delay_queues.sensor import DELAY_QUEUES  # noqa: PLC0415 - see measure
-    from wal3_orchestration.defs.dirty_logs.sensor import DIRTY_LOGS  # noqa: PLC0415
-    from wal3_orchestration.defs.discovery import DISCOVERY  # noqa: PLC0415
-    from wal3_orchestration.defs.garbage_collection.sensors import SENSORS  # noqa: PLC0415
-    from wal3_orchestration.defs.key_compaction.sensor import DUE  # noqa: PLC0415
-    from wal3_orchestration.defs.snapshot_compaction import LOPSIDED  # noqa: PLC0415
+    from wal3_orchestration.defs.dirty_logs.sensor import DIRTY_LOGS  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.discovery import DISCOVERY  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.garbage_collection.sensors import SENSORS  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.key_compaction.sensor import DUE  # noqa: PLC0415 - see above
+    from wal3_orchestration.defs.snapshot_compaction import LOPSIDED  # noqa: PLC0415 - see above
 
     for each in (DISCOVERY, *SENSORS, DELAY_QUEUES, LOPSIDED, DUE, DIRTY_LOGS):
         yield each.name, each.tick
@@ -127,9 +127,9 @@ def evaluated(folder: Path) -> dict[str, Any]:
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.deployment.files import settings  # noqa: PLC0415
-    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415
-    from wal3_orchestration.scope import Scope  # noqa: PLC0415
+    from wal3_orchestration.deployment.files import settings  # noqa: PLC0415 - see above
+    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415 - see above
+    from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
 
     resources = {
         "store": StoreResource.from_environment(),
@@ -166,7 +166,7 @@ def swept(folder: Path, name: str) -> dict[str, Any]:
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import DagsterInstance  # noqa: PLC0415 - see above
 
-    from wal3_orchestration.definitions import defs  # noqa: PLC0415
+    from wal3_orchestration.definitions import defs  # noqa: PLC0415 - see above
 
     with DagsterInstance.from_config(str(home_of(folder))) as instance:
         begun_s = time.perf_counter()

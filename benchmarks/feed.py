@@ -74,7 +74,7 @@ def fan_out(subscribers: int, count: int, pause_s: float) -> str:
         for each in queues:
             each.put(sent_s)
 
-    return latency(publish, [lambda each=each: each.get(timeout=DEADLINE_S) for each in queues], count, pause_s)  # type: ignore[misc]
+    return latency(publish, [lambda each=each: each.get(timeout=DEADLINE_S) for each in queues], count, pause_s)
 
 
 def through_feed(store: ObjectStore, subscribers: int, count: int, pause_s: float) -> str:
@@ -88,7 +88,7 @@ def through_feed(store: ObjectStore, subscribers: int, count: int, pause_s: floa
             assert message is not None
             return float(message.message[0])
 
-        receive = [lambda each=each: received(each) for each in readers]  # type: ignore[misc]
+        receive = [lambda each=each: received(each) for each in readers]
         return latency(lambda sent_s: writer.publish("bench/topic", [sent_s, PAYLOAD]), receive, count, pause_s)
 
 

@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         # The code location reads the environment when it is loaded.
-        from wal3_orchestration.deployment.files import settings  # noqa: PLC0415
+        from wal3_orchestration.deployment.files import settings  # noqa: PLC0415 - see above
 
         self.home = folder / "home"
         if not self.home.exists():
@@ -125,7 +125,7 @@ class Bench:
             (self.home / "dagster.yaml").write_text(settings() + NO_LOGS_OF_STEPS)
         os.environ["WAL3_STORE"] = (folder / "store").as_uri()
         os.environ["DAGSTER_HOME"] = str(self.home)
-        from wal3_orchestration.definitions import defs  # noqa: PLC0415
+        from wal3_orchestration.definitions import defs  # noqa: PLC0415 - see above
 
         self.store = open_store(os.environ["WAL3_STORE"])
         self.defs = defs()
@@ -151,7 +151,7 @@ class Bench:
     def tick(self, sensor: str) -> tuple[Sequence[RunRequest], str]:
         """Evaluate a sensor, and change the partitions and its cursor as the daemon does."""
         found = self.defs.get_sensor_def(sensor)
-        resources = {name: self.defs.resources[name] for name in found.required_resource_keys}  # type: ignore[index]
+        resources = {name: self.defs.resources[name] for name in found.required_resource_keys}
         with build_sensor_context(self.instance, cursor=self.cursors.get(sensor), resources=resources) as context:
             data = found.evaluate_tick(context)
         return self.accept(sensor, data)
@@ -159,13 +159,13 @@ class Bench:
     def roll_up(self, **limits: float) -> tuple[Sequence[RunRequest], str]:
         """Evaluate the sensor on the dirty logs, as if every marked log and every look were due."""
         from wal3_orchestration.defs.dirty_logs.sensor import roll_up_dirty_logs  # noqa: PLC0415 - see above
-        from wal3_orchestration.resources import RollUpResource  # noqa: PLC0415
-        from wal3_orchestration.scope import Scope  # noqa: PLC0415
+        from wal3_orchestration.resources import RollUpResource  # noqa: PLC0415 - see above
+        from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
 
         resources = {
             "store": self.defs.resources["store"],
             "rollup": RollUpResource(age_s_max=0.0, period_s=0.0, **limits),
-        }  # type: ignore[index, arg-type]
+        }
         cursor = self.cursors.get("dirty_logs")
         with build_sensor_context(self.instance, cursor=cursor, resources=resources) as context:
             found = roll_up_dirty_logs(Scope(), context)

@@ -178,9 +178,9 @@ async def slatedb(folder: Path, shape: tuple[int, int], value_bytes: int, scans:
             written.put(name + next_of[name].to_bytes(8, "big"), value)
         waiting.append(await db.write(written))
         if len(waiting) > BATCHES_AHEAD:
-            await waiting.popleft().await_durable()  # type: ignore[attr-defined]  # the package ships no types
+            await waiting.popleft().await_durable()
     for handle in waiting:
-        await handle.await_durable()  # type: ignore[attr-defined]
+        await handle.await_durable()
     rows = [("append", f"{shape[0] * shape[1] / (time.perf_counter() - began_s):,.0f} records/s")]
     await db.shutdown()
 

@@ -132,11 +132,11 @@ class Lite:
 
     def put(self, values: Sequence[bytes]) -> None:
         if len(values) == 1:
-            self._queue.put(values[0])  # type: ignore[arg-type]  # SQLite keeps bytes as they are
+            self._queue.put(values[0])
             return
         with self._queue.transaction():
             for value in values:
-                self._queue.put(value)  # type: ignore[arg-type]
+                self._queue.put(value)
 
     def take(self, count: int) -> int:
         popped = list(itertools.takewhile(lambda each: each is not None, (self._queue.pop() for _ in range(count))))

@@ -45,7 +45,7 @@ def plan_here(store: ObjectStore, logs: list[str]) -> float:
 
 def plan_on_spark(url: str, logs: list[str]) -> float:
     from wal3_core.spark.collect import plan_collections  # noqa: PLC0415 - only where Spark is
-    from wal3_orchestration.resources import spark_resource, spark_session  # noqa: PLC0415
+    from wal3_orchestration.resources import spark_resource, spark_session  # noqa: PLC0415 - see above
 
     begun_s = time.perf_counter()
     plan_collections(spark_session(spark_resource()), url, logs, OPTIONS)
@@ -61,7 +61,7 @@ def read_here(store: ObjectStore, logs: list[str]) -> float:
 
 def read_on_spark(url: str, logs: list[str]) -> float:
     from wal3_core.spark.verify import verify_logs  # noqa: PLC0415 - only where Spark is
-    from wal3_orchestration.resources import spark_resource, spark_session  # noqa: PLC0415
+    from wal3_orchestration.resources import spark_resource, spark_session  # noqa: PLC0415 - see above
 
     begun_s = time.perf_counter()
     assert all(report.sound for report in verify_logs(spark_session(spark_resource()), url, logs))

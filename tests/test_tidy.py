@@ -22,6 +22,8 @@ BANNED_NAMES = {"utils", "helpers", "common", "manager", "data", "info", "misc"}
 DATACLASS_FLAGS = {"frozen", "slots"}
 # Values with an identity that a state machine changes as it goes.
 MUTABLE = {"Entry", "InFlightFragment", "_Tally"}
+# In one worker: each file is parsed once.
+pytestmark = pytest.mark.xdist_group("tidy")
 
 
 @cache

@@ -188,7 +188,7 @@ class OwnedLock:
         lock = threading.RLock()
         self.__enter__, self.__exit__ = lock.__enter__, lock.__exit__  # type: ignore[method-assign]  # slots at run time
         # What a threading.Condition asks of its lock. Every append asks: it takes no Python code.
-        self.owned = lock._is_owned  # type: ignore[attr-defined,method-assign]  # noqa: SLF001
+        self.owned = lock._is_owned  # type: ignore[attr-defined,method-assign]  # noqa: SLF001 - as Condition does
 
     if TYPE_CHECKING:
 

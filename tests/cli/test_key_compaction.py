@@ -191,7 +191,7 @@ def test_inspect_of_the_manifest_alone_reads_no_key_rollup_but_shows_its_size(wa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc: run it on Linux")
 def test_reading_a_list_of_dropped_records_starts_no_thread() -> None:
     """A thread of Arrow that outlives the interpreter aborts the process: `--receipt` then ended with SIGABRT."""
     assert Program([sys.executable, "-c", THREADS], deadline_s=60).wait(timeout=600) == 0

@@ -148,6 +148,7 @@ def test_follower_started_in_the_background_is_not_interrupted_and_ends_by_sigte
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 @pytest.mark.parametrize(
     ("number", "exit_code", "report"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
 )

@@ -292,6 +292,7 @@ def started(wal3_process: Process, *arguments: str) -> Iterator[Program]:
 
 
 @pytest.mark.slow
+@pytest.mark.repeat_on("s3")
 def test_server_prints_its_address_serves_and_ends_by_sigterm(wal3_process: Process) -> None:
     wal3_process("queue", "create", "jobs")
     with started(wal3_process, "--port", "0") as process:

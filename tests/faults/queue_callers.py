@@ -130,7 +130,7 @@ class Caller:
     def _new_item(self) -> NewItem:
         dice = self.dice
         key = dice.choice((None, None, b"k1", b"k2", b"k3"))
-        return NewItem(self._value(), priority=dice.choice((100, 100, 0, 200)), dedupe_key=key, **self._time())  # type: ignore[arg-type]  # whole numbers where they must be
+        return NewItem(self._value(), priority=dice.choice((100, 100, 0, 200)), dedupe_key=key, **self._time())
 
     def enqueue(self) -> None:
         items = [self._new_item() for _ in range(self.dice.choice((1, 1, 2, 6)))]
@@ -245,7 +245,7 @@ class Caller:
             assert (answer.id, answer.deadline_us) == (item.id, self.ledger.requeued[item.token] * US_PER_MS)
 
         wanted = self._time()
-        return self._do(changes, lambda: self.queue.requeue(item.id, item.token, value=value, **wanted), check)  # type: ignore[arg-type]  # as a new item's
+        return self._do(changes, lambda: self.queue.requeue(item.id, item.token, value=value, **wanted), check)
 
     def extend(self, item: Leased) -> bool:
         def check(until_us: int) -> None:

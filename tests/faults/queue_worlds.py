@@ -300,7 +300,7 @@ class QueueEnd:
         letters = self._at_rest(stage, lambda: queue.dead(EVERYTHING))
         assert {each.id: each.value for each in letters} == {item.id: item.value for item in self.ledger.of(DEAD)}
         for item_id in [*items]:
-            shown = self._at_rest(stage, lambda item_id=item_id: queue.item(item_id))  # type: ignore[misc]  # called at once
+            shown = self._at_rest(stage, lambda item_id=item_id: queue.item(item_id))
             item = items[item_id]
             assert shown.state.value[:1].encode() == item.kind, f"expected {item}, found {shown}"
             assert (shown.deadline_us, shown.deliveries) == (item.deadline_ms * 1000, item.deliveries)
@@ -357,4 +357,4 @@ def queue_story(seed: int) -> QueueStory:
     plan = Swarm({fault: rate * seldom for fault, rate in rates.items()})
     prelude = Part(lambda _, store, process: _create(store, process, cast)) if dice.random() < 0.7 else None
     sizes = {"turn_records": dice.choice((8, 20_000)), "part_bytes": dice.choice((300, 2000, 2**22))}
-    return QueueStory(seed, plan, cast, prelude, QueueEnd(ledger).play, **sizes)  # type: ignore[arg-type]  # both are sizes
+    return QueueStory(seed, plan, cast, prelude, QueueEnd(ledger).play, **sizes)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 16 * MIB
 SOUND_LIMIT_BYTES = 128 * MIB
 CONSTANT_BYTES = 64 * MIB
+# In one worker: the bombs are decoded once for all tests.
+pytestmark = pytest.mark.xdist_group("bombs")
 
 
 Outcome = tuple[str | int, int]

@@ -41,7 +41,7 @@ def test_file_that_others_may_write_is_not_read(mode: int) -> None:
     assert code_cache.read("a.code") is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away: run it as root")
 def test_file_of_another_user_is_not_read() -> None:
     os.chown(code_cache.write("a.code", CODE), 12345, 12345)
 

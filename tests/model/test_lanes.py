@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the extra fast is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba: pip install '.[fast]'"),
 ]
 TYPES = (pa.binary(), pa.large_binary())
 # PROT_NONE of mprotect.

@@ -98,7 +98,7 @@ def test_value_out_of_range_is_refused_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize(("cleanup", "does"), [("collect", (True, False)), ("compact", (False, True))])
 def test_cleanup_is_given_by_its_name(cleanup: str, does: tuple[bool, bool]) -> None:
-    policy = Policy(cleanup=cleanup)  # type: ignore[arg-type]  # a name is taken, too
+    policy = Policy(cleanup=cleanup)
 
     assert (policy.collects, policy.compacts) == does
     assert type(policy.cleanup) is Cleanup
@@ -107,7 +107,7 @@ def test_cleanup_is_given_by_its_name(cleanup: str, does: tuple[bool, bool]) -> 
 @pytest.mark.parametrize("wrong", ["delete", "", None, 1, True])
 def test_another_cleanup_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="cleanup: expected "):
-        Policy(cleanup=wrong)  # type: ignore[arg-type]
+        Policy(cleanup=wrong)
 
 
 def test_values_that_are_left_out_have_their_defaults() -> None:

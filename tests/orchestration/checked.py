@@ -18,7 +18,7 @@ def found_bad(result: ExecuteInProcessResult) -> dict[tuple[str, str], str]:
         (each["log"], check.check_name): each["problem"]
         for check in result.get_asset_check_evaluations()
         if "found" in check.metadata
-        for each in check.metadata["found"].value  # type: ignore[union-attr]  # a list
+        for each in check.metadata["found"].value
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+import yaml
 from dagster import (
     AddDynamicPartitionsRequest,
     AssetKey,
@@ -73,14 +74,20 @@ def make_home(home: Path) -> Path:
 
 @pytest.fixture
 def dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that the environment names. A test that uses it has its instance stored there, for other processes."""
     home = make_home(tmp_path / "dagster_home")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     return home
 
 
 @pytest.fixture
-def instance(dagster_home: Path) -> Iterator[DagsterInstance]:
-    with DagsterInstance.from_config(str(dagster_home)) as opened:
+def instance(request: pytest.FixtureRequest) -> Iterator[DagsterInstance]:
+    """An instance with the project's settings. In memory it takes half as long as on disk."""
+    if "dagster_home" in request.fixturenames:
+        opened = DagsterInstance.from_config(str(request.getfixturevalue("dagster_home")))
+    else:
+        opened = DagsterInstance.ephemeral(settings=yaml.safe_load(settings()))
+    with opened:
         yield opened
 
 

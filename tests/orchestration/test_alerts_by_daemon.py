@@ -45,6 +45,7 @@ def _begun(instance: DagsterInstance) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_failed_run_under_the_daemon_is_posted_once_and_names_its_log(
     write: Write, fleet: ObjectStore, instance: DagsterInstance, webhook: Webhook, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def daemon(instance: DagsterInstance, write: Write, pruned: None, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_running_daemon_discovers_prunes_and_deletes_by_itself(
     write: Write, instance: DagsterInstance, fleet: ObjectStore, daemon: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_loading_prints_no_warnings() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstance) -> None:
     concurrency = instance.get_concurrency_config()
 
@@ -116,6 +117,7 @@ def test_instance_settings_are_accepted_and_take_effect(instance: DagsterInstanc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_queue_runs_one_run_per_log_and_other_logs_beside_it(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (
@@ -129,6 +131,7 @@ def test_queue_runs_one_run_per_log_and_other_logs_beside_it(instance: DagsterIn
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_queue_runs_one_manually_launched_run_per_log(instance: DagsterInstance) -> None:
     limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
     going, same, other = (

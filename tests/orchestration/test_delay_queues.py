@@ -61,7 +61,7 @@ class Sensor:
     def tick(self, **limits: float) -> SensorResult:
         resources = {
             "store": StoreResource.from_environment(),
-            "collection": CollectionResource(**{"queue_period_s": 0.0, **limits}),  # type: ignore[arg-type]  # by name
+            "collection": CollectionResource(**{"queue_period_s": 0.0, **limits}),
         }
         with build_sensor_context(self.instance, cursor=self.cursor, resources=resources) as context:
             result = observe_queues(SCOPE, context)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_daemon_starts_the_runs_of_marked_logs_once_and_forgets_the_marks(
     fleet: ObjectStore, instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def _passed(result: ExecuteInProcessResult) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fragment")
+@pytest.mark.usefixtures("dagster_home")
 def test_sound_log_verified_after_a_damaged_one_leaves_the_overview_red(run: Run, tmp_path: Path) -> None:
     assert not run("verification_job", run_request("gamma", "gamma")).success
     assert run("verification_job", run_request("alpha", "alpha")).success

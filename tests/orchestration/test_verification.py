@@ -193,6 +193,7 @@ def test_long_list_of_problems_is_cut_but_counted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance: DagsterInstance) -> None:
     with build_schedule_context(instance) as context:
         request = defs().resolve_schedule_def("nightly_verification")(context)
@@ -204,6 +205,7 @@ def test_schedule_requests_the_whole_fleet_in_one_run(known: list[str], instance
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("dagster_home")
 def test_schedule_skips_while_no_log_is_known(instance: DagsterInstance, write: Write) -> None:
     write("not-yet-discovered")
 

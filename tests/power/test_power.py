@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.power.session import Session
 
 MEMORY = Path("/dev/shm")
+# In one worker: a disk is checked once for all runs that leave it.
+pytestmark = pytest.mark.xdist_group("power")
 
 
 @pytest.fixture

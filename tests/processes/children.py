@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 ANSWER_S_MAX = 120
 
 # Forked from a server that has the imports loaded and uses none of them: the object store's client starts
-# threads when it is used, and they do not survive a fork.
+# threads when it is used, and they do not survive a fork. The first append of a process imports pandas, by way of
+# pyarrow.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "wal3_core.storage.open_store"])
+PROCESSES.set_forkserver_preload(["pytest", "pandas", "tests.processes.workers", "tests.processes.queue_broker"])
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the extra fast is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba: pip install '.[fast]'"),
 ]
 TIMEOUT_S = 2 * DEADLINE_S
 # The same log in each: its setsum says whether the digests are right.

@@ -65,7 +65,7 @@ class EndingStore(FaultyStore):
     def _put(self, kind: str, path: str, apply: Callable[[], PutOutcome]) -> PutOutcome:
         how = self._turn()
         if how in get_args(Fault):
-            self.fail(kind, path, how)  # type: ignore[arg-type]  # it is one of them
+            self.fail(kind, path, how)
         outcome = super()._put(kind, path, apply)
         self._end(how)
         return outcome
@@ -73,7 +73,7 @@ class EndingStore(FaultyStore):
     def _ask(self, kind: str, path: str) -> None:
         how = self._turn()
         if how in {"denied", "unavailable"}:
-            self.fail(kind, path, how)  # type: ignore[arg-type]  # it is one of them
+            self.fail(kind, path, how)
         super()._ask(kind, path)
 
     def _end(self, how: str) -> None:

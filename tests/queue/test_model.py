@@ -169,7 +169,7 @@ QueueMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=2
 
 
 @pytest.mark.slow
-class TestShortHistories(QueueMachine.TestCase):  # type: ignore[name-defined, misc]  # made by hypothesis
+class TestShortHistories(QueueMachine.TestCase):
     pass
 
 

@@ -178,7 +178,7 @@ def test_broker_of_a_queue_that_was_made_again_changes_nothing_of_the_new_one(
 
 def _collect(policy: object) -> object:
     return replace(
-        policy,  # type: ignore[type-var]
+        policy,
         cleanup=Cleanup.COLLECT,
         delete_retention_s=None,
         compacted_fragment_bytes=None,
@@ -190,11 +190,11 @@ def _collect(policy: object) -> object:
 
 
 def _both(policy: object) -> object:
-    return replace(policy, cleanup=Cleanup.BOTH, retention_s=100, percent_max=100)  # type: ignore[type-var]
+    return replace(policy, cleanup=Cleanup.BOTH, retention_s=100, percent_max=100)
 
 
 def _arranged(policy: object) -> object:
-    return replace(policy, arrange_by_key=True, compacted_fragment_bytes=4096)  # type: ignore[type-var]
+    return replace(policy, arrange_by_key=True, compacted_fragment_bytes=4096)
 
 
 @pytest.mark.parametrize("change", [_collect, _both, _arranged])
@@ -202,7 +202,7 @@ def test_queue_is_opened_whatever_its_policy_was_made(
     memory_store: MemoryStore, change: Callable[[object], object]
 ) -> None:
     leases = filled(memory_store)
-    PolicyStore(memory_store, LOG).change(change)  # type: ignore[arg-type]
+    PolicyStore(memory_store, LOG).change(change)
 
     check_filled(memory_store, LOG, leases)
     assert PolicyStore(memory_store, LOG).load().cleanup is Cleanup.COMPACT

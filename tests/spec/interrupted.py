@@ -232,7 +232,7 @@ def feed_survives(kind: str, number: int) -> bool:
         interrupted = Interrupter(number).interrupts(calls[kind])
         received: list[list[object]] = []
         for other in others:
-            answered(lambda other=other: received.append([other.recv(ANSWER_S_MAX).message for _ in range(3)]))  # type: ignore[misc]
+            answered(lambda other=other: received.append([other.recv(ANSWER_S_MAX).message for _ in range(3)]))
         assert received == [[0, 1, 2]] * 2, f"{kind} {number}"
         acknowledged: set[object] = set()
         answered(lambda: acknowledge_rest(subscription, acknowledged))

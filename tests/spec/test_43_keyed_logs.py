@@ -107,7 +107,7 @@ def test_change_that_died_before_the_manifest_is_completed_without_a_change(memo
 def test_manifest_is_keyed_whatever_the_answer_to_its_change(memory_store: MemoryStore, fault: str) -> None:
     LogWriter.initialize(memory_store, "a")
     faulty = FaultyStore(memory_store)
-    faulty.fail("replace", "MANIFEST", fault)  # type: ignore[arg-type]  # one of its faults
+    faulty.fail("replace", "MANIFEST", fault)
 
     clean_up(faulty, Cleanup.COMPACT)
 

@@ -101,7 +101,7 @@ def test_small_fragment_is_read_by_one_request_and_a_large_one_without_its_bodie
     counting, lengths = CountingStore(memory_store), []
     columns = columns_of(FaultyStore(counting))
     plain_read = counting.read
-    counting.read = lambda path, **range_: lengths.append(found := plain_read(path, **range_)) or found  # type: ignore[method-assign]
+    counting.read = lambda path, **range_: lengths.append(found := plain_read(path, **range_)) or found
 
     columns.read(small)
     counting.requests.clear()

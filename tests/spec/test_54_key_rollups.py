@@ -130,7 +130,7 @@ def test_write_whose_request_fails_is_repeated(memory_store: ObjectStore, fault:
     keyed(faulty)
     pointer = leaves(faulty)[0]
     rollup = built(faulty, pointer)
-    faulty.fail("create", "keys/", fault, times=1)  # type: ignore[arg-type]  # one of the faults
+    faulty.fail("create", "keys/", fault, times=1)
 
     stores_of(faulty).key_rollups.write(pointer, rollup)
 

@@ -109,7 +109,7 @@ def filled(store: ObjectStore) -> None:
 def snapshots(store: ObjectStore, depth: int) -> list[SnapshotPointer]:
     reader = LogReader.open(store, A)
     found = list(reader.manifest().snapshots)
-    found += [each for above in found if above.depth > 1 for each in reader.load_snapshot(above).pointers]  # type: ignore[misc]  # above depth 1 these are snapshots
+    found += [each for above in found if above.depth > 1 for each in reader.load_snapshot(above).pointers]
     return [each for each in found if each.depth == depth]
 
 

@@ -123,7 +123,7 @@ def test_append_whose_marker_fails_is_reported_as_in_the_log_and_unmarked(faulty
         LogWriter.open(faulty, "a", options=HASTY, marks=dirty) as writer,
     ):
         writer.append(b"first")
-        faulty.fail("replace", "dirty/", fault, times=1000)  # type: ignore[arg-type]
+        faulty.fail("replace", "dirty/", fault, times=1000)
         # A marker that fails before its fragment's upload has begun refuses the append instead.
         uploading = threading.Event()
 
@@ -279,12 +279,12 @@ def test_closed_dirty_log_refuses_and_has_appended_all_before(faulty: FaultyStor
 @pytest.mark.parametrize("server", ["", "a/b", "log", "ü", 7])
 def test_name_that_no_server_can_have_is_refused(memory_store: MemoryStore, server: object) -> None:
     with pytest.raises(InvalidRequestError):
-        DirtyLog.open(memory_store, server)  # type: ignore[arg-type]
+        DirtyLog.open(memory_store, server)
 
 
 def test_marks_of_another_type_are_refused(faulty: FaultyStore) -> None:
     with pytest.raises(InvalidRequestError, match="dirty log"):
-        LogWriter.open(faulty, "a", marks="dirty/s")  # type: ignore[arg-type]
+        LogWriter.open(faulty, "a", marks="dirty/s")
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -295,3 +295,29 @@ def wait_until(holds: Callable[[], bool]) -> None:
             return
         waiting.wait(0.01)
     raise AssertionError(f"not within {LIMIT_S} s")
+
+
+def test_lane_that_could_not_be_opened_is_opened_later(
+    faulty: FaultyStore, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it counted against ``lanes_max``, so that a server kept to one lane after a short outage."""
+    monkeypatch.setattr("wal3_core.fleet.dirty_log._OPEN_AGAIN_S", 0.0)
+    for log in ("b", "c"):
+        LogWriter.initialize(faulty.inner, log)
+    came = hold(faulty, gate, "dirty/s/manifest", "replace")
+    with (
+        DirtyLog.open(faulty, "s", lanes_max=2) as dirty,
+        LogWriter.open(faulty, "a", marks=dirty) as first,
+        LogWriter.open(faulty, "b", marks=dirty) as second,
+        LogWriter.open(faulty, "c", marks=dirty) as third,
+    ):
+        blocked = [first.submit(b"x")]
+        assert came.wait(LIMIT_S)
+        faulty.fail("create", "dirty/s/1/", "denied", times=1)
+        blocked.append(second.submit(b"y"))
+        wait_until(lambda: faulty.fired["denied"] > 0)
+        assert third.append(b"z").offset == 1
+        assert dirty.lanes == 2
+        gate.set()
+        for future in blocked:
+            future.result(LIMIT_S)

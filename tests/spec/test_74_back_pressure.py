@@ -180,7 +180,7 @@ def test_log_that_is_only_compacted_is_not_refused_for_what_it_keeps(memory_stor
     policies = PolicyStore(memory_store, "a")
 
     for cleanup, over in ((Cleanup.COLLECT, 1), (Cleanup.COMPACT, 0), (Cleanup.BOTH, 1)):
-        policies.change(lambda policy, cleanup=cleanup: replace(policy, cleanup=cleanup))  # type: ignore[misc]  # bound
+        policies.change(lambda policy, cleanup=cleanup: replace(policy, cleanup=cleanup))
         assert len(over_limit(memory_store, ["a"], unprocessed_max=LIMIT)) == over, cleanup
     policies.change(lambda policy: replace(policy, cleanup=Cleanup.COMPACT, unprocessed_max=LIMIT))
     assert over_limit(memory_store, ["a"])

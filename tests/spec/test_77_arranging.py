@@ -307,7 +307,7 @@ def test_values_that_a_log_that_keeps_all_does_not_use_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="min_dirty_percent: expected none with cleanup collect, as the log"):
         Policy(min_dirty_percent=5).check()
     with pytest.raises(InvalidRequestError, match="arrange_by_key"):
-        Policy(arrange_by_key=1)  # type: ignore[arg-type]  # not a flag
+        Policy(arrange_by_key=1)
 
 
 @pytest.mark.slow

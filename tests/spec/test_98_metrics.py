@@ -37,8 +37,8 @@ from wal3_core.runtime import SILENT, ThreadRuntime
 from wal3_core.storage.observed import ObservedStore
 from wal3_core.storage.throttle import Throttle
 
-metrics = pytest.importorskip("opentelemetry.sdk.metrics")
-export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="pip install opentelemetry-sdk")
+export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip install opentelemetry-sdk")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

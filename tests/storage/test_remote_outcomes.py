@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-obstore_store = pytest.importorskip("obstore.store")
+obstore_store = pytest.importorskip("obstore.store", reason="pip install '.[s3]'")
 PAGE = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
 WAIT_S_MAX = 60
 

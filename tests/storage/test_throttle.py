@@ -296,7 +296,7 @@ def test_cas_and_retry_of_a_store_pass_its_backlog_of_new_objects(ahead: str) ->
         "create": lambda: store.create("new", b"1"),
     }
     for number in range(200):
-        world.at(0.001, str(number), lambda number=number: store.create(f"new/{number}", b""))  # type: ignore[misc]
+        world.at(0.001, str(number), lambda number=number: store.create(f"new/{number}", b""))
     world.at(1, "ahead", acts[ahead])
 
     world.run()

@@ -300,7 +300,7 @@ def test_waiting_costs_one_request_a_poll_however_many_wait(memory_store: Memory
         readers = [FeedReader.open(counting, "f", start="end", runtime=process) for _ in range(50)]
         counting.requests.clear()
         for reader in readers[1:]:
-            process.spawn(lambda reader=reader: reader.recv(60.0) and None)  # type: ignore[misc]
+            process.spawn(lambda reader=reader: reader.recv(60.0) and None)
         assert readers[0].recv(60.0) is None
         return counting.requests.total()
 

@@ -126,7 +126,7 @@ def test_restarted_consumer_gives_each_record_that_was_not_processed_whatever_fa
         if step % 5 == 4:
             consumer.save()
     if fault is not None:
-        store.fail("replace", "cursor", fault)  # type: ignore[arg-type]  # drawn
+        store.fail("replace", "cursor", fault)
     try:
         consumer.save()
         saved = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import deque
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
@@ -39,6 +40,8 @@ _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.
 _LINGER_SHARE = 0.05
 _LINGER_S_MAX = 0.002
+# For so long after a lane could not be opened, no other is tried.
+_OPEN_AGAIN_S = 5.0
 
 
 def dirty_log_of(server: str) -> str:
@@ -79,7 +82,10 @@ class DirtyLog:
         self._waiting: list[tuple[Marker, Outcome[None]]] = []
         self._lanes = [_Lane(open_lane(0))]
         self._share = share_of(log_store(store, name))
-        self._opened = 1
+        # The numbers of further lanes: those below this one have been tried, and some of them could not be opened.
+        self._untried = 1
+        self._unopened: deque[int] = deque()
+        self._open_again_s = 0.0
         self._opening = self._timed = False
         self._sent_s = 0.0
         # Why no marker is taken any more.
@@ -169,13 +175,14 @@ class DirtyLog:
                 return
             free = self._free()
             if free is None:
-                if self._opening or self._opened >= self._lanes_max:
+                number = self._next_lane()
+                if number is None:
                     return
                 self._opening = True
             else:
                 self._timed = True
         if free is None:
-            self._runtime.spawn(self._add_lane, share=self._share)
+            self._runtime.spawn(partial(self._add_lane, number), share=self._share)
             return
         try:
             linger_s = min(_LINGER_S_MAX, _LINGER_SHARE * free.writer.stats().commit_s)
@@ -190,19 +197,29 @@ class DirtyLog:
     def _free(self) -> _Lane | None:
         return next((lane for lane in self._lanes if not lane.batch), None)
 
-    def _add_lane(self) -> None:
+    def _next_lane(self) -> int | None:
+        """Take the number of a lane to open, one that was not tried before if there is one; None for none now."""
+        if self._opening or self._runtime.monotonic_s() < self._open_again_s:
+            return None
+        if self._untried < self._lanes_max:
+            self._untried += 1
+            return self._untried - 1
+        return self._unopened.popleft() if self._unopened else None
+
+    def _add_lane(self, number: int) -> None:
+        lane = None
         try:
-            lane = _Lane(self._open_lane(self._opened))
+            lane = _Lane(self._open_lane(number))
         except LogError as error:
             WRITER.warning("dirty log %s: no further lane: %s", self.name, error)
-            lane = None
         finally:
             with self._lock:
                 self._opening = False
-        with self._lock:
-            self._opened += 1
-            if lane is not None:
-                self._lanes.append(lane)
+                if lane is None:
+                    self._unopened.append(number)
+                    self._open_again_s = self._runtime.monotonic_s() + _OPEN_AGAIN_S
+                else:
+                    self._lanes.append(lane)
         self._go_on()
 
     def _send(self) -> None:

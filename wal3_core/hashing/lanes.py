@@ -125,7 +125,7 @@ class Lanes:
             self._name = code_name()
         code = code_cache.read(self._name)
         if code is not None:
-            from wal3_core.hashing.loading import load  # noqa: PLC0415
+            from wal3_core.hashing.loading import load  # noqa: PLC0415 - see above
 
             function = load(code)
             check(function)

@@ -178,7 +178,8 @@ def run(places: Places, repo: Path | None, console: Console) -> None:
         console.print("Key compaction: the largest folders' logs keep the newest version of every file")
         compact_folders(store, workflows, found.messages, console)
         run_fleet(store, workflows, console)
-        for problem in workflows.place(ROOT):
+        problem = workflows.place(ROOT)
+        if problem is not None:
             console.print(f"Not on the first page of Dagster's UI, only under Runs: {problem}")
     if workflows.failures:
         raise click.ClickException("\n".join(workflows.failures))

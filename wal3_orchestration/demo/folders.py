@@ -37,7 +37,7 @@ def compact_folders(
     workflows.compact_keys(list(written))
     table = Table(title="Key compaction: what is left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("log", overflow="fold")
-    for column in ("records", "fragments", "bytes", "files", "same tree"):
+    for column in ("records", "fragments", "kB", "files", "same tree"):
         table.add_column(column, justify="right", no_wrap=True)
     for log, changes in written.items():
         reader = LogReader.open(store, log)
@@ -59,6 +59,7 @@ def _changes(before: Manifest, after: Manifest) -> list[str]:
     numbers = (
         (before.num_records, after.num_records),
         (before.next.seq_no - before.first.seq_no, len(after.pointers)),
-        (before.num_bytes, after.num_bytes),
+        # In bytes, the largest would not fit into 80 columns.
+        (round(before.num_bytes / 1000), round(after.num_bytes / 1000)),
     )
     return [f"{first:,} to {last:,}" for first, last in numbers]

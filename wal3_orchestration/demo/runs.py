@@ -77,7 +77,6 @@ class Workflows:
         self._store = store
         self._cursors: dict[Tick, str | None] = {}
         self._interval_s = CollectionResource().waiting_s
-        self._jobs: set[str] = set()
         self.failures: list[str] = []
 
     @classmethod
@@ -148,9 +147,9 @@ class Workflows:
         states = read_states(self._store.open(), logs)
         return [Finding(state=state, sound=state.log in sound if judged else None) for state in states]
 
-    def place(self, root: Path) -> list[str]:
+    def place(self, root: Path) -> str | None:
         """Let the UI's first page show the runs so far; return what went wrong."""
-        return place(root, self._jobs)
+        return place(root, self._instance)
 
     def _tick(self, tick: Tick, **resources: object) -> Sequence[RunRequest]:
         """Tick a sensor where it left off, store what it reports, and return the runs that it asks for."""
@@ -178,7 +177,6 @@ class Workflows:
     def _run(self, job: str, request: RunRequest, config: Mapping[str, object] | None = None) -> ExecuteInProcessResult:
         workflow = defs().resolve_job_def(request.job_name or job)
         asked = {RUN_KEY_TAG: request.run_key} if request.run_key else {}
-        self._jobs.add(workflow.name)
         result = workflow.execute_in_process(
             instance=self._instance,
             run_config={**_QUIET, **(config or {}), **(request.run_config or {})},

@@ -156,8 +156,8 @@ class Work:
 def main() -> None:
     """Do the work; exit code 1 and one line on stderr when the store does not allow it."""
     from wal3_core.fleet.exercise.following import follow  # noqa: PLC0415 - one role of three
-    from wal3_core.fleet.exercise.maintaining import maintain  # noqa: PLC0415
-    from wal3_core.fleet.exercise.writing import write  # noqa: PLC0415
+    from wal3_core.fleet.exercise.maintaining import maintain  # noqa: PLC0415 - see above
+    from wal3_core.fleet.exercise.writing import write  # noqa: PLC0415 - see above
 
     task = Task.from_line(sys.stdin.readline())
     runtime = shared_runtime()

@@ -37,7 +37,7 @@ def create_queue(store: ObjectStore, log: str, definition: QueueDefinition, runt
     LogWriter.open_or_initialize(store, log, runtime=runtime).close()
     manifest = LogReader.open(store, log, runtime=runtime).manifest()
     if manifest.next.position.offset > 1 or manifest.seal is not None:
-        message = f"queue {store.url}/{log}: expected no log of that name, found one"
+        message = f"queue {store.url}/{log}: expected no log of that name, found one: open it, or choose another name"
         raise LogExistsError(message)
     log_id = manifest.log_id
     # Whatever step this ends at, the next call goes on from there.

@@ -171,7 +171,10 @@ class QueueLoader:
                 if key == encoding.BROKER_KEY:
                     broker = broker or body
             window, limit = window * 4, start
-        message = f"log {self._url}: expected a queue, found a log of other records, or an empty one"
+        message = (
+            f"log {self._url}: expected a queue, found a log of other records, or an empty one: name a queue"
+            " (`wal3 queue list` shows them), or create one under a name that is free or of an empty log"
+        )
         raise InvalidRequestError(message)
 
     def _cursor(self, manifest: Manifest) -> Witness | None:
