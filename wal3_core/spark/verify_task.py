@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +67,15 @@ class ReadResult:
     error: LogError | None
 
 
-@dataclass(slots=True, kw_only=True)
 class Totals:
     """The sums of what was found in one log, by one task or by all; counts are of sound objects."""
 
-    setsum: Setsum = EMPTY
-    num_records: int = 0
-    num_bytes: int = 0
-    num_fragments: int = 0
-    num_snapshots: int = 0
-    bad: list[Problematic] = field(default_factory=list)
+    __slots__ = ("bad", "num_bytes", "num_fragments", "num_records", "num_snapshots", "setsum")
+
+    def __init__(self) -> None:
+        self.setsum = EMPTY
+        self.num_records = self.num_bytes = self.num_fragments = self.num_snapshots = 0
+        self.bad: list[Problematic] = []
 
     def add(self, pointer: Pointer, error: LogError | None) -> None:
         """Add the result of reading one object."""
@@ -108,9 +107,12 @@ class Totals:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Totals:
         """Read a row of READ_TOTALS, whose log is the caller's affair."""
-        counts = {name: row[name] for name in _COUNTS}
-        bad = [Problematic(**one) for one in row["bad"]]
-        return cls(setsum=Setsum.from_hexdigest(row["setsum"]), bad=bad, **counts)
+        found = cls()
+        found.setsum = Setsum.from_hexdigest(row["setsum"])
+        for name in _COUNTS:
+            setattr(found, name, row[name])
+        found.bad = [Problematic(**one) for one in row["bad"]]
+        return found
 
 
 _COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots")
@@ -143,7 +145,8 @@ def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterato
     """
     totals: dict[str, Totals] = {}
     if earlier := earlier_attempts():
-        totals[AGAIN] = Totals(num_records=earlier)
+        totals[AGAIN] = Totals()
+        totals[AGAIN].num_records = earlier
     for result in _read_results(batches, store_url):
         totals.setdefault(result.log, Totals()).add(result.pointer, result.error)
     rows, schema = (found.to_row(log) for log, found in totals.items()), to_arrow_schema(READ_TOTALS)
