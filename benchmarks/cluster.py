@@ -38,10 +38,9 @@ from wal3_core.model.snapshot import count_fragments
 from wal3_core.spark import planning, register, verify_logs, verify_plan
 from wal3_core.spark.bounds import EVERYTHING, Bounds
 from wal3_core.spark.columns import COLUMNS, spark_schema
-from wal3_core.spark.cutting import cut
+from wal3_core.spark.cutting import count_pieces, cut
 from wal3_core.spark.request import ReadRequest
 from wal3_core.spark.source import LogSourceReader
-from wal3_core.spark.tasks import count_tasks
 from wal3_core.spark.verify import PARTITION_BYTES
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def planned_balance(url: str, names: Sequence[str]) -> None:
     """Print how evenly the work is cut: objects and bytes of each task, as the planner counts them."""
     store = open_store(url)
     pieces = [piece for name in names for piece in verify_plan.plan_log(store, name).pieces]
-    count = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
+    count = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
     costs = Counter[int]()
     objects = Counter[int]()
     for number, piece in cut(store, pieces, count=count):
@@ -200,7 +199,7 @@ def plan(url: str, count: int) -> None:
     store = CountingStore(open_store(url))
     began = time.perf_counter()
     pieces = verify_plan.plan_log(store, "a").pieces
-    number = count_tasks([piece.cost for piece in pieces], cores=WORKERS, task_bytes=PARTITION_BYTES)
+    number = count_pieces(pieces, cores=WORKERS, task_bytes=PARTITION_BYTES)
     rows = verify_plan.work_table(cut(store, pieces, count=number))
     elapsed, requests = time.perf_counter() - began, store.requests.total()
     began = time.perf_counter()

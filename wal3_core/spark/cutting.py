@@ -16,7 +16,7 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.model.snapshot import SnapshotPointer, count_fragments
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
-from wal3_core.spark.tasks import cost
+from wal3_core.spark.tasks import cost, count_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +47,13 @@ class Piece:
 def pieces_of(log: str, manifest: Manifest) -> list[Piece]:
     """Take a log apart into the pointers of its manifest."""
     return [Piece(log, manifest.log_id, pointer) for pointer in manifest.pointers]
+
+
+def count_pieces(pieces: Sequence[Piece], *, cores: int, task_bytes: int) -> int:
+    """Return how many tasks to cut pieces into, none of which is opened."""
+    num_bytes = sum(piece.pointer.num_bytes for piece in pieces)
+    costs = [piece.cost for piece in pieces]
+    return count_tasks(costs, cores=cores, task_bytes=task_bytes, num_bytes=num_bytes)
 
 
 def cut(store: ObjectStore, pieces: Sequence[Piece], *, count: int) -> Iterator[tuple[int, Piece]]:

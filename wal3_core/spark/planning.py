@@ -19,9 +19,8 @@ from wal3_core.options import UNLIMITED, Limits, ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.bounds import EVERYTHING
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
-from wal3_core.spark.cutting import Piece, cut, open_piece, pieces_of
+from wal3_core.spark.cutting import Piece, count_pieces, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
-from wal3_core.spark.tasks import count_tasks
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
@@ -80,8 +79,8 @@ def tasks_of(
     store: ObjectStore, request: ReadRequest, pieces: Sequence[Piece], bounds_of: Callable[[str], Bounds]
 ) -> list[Runs]:
     """Cut pieces into tasks of about equal cost, each bound by its log's bounds; one that reads nothing for none."""
-    total = sum(piece.cost for piece in pieces)
-    count = request.partitions or count_tasks([total], cores=os.cpu_count() or 1, task_bytes=request.partition_bytes)
+    task_bytes = request.partition_bytes
+    count = request.partitions or count_pieces(pieces, cores=os.cpu_count() or 1, task_bytes=task_bytes)
     tasks: dict[int, list[Run]] = {}
     for number, piece in cut(store, pieces, count=count):
         if not piece.opened:

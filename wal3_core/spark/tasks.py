@@ -17,6 +17,8 @@ TASK_COST_MIN = 4 * 2**20
 # Beside so much work a task costs little of its own, and a few on each core even out cores that are slow or busy.
 TASK_COST_AMPLE = 128 * 2**20
 TASKS_PER_CORE = 4
+# Of tiny objects, a task of so many bytes' cost would be over before Python has started in its executor.
+REQUESTS_RATIO = 4
 # A request's cost besides its bytes, in bytes that could be read meanwhile.
 REQUEST_COST = 256 * 2**10
 
@@ -26,12 +28,16 @@ def cost(num_bytes: int, *, requests: int = 1) -> int:
     return num_bytes + REQUEST_COST * requests
 
 
-def count_tasks(costs: Sequence[int], *, cores: int, task_bytes: int) -> int:
-    """Return how many tasks to cut the work into: by ``task_bytes``, or by less when cores would idle."""
+def count_tasks(costs: Sequence[int], *, cores: int, task_bytes: int, num_bytes: int | None = None) -> int:
+    """Return how many tasks to cut the work into: by ``task_bytes``, or by less when cores would idle.
+
+    ``num_bytes`` says how much of the costs is bytes, all by default: a task may have more requests than bytes.
+    """
     total = sum(costs)
     a_core = max(TASK_COST_MIN, -(-total // cores))
     ample = max(TASK_COST_AMPLE, -(-total // (cores * TASKS_PER_CORE)))
-    return -(-total // min(task_bytes, a_core, ample))
+    by_cost = -(-total // min(REQUESTS_RATIO * task_bytes, a_core, ample))
+    return max(by_cost, -(-(total if num_bytes is None else num_bytes) // task_bytes))
 
 
 def group(items: Sequence[T], costs: Sequence[int], count: int) -> list[list[T]]:

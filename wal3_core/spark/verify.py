@@ -1,16 +1,15 @@
 """Verification of many logs as one Spark job.
 
 The driver reads the manifests, and the snapshots that a task begins or ends in; the tasks read everything
-below, and those snapshots again; Spark adds up what they found, and the driver compares the sums with the
-manifests. Damage does not end the job: the rest is still checked.
+below, and those snapshots again, and add up what they found in each log; the driver adds up the sums of the
+tasks, and compares them with the manifests. Damage does not end the job: the rest is still checked.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
@@ -20,23 +19,22 @@ from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scrub import Problem, ScrubReport, pruned_where_gaps, still_named
 from wal3_core.model.paths import MANIFEST, check_log_name
 from wal3_core.model.retried import Retried
-from wal3_core.model.setsum import EMPTY, Setsum
+from wal3_core.model.setsum import EMPTY
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.attempts import AGAIN
-from wal3_core.spark.cutting import cut
+from wal3_core.spark.cutting import count_pieces, cut
 from wal3_core.spark.log_jobs import cores
 from wal3_core.spark.named_jobs import JobResults, named_jobs
 from wal3_core.spark.request import check_shared
-from wal3_core.spark.tasks import count_tasks
-from wal3_core.spark.verify_plan import ROWS_AT_ONCE, Plan, plan_log, work_table
-from wal3_core.spark.verify_task import READ_RESULTS, SETSUM_COLUMNS, Problematic, verify_task
+from wal3_core.spark.verify_plan import Plan, plan_log, work_table
+from wal3_core.spark.verify_task import READ_TOTALS, ROWS_AT_ONCE, Problematic, Totals, verify_task
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from wal3_core.model.manifest import Manifest
     from wal3_core.storage.object_store import ObjectStore
@@ -45,18 +43,6 @@ if TYPE_CHECKING:
 PARTITION_BYTES = 256 * 2**20
 _LOGS_PLANNED_AT_ONCE = 16
 _ROUNDS_MAX = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
-    """The sums of what the tasks found in one log; counts are of sound objects."""
-
-    setsum: Setsum = EMPTY
-    num_records: int = 0
-    num_bytes: int = 0
-    num_fragments: int = 0
-    num_snapshots: int = 0
-    bad: tuple[Problematic, ...] = ()
 
 
 def verify_logs(
@@ -76,7 +62,7 @@ def verify_logs(
             plans = list(threads.map(partial(plan_log, store), left))
         totals, again = _run(spark, store_url, plans, partition_bytes)
         retried += again
-        found = {plan.log: _report(store, plan, totals.get(plan.log, _Totals())) for plan in plans}
+        found = {plan.log: _report(store, plan, totals.get(plan.log, Totals())) for plan in plans}
         reports |= {log: report for log, report in found.items() if report is not None}
         left = [log for log, report in found.items() if report is None]
         if not left:
@@ -87,50 +73,28 @@ def verify_logs(
 
 def _run(
     spark: SparkSession, store_url: str, plans: Sequence[Plan], partition_bytes: int
-) -> tuple[dict[str, _Totals], Retried]:
+) -> tuple[dict[str, Totals], Retried]:
     """Run the plans' pieces as tasks, and add up what they find, by log; say what Spark ran again."""
     pieces = [piece for plan in plans for piece in plan.pieces]
     if not pieces:
         return {}, Retried()
-    count = count_tasks([piece.cost for piece in pieces], cores=cores(spark), task_bytes=partition_bytes)
+    count = count_pieces(pieces, cores=cores(spark), task_bytes=partition_bytes)
     results = (
         spark.createDataFrame(work_table(cut(open_store(store_url), pieces, count=count)))
         .repartitionById(count, sf.col("task").cast("int"))
-        .mapInArrow(partial(verify_task, store_url=store_url), READ_RESULTS)
+        .mapInArrow(partial(verify_task, store_url=store_url), READ_TOTALS)
     )
+    totals: dict[str, Totals] = {}
     with named_jobs(spark, f"verification of {len(plans)} logs") as watch:
-        found = _added_up(results).toArrow()
         # A few rows at a time: as Python objects, those of many logs take much more memory than in Arrow.
-        batches = found.to_batches(max_chunksize=ROWS_AT_ONCE)
-        totals = {row["log"]: _totals(row) for batch in batches for row in batch.to_pylist()}
-        watch.add_earlier(totals.pop(AGAIN, _Totals()).num_records)
+        for batch in results.toArrow().to_batches(max_chunksize=ROWS_AT_ONCE):
+            for row in batch.to_pylist():
+                totals.setdefault(row["log"], Totals()).merge(Totals.from_row(row))
+        watch.add_earlier(totals.pop(AGAIN, Totals()).num_records)
     return totals, watch.retried
 
 
-def _added_up(results: DataFrame) -> DataFrame:
-    sound = sf.col("problem").isNull()
-    # A column is below 2^32, so a LONG holds the sum of two thousand million of them.
-    sums = [sf.sum(name).alias(name) for name in ("num_records", "num_bytes", *SETSUM_COLUMNS)]
-    return results.groupBy("log").agg(
-        *sums,
-        sf.count_if(sound & ~sf.col("snapshot")).alias("num_fragments"),
-        sf.count_if(sound & sf.col("snapshot")).alias("num_snapshots"),
-        sf.collect_list(sf.when(~sound, sf.struct("path", "start", "limit", "problem", "missing"))).alias("bad"),
-    )
-
-
-def _totals(row: dict[str, Any]) -> _Totals:
-    return _Totals(
-        setsum=Setsum.of_column_sums(row[name] for name in SETSUM_COLUMNS),
-        num_records=row["num_records"],
-        num_bytes=row["num_bytes"],
-        num_fragments=row["num_fragments"],
-        num_snapshots=row["num_snapshots"],
-        bad=tuple(Problematic(**bad) for bad in row["bad"]),
-    )
-
-
-def _report(store: ObjectStore, plan: Plan, totals: _Totals) -> ScrubReport | None:
+def _report(store: ObjectStore, plan: Plan, totals: Totals) -> ScrubReport | None:
     """Compare what was found with the manifest; None when maintenance replaced objects to be read."""
     bad = totals.bad
     rechecked = _recheck_missing(store, plan, [one for one in bad if one.missing])
@@ -179,7 +143,7 @@ def _recheck(reader: LogReader, missing: Sequence[Problematic]) -> list[Problema
     return lost if all(one in lost or int(one.limit) <= first for one in missing) else None
 
 
-def _imbalances(manifest: Manifest, totals: _Totals) -> list[Problem]:
+def _imbalances(manifest: Manifest, totals: Totals) -> list[Problem]:
     """Compare what was read with the whole log's counts and checksum."""
     compared = (
         ("setsum", manifest.setsum, totals.setsum + manifest.pruned),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, BooleanType, LongType, StringType, StructField, StructType
 
 from wal3_core.errors import LogError, MissingError
 from wal3_core.fleet.asking import ask
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.setsum import COLUMNS, EMPTY
+from wal3_core.model.setsum import EMPTY, Setsum
 from wal3_core.model.snapshot import SnapshotPointer
 from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
@@ -23,15 +23,15 @@ from wal3_core.spark.columns import batch_of
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    import pyarrow as pa
     from pyspark.sql.types import DataType
 
     from wal3_core.model.snapshot import Pointer
 
-SETSUM_COLUMNS = tuple(f"setsum_{index}" for index in range(COLUMNS))
+ROWS_AT_ONCE = 1000
 _FETCHES_AHEAD = 4
-_READ_RESULTS_PER_BATCH = 1000
 _POINTER_BYTES_MAX = 2**20
 
 
@@ -66,53 +66,92 @@ class ReadResult:
     pointer: Pointer
     error: LogError | None
 
-    def to_row(self) -> tuple[str | bool | int | None, ...]:
-        """Return as a row of READ_RESULTS."""
-        pointer, snapshot = self.pointer, isinstance(self.pointer, SnapshotPointer)
-        path, start, limit = pointer.path, str(pointer.start.offset), str(pointer.limit.offset)
-        if self.error is not None:
-            bad = Problematic.of(pointer, self.error)
-            return (self.log, snapshot, path, start, limit, bad.problem, bad.missing, 0, 0, *EMPTY.columns)
-        # A snapshot's records are counted by the fragments below it.
-        held = (0, 0, *EMPTY.columns) if snapshot else (pointer.num_records, pointer.num_bytes, *pointer.setsum.columns)
-        return (self.log, snapshot, path, start, limit, None, False, *held)
+
+class Totals:
+    """The sums of what was found in one log, by one task or by all; counts are of sound objects."""
+
+    __slots__ = ("bad", "num_bytes", "num_fragments", "num_records", "num_snapshots", "setsum")
+
+    def __init__(self) -> None:
+        self.setsum = EMPTY
+        self.num_records = self.num_bytes = self.num_fragments = self.num_snapshots = 0
+        self.bad: list[Problematic] = []
+
+    def add(self, pointer: Pointer, error: LogError | None) -> None:
+        """Add the result of reading one object."""
+        if error is not None:
+            self.bad.append(Problematic.of(pointer, error))
+        elif isinstance(pointer, SnapshotPointer):
+            # Its records are counted by the fragments below it.
+            self.num_snapshots += 1
+        else:
+            self.setsum += pointer.setsum
+            self.num_records += pointer.num_records
+            self.num_bytes += pointer.num_bytes
+            self.num_fragments += 1
+
+    def merge(self, other: Totals) -> None:
+        """Add what another task found in the same log."""
+        self.setsum += other.setsum
+        self.num_records += other.num_records
+        self.num_bytes += other.num_bytes
+        self.num_fragments += other.num_fragments
+        self.num_snapshots += other.num_snapshots
+        self.bad += other.bad
+
+    def to_row(self, log: str) -> tuple[object, ...]:
+        """Return as a row of READ_TOTALS."""
+        counts = (self.num_records, self.num_bytes, self.num_fragments, self.num_snapshots)
+        return (log, self.setsum.hexdigest(), *counts, [asdict(one) for one in self.bad])
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Totals:
+        """Read a row of READ_TOTALS, whose log is the caller's affair."""
+        found = cls()
+        found.setsum = Setsum.from_hexdigest(row["setsum"])
+        for name in _COUNTS:
+            setattr(found, name, row[name])
+        found.bad = [Problematic(**one) for one in row["bad"]]
+        return found
 
 
-def _field(name: str, of: DataType, *, nullable: bool = False) -> StructField:
-    return StructField(name, of, nullable)
+_COUNTS = ("num_records", "num_bytes", "num_fragments", "num_snapshots")
 
 
-READ_RESULTS = StructType(
+def _field(name: str, of: DataType) -> StructField:
+    return StructField(name, of, nullable=False)
+
+
+_BAD = [
+    *(_field(name, StringType()) for name in ("path", "start", "limit", "problem")),
+    _field("missing", BooleanType()),
+]
+READ_TOTALS = StructType(
     [
         _field("log", StringType()),
-        _field("snapshot", BooleanType()),
-        _field("path", StringType()),
-        _field("start", StringType()),
-        _field("limit", StringType()),
-        _field("problem", StringType(), nullable=True),
-        _field("missing", BooleanType()),
-        _field("num_records", LongType()),
-        _field("num_bytes", LongType()),
-        *(_field(name, LongType()) for name in SETSUM_COLUMNS),
+        _field("setsum", StringType()),
+        *(_field(name, LongType()) for name in _COUNTS),
+        _field("bad", ArrayType(StructType(_BAD), containsNull=False)),
     ]
-)
-_ARROW_TYPES = {"string": pa.string(), "boolean": pa.bool_(), "long": pa.int64()}
-_ARROW_READ_RESULTS = pa.schema(
-    [pa.field(each.name, _ARROW_TYPES[each.dataType.typeName()], each.nullable) for each in READ_RESULTS]
 )
 
 
 def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterator[pa.RecordBatch]:
-    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a READ_RESULTS row for each object.
+    """Read back the objects of rows (log, its id, pointer as JSON, opened); yield a READ_TOTALS row for each log.
 
-    What an opened snapshot holds comes in rows of its own. A row AGAIN comes first if this is not the first attempt.
+    They are added up here, not by Spark: it would compile an aggregation of its own, and shuffle once more, for
+    a few numbers of each log. What an opened snapshot holds comes in rows of its own. A row AGAIN comes first if
+    this is not the first attempt.
     """
+    totals: dict[str, Totals] = {}
     if earlier := earlier_attempts():
-        again = (AGAIN, False, "", "", "", None, False, earlier, 0, *EMPTY.columns)
-        yield batch_of([again], _ARROW_READ_RESULTS)
-    results = _read_results(batches, store_url)
-    while some := list(islice(results, _READ_RESULTS_PER_BATCH)):
-        yield batch_of((result.to_row() for result in some), _ARROW_READ_RESULTS)
+        totals[AGAIN] = Totals()
+        totals[AGAIN].num_records = earlier
+    for result in _read_results(batches, store_url):
+        totals.setdefault(result.log, Totals()).add(result.pointer, result.error)
+    rows, schema = (found.to_row(log) for log, found in totals.items()), to_arrow_schema(READ_TOTALS)
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        yield batch_of(some, schema)
 
 
 def _read_results(batches: Iterable[pa.RecordBatch], store_url: str) -> Iterator[ReadResult]:
