@@ -191,7 +191,6 @@ UNCHECKED = {
         # Ranges of offsets: their last digit.
         ("subscribed", "done"),
     },
-    "cursor_of_a_writer": {*CURSOR, ("append", "series"), ("append", "number")},
     "snapshot": {("log_id",), ("fence",), ("pointers", 1, "start", "timestamp_us")},
     "snapshot_of_snapshots": {("log_id",), ("fence",), ("pointers", 0, "path"), ("pointers", 0, "num_pointers")},
 }

@@ -14,7 +14,7 @@ from tests.model.conftest import TOKEN, fragments_after
 from tests.stores import LOG_ID
 from wal3_core.errors import CorruptError, InvalidRequestError, SealedError
 from wal3_core.model import strict_json
-from wal3_core.model.cursor import Cursor, NumberedAppend
+from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
 from wal3_core.model.position import FragmentSeqNo, LogPosition
@@ -283,7 +283,6 @@ def test_formats_are_what_earlier_versions_wrote(held: Manifest) -> None:
     golden("snapshot_of_snapshots.json", deep.to_bytes())
     golden("cursor.json", cursor.to_bytes())
     golden("cursor_of_keys.json", replace(cursor, keys=((b"", 9), (b"a", 4), (b"a\0", 7))).to_bytes())
-    golden("cursor_of_a_writer.json", replace(cursor, append=NumberedAppend("q", 8)).to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest.json").read_bytes()) == sealed
     golden("manifest_of_a_keyed_log.json", replace(held, keyed=True).to_bytes())
     assert Manifest.from_bytes((GOLDEN / "manifest_of_a_keyed_log.json").read_bytes()) == replace(held, keyed=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
-from wal3_core.errors import SealedError, UnknownDurabilityError
+from wal3_core.errors import SealedError
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.write_request import WriteRequest
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -80,18 +79,6 @@ def test_batch_of_a_stream_that_is_repeated_is_appended_once(local_url: str, loc
         writer.commit([attempt(writer, ("a", f"{batch}"), ("a", f"{batch}"))], batch)
 
     assert bodies(local_store, "a") == [b"0", b"0", b"1", b"1", b"2", b"2"]
-
-
-def test_batch_before_the_last_one_of_its_query_is_refused(local_url: str, local_store: ObjectStore) -> None:
-    writer = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier"))
-    for batch in (3, 4):
-        writer.commit([replace(attempt(writer, ("a", f"{batch}")), query_id="q")], batch)
-
-    with pytest.raises(UnknownDurabilityError, match="expected append 4 of q or a later one, found append 3"):
-        writer.commit([replace(attempt(writer, ("a", "3")), query_id="q")], 3)
-    writer.commit([replace(attempt(writer, ("a", "0")), query_id="of a new checkpoint")], 0)
-
-    assert bodies(local_store, "a") == [b"3", b"4", b"0"]
 
 
 def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: str) -> None:

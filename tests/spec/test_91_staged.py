@@ -27,14 +27,12 @@ from wal3_core import (
     copy,
     destroy,
     seal,
-    update_copy,
 )
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import KeyRequiredError, UnavailableError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, StagedFragment, Stager
-from wal3_core.model.cursor import NumberedAppend
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.options import RetryOptions
 from wal3_core.runtime import shared_runtime
@@ -289,75 +287,6 @@ def test_named_append_of_a_process_that_slept_through_the_writer_s_next_one_is_i
         install_staged(log, "a", staged, once=ONCE, options=OPTIONS)
 
     assert bodies(log) == [b"1", b"2", b"3"][: 3 if next_is_made else 2]
-
-
-def numbered(number: int, series: str = "query") -> Once:
-    return Once("writer-nightly", f"batch {number} {series}", NumberedAppend(series, number))
-
-
-def test_driver_thought_dead_that_stages_its_batch_again_after_the_next_one_doubles_nothing(log: MemoryStore) -> None:
-    install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    install_staged(log, "a", stage(log, b"8"), once=numbered(8), options=OPTIONS)
-    # Batch 7 is behind no cursor any more, so nothing in the log need name it.
-    collect(log, "a", options=LATER)
-
-    with pytest.raises(UnknownDurabilityError, match="expected append 8 of query or a later one, found append 7"):
-        install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    assert install_staged(log, "a", stage(log, b"8"), once=numbered(8), options=OPTIONS).repeated
-    install_staged(log, "a", stage(log, b"9"), once=numbered(9), options=OPTIONS)
-    assert bodies(log) == [b"8", b"9"]
-
-
-def test_next_append_that_only_began_refuses_the_one_before(log: MemoryStore) -> None:
-    install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    faulty = FaultyStore(log)
-    faulty.fail("create", "log/", "unavailable", times=1000)
-    with pytest.raises(UnavailableError):
-        install_staged(faulty, "a", stage(log, b"8"), once=numbered(8), options=OPTIONS)
-
-    with pytest.raises(UnknownDurabilityError, match="found append 7"):
-        install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    install_staged(log, "a", stage(log, b"8"), once=numbered(8), options=OPTIONS)
-    assert bodies(log) == [b"7", b"8"]
-
-
-def test_other_series_begins_anywhere_and_so_does_one_whose_cursor_was_deleted(log: MemoryStore) -> None:
-    install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    install_staged(log, "a", stage(log, b"0"), once=numbered(0, "new"), options=OPTIONS)
-    install_staged(log, "a", stage(log, b"1"), once=numbered(1, "new"), options=OPTIONS)
-    CursorStore(log, "a").delete("writer-nightly")
-    install_staged(log, "a", stage(log, b"0"), once=numbered(0, "new"), options=OPTIONS)
-    assert bodies(log) == [b"7", b"0", b"1", b"0"]
-
-
-@pytest.mark.parametrize("updated", [True, False])
-def test_log_that_is_restored_with_its_cursors_refuses_a_batch_before_the_last(
-    log: MemoryStore, *, updated: bool
-) -> None:
-    backup = MemoryStore(shared_runtime())
-    install_staged(log, "a", stage(log, b"7"), once=numbered(7), options=OPTIONS)
-    if updated:
-        copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
-    install_staged(log, "a", stage(log, b"8"), once=numbered(8), options=OPTIONS)
-    if updated:
-        update_copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
-    else:
-        copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
-
-    with pytest.raises(UnknownDurabilityError, match="found append 7"):
-        install_staged(backup, "a", stage(backup, b"7"), once=numbered(7), options=OPTIONS)
-
-
-def test_repeated_append_of_another_number_of_records_is_dropped_with_a_warning(
-    log: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS)
-    assert install_staged(log, "a", stage(log, b"1", b"2"), once=ONCE, options=OPTIONS).repeated
-    assert caplog.messages == []
-
-    assert install_staged(log, "a", stage(log, b"1"), once=ONCE, options=OPTIONS).repeated
-    assert "append 'batch 7' of writer-nightly has 2 records, not the 1 of its repetition" in caplog.messages[0]
-    assert bodies(log) == [b"1", b"2"]
 
 
 def test_named_append_that_is_repeated_in_a_restored_log_is_in_it_once(

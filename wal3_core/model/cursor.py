@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.arguments import integer, make_plain, text
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id
@@ -25,41 +24,13 @@ BYTES_MAX = 2**18
 KEYS_MAX = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedAppend:
-    """An append of a series that is made in the order of its numbers, as the batches of a streaming query are."""
-
-    series: str
-    number: int
-
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type."""
-        make_plain(self, series=text, number=integer)
-
-    def precedes(self, other: NumberedAppend) -> bool:
-        """Whether the other one, of the same series, is made after it."""
-        return self.series == other.series and self.number < other.number
-
-    def to_json(self) -> JsonObject:
-        """Return as a JSON object."""
-        return {"series": self.series, "number": self.number}
-
-    @classmethod
-    def from_json(cls, fields: strict_json.Fields) -> NumberedAppend:
-        """Read from a JSON object."""
-        append = cls(fields.string("series"), fields.integer("number"))
-        fields.finish()
-        return append
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """A position, when it was written (microseconds since the epoch) and by whom.
 
     ``keys`` are those of a consumer by key that are ahead of the position, rising, each with the offset from which on
     its records are not processed. They keep no records: the position does. ``log_id`` and ``writer`` are set when it
-    is written. ``subscribed`` is what a subscription to a feed adds; ``append`` is the last one that a writer with this
-    cursor has begun, if it numbers them. No cursor has two of the three.
+    is written. ``subscribed`` is what a subscription to a feed adds; no cursor has both.
     """
 
     position: LogPosition
@@ -69,7 +40,6 @@ class Cursor:
     writer: str = ""
     keys: tuple[tuple[bytes, int], ...] = ()
     subscribed: Subscribed | None = None
-    append: NumberedAppend | None = None
 
     @property
     def pins(self) -> bool:
@@ -90,7 +60,7 @@ class Cursor:
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
-        subscribed, append = self.subscribed, self.append
+        subscribed = self.subscribed
         return strict_json.dump_checksummed(
             {
                 "format_version": FORMAT_VERSION,
@@ -101,7 +71,6 @@ class Cursor:
                 "epoch_us": self.epoch_us,
                 "writer": self.writer,
                 **({} if subscribed is None else {"subscribed": subscribed.to_json(self.position.offset)}),
-                **({} if append is None else {"append": append.to_json()}),
             }
         )
 
@@ -129,19 +98,15 @@ class Cursor:
             writer=fields.string("writer"),
             keys=_keys_from(fields) if fields.has("keys") else (),
             subscribed=subscribed,
-            append=NumberedAppend.from_json(fields.object("append")) if fields.has("append") else None,
         )
         fields.finish()
         cursor.check(fields.what)
         return cursor
 
     def check(self, what: str) -> None:
-        """Refuse keys that are not in order, or not ahead of the position, and a cursor of two kinds."""
-        if sum(map(bool, (self.keys, self.subscribed, self.append))) > 1:
-            message = (
-                f"{what}: expected the cursor of a consumer by key, of a subscription, or of a writer, found one of"
-                f" several"
-            )
+        """Refuse keys that are not in order, or not ahead of the position, or in the cursor of a subscription."""
+        if self.keys and self.subscribed is not None:
+            message = f"{what}: expected the cursor of a consumer by key, or of a subscription, found one of both"
             raise CorruptError(message)
         rising = all(low < high for (low, _), (high, _) in pairwise(self.keys))
         if not rising or any(offset <= self.position.offset for _, offset in self.keys):
@@ -153,13 +118,13 @@ def _keys_from(fields: strict_json.Fields) -> tuple[tuple[bytes, int], ...]:
     """Read the keys, of which there is at least one."""
     found = []
     below = fields.object("keys")
-    for encoded, offset in below.integers(count_max=KEYS_MAX).items():
+    for text, offset in below.integers(count_max=KEYS_MAX).items():
         try:
-            key = base64.b64decode(encoded, validate=True)
+            key = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             key = b""
-        if base64.b64encode(key).decode() != encoded:
-            message = f"{below.what}: expected keys as base64, found {ascii(encoded)[:80]}"
+        if base64.b64encode(key).decode() != text:
+            message = f"{below.what}: expected keys as base64, found {ascii(text)[:80]}"
             raise CorruptError(message)
         found.append((key, offset))
     if not found:

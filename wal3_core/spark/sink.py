@@ -33,7 +33,6 @@ from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogN
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.log.write.writer import LogWriter
-from wal3_core.model.cursor import NumberedAppend
 from wal3_core.model.paths import WRITER_CURSOR, check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import map_ahead, shared_runtime
@@ -75,7 +74,7 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Install what the tasks staged; an error notes which logs have their rows already."""
-        _install(self._request, messages, f"write {self._request.write_id}", None)
+        _install(self._request, messages, f"write {self._request.write_id}")
 
 
 class LogStreamSinkWriter(DataSourceStreamArrowWriter):
@@ -91,10 +90,8 @@ class LogStreamSinkWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Install what the tasks staged; an error notes which logs have their rows already."""
         # A new checkpoint begins at batch 0 again: its batches are not those of the checkpoint before.
-        queries = sorted({message.query_id or "" for message in messages if isinstance(message, Staged)})
-        # A query begins a batch when the one before is in all logs.
-        numbered = NumberedAppend(queries[0], batchId) if len(queries) == 1 and queries[0] else None
-        _install(self._request, messages, " ".join(["batch", str(batchId), *filter(None, queries)]), numbered)
+        queries = {message.query_id for message in messages if isinstance(message, Staged)}
+        _install(self._request, messages, " ".join(["batch", str(batchId), *sorted(filter(None, queries))]))
 
 
 def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -185,16 +182,11 @@ def _messages(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=MESSAGE_SCHEMA)
 
 
-def _install(
-    request: WriteRequest,
-    messages: Sequence[WriterCommitMessage | None],
-    append: str,
-    numbered: NumberedAppend | None,
-) -> None:
+def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], append: str) -> None:
     """Install, log by log, several at a time; ``append`` names it among those of the writer, if that has a name."""
     store = open_store(request.store)
     # Not the writer's name itself: a consumer may have a cursor of that name.
-    once = None if request.writer is None else Once(f"{WRITER_CURSOR}{request.writer}", append, numbered)
+    once = None if request.writer is None else Once(f"{WRITER_CURSOR}{request.writer}", append)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
     logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
     outcomes = list(

@@ -47,14 +47,12 @@ from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wal3_core.model.cursor import Cursor, NumberedAppend
     from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.documents.manifest_store import Installed
 
 # A commit that dies leaves this many fragments to be copied again.
@@ -355,21 +353,16 @@ class _Updating:
             if wanted.pins and wanted.position.offset < first.offset:
                 continue
             held = ours.load(name)
-            changed = held is None
             if held is None:
-                held = ours.init(name, wanted.position, subscribed=wanted.subscribed)
-            if _kept(held.cursor) != _kept(wanted):
-                changed = True
+                ours.init(name, wanted.position, subscribed=wanted.subscribed)
+            elif (held.cursor.position, held.cursor.subscribed) == (wanted.position, wanted.subscribed):
+                continue
+            else:
                 # The name may be another cursor's by now: nothing of the old one stays.
-                plain = replace(held, cursor=replace(held.cursor, subscribed=None, append=wanted.append))
+                plain = replace(held, cursor=replace(held.cursor, subscribed=None))
                 ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
-            moved += changed
+            moved += 1
         return moved
 
     def _cursors(self, where: LogAt, log_id: LogId) -> CursorStore:
         return CursorStore(where.store, where.log, runtime=self._runtime, log_id=log_id)
-
-
-def _kept(cursor: Cursor) -> tuple[LogPosition, Subscribed | None, NumberedAppend | None]:
-    """Return what the copy's cursor has of the source's."""
-    return cursor.position, cursor.subscribed, cursor.append

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,11 @@ from wal3_core.log.write.staging import (
 )
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
-from wal3_core.model.cursor import Cursor, NumberedAppend
 from wal3_core.model.manifest_parts import Epoch
 from wal3_core.model.paths import check_fragment_path, check_log_name, check_writer_cursor_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
-from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -70,17 +68,15 @@ _NAMING_DIGITS = 12
 class Once:
     """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own.
 
-    The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths. ``numbered`` is for
-    appends that are made in the order of their numbers: one before the last that was begun is refused.
+    The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths.
     """
 
     cursor: str
     append: str
-    numbered: NumberedAppend | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that no cursor can have."""
-        make_plain(self, cursor=check_writer_cursor_name, append=text, numbered=optional(instance_of(NumberedAppend)))
+        make_plain(self, cursor=check_writer_cursor_name, append=text)
 
     def naming(self, log: str) -> str:
         """Return how the tokens of the append's fragments begin; the same in a log that was restored under its name."""
@@ -174,7 +170,6 @@ class _Installing:
         for _ in range(self._options.reseals_max + 1):
             held = self._as_staged(base.manifest) if kept is None else self._named(base.manifest, kept.since)
             if held:
-                self._warn_if_others(held)
                 return self._report(held, repeated=True)
             if kept is not None:
                 self._check_kept(kept)
@@ -199,10 +194,7 @@ class _Installing:
         witness = self._cursors.load(once.cursor)
         if witness is None:
             with contextlib.suppress(CursorConflictError):
-                end = self._manifests.load().manifest.next.position
-                witness = self._cursors.init(once.cursor, end)
-                if once.numbered is not None:
-                    witness = self._cursors.save(once.cursor, end, _begun(witness, once.numbered))
+                witness = self._cursors.init(once.cursor, self._manifests.load().manifest.next.position)
                 return _Kept(once.cursor, witness.cursor.position, witness)
             # Another process repeats the append just now.
             witness = self._cursors.load(once.cursor)
@@ -212,28 +204,19 @@ class _Installing:
         since, manifest = witness.cursor.position, self._manifests.load().manifest
         # The append before is not repeated any more. This one may be in the log: then the cursor stays.
         if not self._named(manifest, since):
-            self._check_newest(once, witness.cursor)
-            if since.offset < manifest.next.position.offset or once.numbered not in {None, witness.cursor.append}:
-                witness = self._cursors.save(once.cursor, manifest.next.position, _begun(witness, once.numbered))
+            self._check_newest(once, since)
+            if since.offset < manifest.next.position.offset:
+                witness = self._cursors.save(once.cursor, manifest.next.position, witness)
         return _Kept(once.cursor, since, witness)
 
-    def _check_newest(self, once: Once, cursor: Cursor) -> None:
-        """Refuse an append before the writer's last one, or staged before that began: it may have been made by then."""
-        since, last = cursor.position.offset, cursor.append
+    def _check_newest(self, once: Once, since: LogPosition) -> None:
+        """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
         staged = min(part.pointer.start.offset for part in self._parts)
-        where = f"log {self._manifests.url}: cursor {once.cursor}"
-        if last is not None and once.numbered is not None and once.numbered.precedes(last):
+        if staged < since.offset:
             message = (
-                f"{where}: expected append {last.number} of {last.series} or a later one, found append"
-                f" {once.numbered.number}: another process went on from it, so end this one; or, if the writer goes"
-                f" on from an older state, delete the cursor to have its appends made again"
-            )
-            raise UnknownDurabilityError(message)
-        if staged < since:
-            message = (
-                f"{where}: expected it at {staged} or before, where the log ended when this was staged, found it at"
-                f" {since}: another append of the writer began since, and whether the log had this one before is not"
-                f" known: if it was not made, stage it again"
+                f"log {self._manifests.url}: cursor {once.cursor}: expected it at {staged} or before, where the log"
+                f" ended when this was staged, found it at {since.offset}: another append of the writer began since,"
+                f" and whether the log had this one before is not known: if it was not made, stage it again"
             )
             raise UnknownDurabilityError(message)
 
@@ -253,13 +236,6 @@ class _Installing:
         """Return the append's fragments, if the log has it already, at or behind the cursor."""
         pointers = select(manifest.pointers, since, UNLIMITED, self._snapshots.load)
         return [each for each in pointers if check_fragment_path(each.path, each.seq_no).startswith(self._naming)]
-
-    def _warn_if_others(self, held: Sequence[FragmentPointer]) -> None:
-        """Log that an append of this name has other records: those staged now are dropped."""
-        found, staged = (sum(each.num_records for each in few) for few in (held, [p.pointer for p in self._parts]))
-        if self._once is not None and found != staged:
-            text = "log %s: append %r of %s has %d records, not the %d of its repetition, which are dropped"
-            WRITER.warning(text, self._manifests.url, self._once.append, self._once.cursor, found, staged)
 
     # ------------------------------------------------------------------ one try
 
@@ -379,8 +355,3 @@ class _Installing:
             num_fragments=0 if repeated else len(pointers),
             repeated=repeated,
         )
-
-
-def _begun(witness: Witness, append: NumberedAppend | None) -> Witness:
-    """Return the witness of a move that says that this append has begun; None says nothing."""
-    return witness if append is None else replace(witness, cursor=replace(witness.cursor, append=append))
