@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import Seen
 
@@ -83,15 +84,28 @@ class CursorStore:
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition), subscribed=optional(instance_of(Subscribed)))
-    def init(self, name: str, position: LogPosition, *, subscribed: Subscribed | None = None) -> Witness:
+    @checked(
+        name=check_cursor_name,
+        position=instance_of(LogPosition),
+        subscribed=optional(instance_of(Subscribed)),
+        appends=several,
+    )
+    def init(
+        self,
+        name: str,
+        position: LogPosition,
+        *,
+        subscribed: Subscribed | None = None,
+        appends: Iterable[NamedAppend] = (),
+    ) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
         GarbageCollectedError when the position is gone: the cursor is then at the log's first position. ``subscribed``
-        makes it the cursor of a subscription to a feed.
+        makes it the cursor of a subscription to a feed, ``appends`` that of a writer that names its appends.
         """
         self._check_position(name, position)
-        witness = self._create(name, self._cursor(position, generation=0, subscribed=subscribed))
+        cursor = self._cursor(position, generation=0, subscribed=subscribed)
+        witness = self._create(name, replace(cursor, appends=tuple(appends)))
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
@@ -117,6 +131,7 @@ class CursorStore:
         witness=instance_of(Witness),
         keys=several,
         subscribed=optional(instance_of(Subscribed)),
+        appends=several,
     )
     def save(
         self,
@@ -126,13 +141,15 @@ class CursorStore:
         *,
         keys: Iterable[tuple[bytes, int]] = (),
         subscribed: Subscribed | None = None,
+        appends: Iterable[NamedAppend] = (),
     ) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
         A record as the position means that it is processed: the cursor moves to the offset after it.
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
-        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
+        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten, as are
+        all ``appends`` but those given.
 
         Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
         what is at or after the position is delivered again.
@@ -151,7 +168,7 @@ class CursorStore:
             generation=witness.cursor.generation + 1,
             subscribed=subscribed or _nothing_done(witness.cursor.subscribed),
         )
-        moved = _with_keys(name, moved, ahead)
+        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends))
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
