@@ -341,7 +341,21 @@ def test_staged_orphans_are_collected_and_then_not_installed(log: MemoryStore) -
         collect(log, "a", options=NOW)
 
     with pytest.raises(NotDurableError, match="expected what was staged, found none: a collection of orphans took it"):
+        install_staged(log, "a", staged, once=ONCE, options=OPTIONS)
+    with pytest.raises(UnknownDurabilityError, match="orphans took it, .* or it was installed before: read the log"):
         install_staged(log, "a", staged, options=OPTIONS)
+
+
+def test_append_without_a_name_that_is_installed_again_is_not_said_to_be_lost(log: MemoryStore) -> None:
+    staged = stage(log, b"1")
+    with LogWriter.open(log, "a") as writer:
+        writer.append(b"other")
+    # Written again at its place, and no longer staged.
+    install_staged(log, "a", staged, options=OPTIONS)
+
+    with pytest.raises(UnknownDurabilityError, match="or it was installed before: read the log before staging"):
+        install_staged(log, "a", staged, options=OPTIONS)
+    assert bodies(log) == [b"other", b"1"]
 
 
 def test_log_that_does_not_take_the_records_is_an_error(log: MemoryStore) -> None:

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LATER
+from tests.spec.collecting import LATER, NOW
 from tests.spec.logs import bodies, manifest_of
 from tests.spec.test_91_staged import ONCE, OPTIONS, fragments, stage
 from tests.stores import FaultyStore
-from wal3_core import LogAt, LogError, LogWriter, NotDurableError, UnknownDurabilityError, copy, destroy, update_copy
+from wal3_core import (
+    LogAt,
+    LogError,
+    LogReplacedError,
+    LogWriter,
+    NotDurableError,
+    SealedError,
+    UnknownDurabilityError,
+    copy,
+    destroy,
+    migrate,
+    update_copy,
+)
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.write.staged_install import Once, install_staged
@@ -28,6 +40,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
 
@@ -342,3 +355,65 @@ def test_refused_rows_stay_orphans_and_cursor_of_an_older_version_is_read(log: M
     witness = store.load("writer-copier")
     assert witness is not None
     assert [(each.series, each.number) for each in witness.cursor.appends] == [("q", 1)]
+
+
+def move(cursors: CursorStore, position: LogPosition) -> None:
+    witness = cursors.load("writer-copier")
+    assert witness is not None
+    cursors.save("writer-copier", position, witness)
+
+
+def test_cursor_that_an_operator_moved_knows_the_appends_still(log: MemoryStore) -> None:
+    store, backup = CursorStore(log, "a"), MemoryStore(shared_runtime())
+    for number in (1, 2):
+        append(log, number)
+    manifest = manifest_of(log)
+    move(store, manifest.next.position)
+    with pytest.raises(UnknownDurabilityError, match="number 2 of q, which began"):
+        append(log, 1)
+    move(store, manifest.first.position)
+    assert [append(log, 1), append(log, 2)] == [True, True]
+
+    # Another cursor of the name, in a copy, keeps nothing of this one.
+    copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
+    store.delete("writer-copier")
+    store.init("writer-copier", manifest_of(log).next.position)
+    update_copy(LogAt(log, "a"), LogAt(backup, "a"), with_cursors=True)
+    copied = CursorStore(backup, "a").load("writer-copier")
+    assert copied is not None
+    assert copied.cursor.appends == ()
+
+
+def test_batch_that_the_log_had_before_it_was_sealed_is_done(log: MemoryStore) -> None:
+    append(log, 1)
+    migrate(log, "a", "b", reason="test")
+
+    assert append(log, 1)
+    with pytest.raises(SealedError, match="sealed by"):
+        append(log, 2)
+
+
+def test_batch_that_was_staged_for_a_log_that_was_created_again_is_refused_then_made_once(log: MemoryStore) -> None:
+    append(log, 1)
+    staged = stage(log, *rows_of(2))
+    destroy(log, "a")
+    LogWriter.initialize(log, "a")
+    with pytest.raises(LogReplacedError):
+        install_staged(log, "a", staged, once=batch(2), options=OPTIONS)
+
+    assert [append(log, 2), append(log, 2)] == [False, True]
+    assert bodies(log) == rows_of(2)
+
+
+def test_batch_that_a_driver_staged_and_orphans_were_collected_since_is_made_once(log: MemoryStore) -> None:
+    append(log, 1)
+    left = stage(log, *rows_of(2))
+    append(log, 2)
+    # Marked by the first, deleted by the second.
+    for _ in range(2):
+        collect(log, "a", options=NOW)
+
+    with pytest.raises(NotDurableError, match="a collection of orphans took it"):
+        install_staged(log, "a", left, once=batch(3), options=OPTIONS)
+    assert not append(log, 3)
+    assert bodies(log)[-2:] == rows_of(3)

@@ -362,7 +362,7 @@ class _Updating:
                 continue
             else:
                 # The name may be another cursor's by now: nothing of the old one stays.
-                plain = replace(held, cursor=replace(held.cursor, subscribed=None))
+                plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=()))
                 ours.save(name, wanted.position, plain, subscribed=wanted.subscribed, appends=wanted.appends)
             moved += 1
         return moved

@@ -91,8 +91,9 @@ def install_staged(
     """Append what was staged, in the order given, in one commit: all or nothing.
 
     Errors as ``LogWriter.append``: NotDurableError (ContentionError, SealedError, KeyRequiredError) when nothing of it
-    is in the log and never will be, also when staged objects were collected meanwhile; UnknownDurabilityError when that
-    is unknown. LogReplacedError when it was staged for another log of this name.
+    is in the log and never will be, also when the log has other records under its name; UnknownDurabilityError when
+    that is unknown, as when staged objects of an append without a name are gone: collected, or installed before.
+    LogReplacedError when it was staged for another log of this name.
     """
     parts = list(staged)
     if not parts:
@@ -279,11 +280,15 @@ class _Installing:
         what = f"staged fragment ({object_url(store, pointer.path)})"
         data = store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
+            taken = "a collection of orphans took it, as the append took longer than the interval"
+            if self._once is not None:
+                # The log was searched for the append.
+                raise NotDurableError(f"{what}: expected what was staged, found none: {taken}: stage it again")
             message = (
-                f"{what}: expected what was staged, found none: a collection of orphans took it, as the append took"
-                f" longer than the interval: stage it again"
+                f"{what}: expected what was staged, found none: {taken}, or it was installed before: read the log"
+                f" before staging it again"
             )
-            raise NotDurableError(message)
+            raise UnknownDurabilityError(message)
         return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
 
     def _report(self, pointers: Sequence[FragmentPointer], *, repeated: bool) -> InstallReport:

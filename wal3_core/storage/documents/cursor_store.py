@@ -148,8 +148,8 @@ class CursorStore:
         A record as the position means that it is processed: the cursor moves to the offset after it.
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
-        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten, as are
-        all ``appends`` but those given.
+        ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
+        ``appends`` are those of a writer that names them; without any, the cursor keeps those that it has.
 
         Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
         what is at or after the position is delivered again.
@@ -168,7 +168,7 @@ class CursorStore:
             generation=witness.cursor.generation + 1,
             subscribed=subscribed or _nothing_done(witness.cursor.subscribed),
         )
-        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends))
+        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends) or witness.cursor.appends)
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
@@ -315,7 +315,7 @@ class CursorStore:
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
             moved = self._cursor(back, generation=saved.cursor.generation + 1, subscribed=_nothing_done(subscribed))
-            self._put(name, moved, saved)
+            self._put(name, replace(moved, appends=saved.cursor.appends), saved)
             # Like any cursor that was moved back: a pass may have read the cursors before.
             self._manifest()
             self._withdraw_compaction(back)
