@@ -1,4 +1,4 @@
-"""Appends with a name, each made once, whoever repeats it: what the writer's cursor and the log know of them.
+"""Appends with a name, each made once however often it is repeated: what the writer's cursor and the log know of them.
 
 The writer's cursor names its last appends. It keeps from collection and compaction what was appended since the last
 one began, and an append that begins looks there for all that were not found yet. So of each that the cursor names it is
@@ -128,7 +128,7 @@ class Remembering:
         )
 
     def _check_newest(self, appends: tuple[NamedAppend, ...]) -> None:
-        """Refuse an append of a series in which a later one began: it was made before that, by whomever."""
+        """Refuse an append of a series in which a later one began: it was made before that."""
         new = self._new
         later = [each.number for each in appends if new.series and each.series == new.series]
         if later and max(later) > new.number:

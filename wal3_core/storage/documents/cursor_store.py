@@ -157,21 +157,14 @@ class CursorStore:
         position = position_after(position) if isinstance(position, Record) else position
         ahead = tuple(map(_plain_key, keys))
         self._check_position(name, position, ahead)
-        if witness.cursor.log_id != self._manifests.log_id():
-            message = (
-                f"cursor {name}: expected one of log {self._manifests.log_id()}, found one of log"
-                f" {witness.cursor.log_id}, which had this name before: load it again"
-            )
-            raise LogReplacedError(message)
-        moved = self._cursor(
-            position,
-            generation=witness.cursor.generation + 1,
-            subscribed=subscribed or _nothing_done(witness.cursor.subscribed),
-        )
-        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends) or witness.cursor.appends)
+        _check_life(name, witness.cursor, self._manifests.log_id())
+        before = witness.cursor
+        kept = subscribed or _nothing_done(before.subscribed)
+        moved = self._cursor(position, generation=before.generation + 1, subscribed=kept)
+        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends) or before.appends)
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
-        if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
+        if self._held.get(name) != witness.etag or position.offset < before.position.offset:
             self._check_still_held(name, saved, witness)
         self._held[name] = saved.etag
         return saved
@@ -239,15 +232,7 @@ class CursorStore:
         furthest = max([position.offset, *(offset for _, offset in keys)])
         if known is None or furthest > known.next.position.offset:
             known = self._manifest()
-        limit = known.next.position
-        if position.offset < 1 or furthest > limit.offset:
-            # Beyond the end, it would skip what is appended there.
-            found = position.offset if position.offset < 1 else furthest
-            message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
-            raise InvalidRequestError(message)
-        if not 0 <= position.timestamp_us <= U64_MAX:
-            message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
-            raise InvalidRequestError(message)
+        _check_range(name, position, furthest, known.next.position)
 
     def _manifest(self) -> Manifest:
         known = self._manifests.load(self._known)
@@ -271,8 +256,7 @@ class CursorStore:
         if saved is None:
             self._manifest()
             place = object_url(self._store, cursor_path(name))
-            message = f"cursor {place}: expected {expected}, found another version"
-            raise CursorConflictError(message)
+            raise CursorConflictError(f"cursor {place}: expected {expected}, found another version")
         return Witness(saved.document, saved.etag)
 
     def _withdraw_compaction(self, position: LogPosition) -> None:
@@ -324,6 +308,26 @@ class CursorStore:
             f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
         raise GarbageCollectedError(message)
+
+
+def _check_life(name: str, cursor: Cursor, log_id: LogId) -> None:
+    if cursor.log_id != log_id:
+        message = (
+            f"cursor {name}: expected one of log {log_id}, found one of log {cursor.log_id}, which had this name"
+            f" before: load it again"
+        )
+        raise LogReplacedError(message)
+
+
+def _check_range(name: str, position: LogPosition, furthest: int, limit: LogPosition) -> None:
+    if position.offset < 1 or furthest > limit.offset:
+        # Beyond the end, it would skip what is appended there.
+        found = position.offset if position.offset < 1 else furthest
+        message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
+        raise InvalidRequestError(message)
+    if not 0 <= position.timestamp_us <= U64_MAX:
+        message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
+        raise InvalidRequestError(message)
 
 
 def _plain_key(pair: object) -> tuple[bytes, int]:
