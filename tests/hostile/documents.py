@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wal3_core.model.strict_json import JsonObject
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription")
+CURSORS = ("cursor", "cursor_of_keys", "cursor_of_a_subscription", "cursor_of_a_writer")
 NAMES = ("manifest", "manifest_of_a_keyed_log", *CURSORS, "snapshot", "snapshot_of_snapshots")
 Value = Manifest | Cursor | Snapshot
 
@@ -53,7 +53,7 @@ def load(name: str, data: bytes, *, renamed: bool = False) -> Value:
     match name:
         case "manifest" | "manifest_of_a_keyed_log":
             return Manifest.from_bytes(data)
-        case "cursor" | "cursor_of_keys" | "cursor_of_a_subscription":
+        case "cursor" | "cursor_of_keys" | "cursor_of_a_subscription" | "cursor_of_a_writer":
             return Cursor.from_bytes(data, what="cursor/golden.json")
     pointer = pointer_of(name)
     return Snapshot.from_bytes(data, replace(pointer, path=snapshot_path(pointer.setsum, data)) if renamed else pointer)

@@ -191,6 +191,15 @@ UNCHECKED = {
         # Ranges of offsets: their last digit.
         ("subscribed", "done"),
     },
+    "cursor_of_a_writer": {
+        *CURSOR,
+        ("appends", 0, "naming"),
+        ("appends", 0, "start"),
+        ("appends", 0, "limit"),
+        ("appends", 1, "naming"),
+        ("appends", 1, "series"),
+        ("appends", 1, "number"),
+    },
     "snapshot": {("log_id",), ("fence",), ("pointers", 1, "start", "timestamp_us")},
     "snapshot_of_snapshots": {("log_id",), ("fence",), ("pointers", 0, "path"), ("pointers", 0, "num_pointers")},
 }

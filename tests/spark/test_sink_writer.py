@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from wal3_core import InvalidRequestError, LogReader, LogWriter, seal
-from wal3_core.errors import SealedError
+from wal3_core.errors import NotDurableError, SealedError, UnknownDurabilityError
 from wal3_core.spark.sink import LogSinkWriter, LogStreamSinkWriter
 from wal3_core.spark.write_request import WriteRequest
 from wal3_core.storage.documents.cursor_store import CursorStore
@@ -81,6 +82,41 @@ def test_batch_of_a_stream_that_is_repeated_is_appended_once(local_url: str, loc
     assert bodies(local_store, "a") == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
+def test_batch_of_a_driver_thought_dead_is_refused_also_if_it_is_staged_again(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    writer = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier"))
+
+    def commit(batch: int, query: str) -> None:
+        writer.commit([replace(attempt(writer, ("a", f"{query} {batch}"), ("a", "x")), query_id=query)], batch)
+
+    for batch, query in ((0, "q"), (1, "q"), (1, "q"), (2, "q"), (0, "new checkpoint")):
+        commit(batch, query)
+    with pytest.raises(UnknownDurabilityError, match="expected number 2 of q, .* found number 1") as failure:
+        commit(1, "q")
+
+    assert "logs that have their rows: none" in failure.value.__notes__
+    written = [each for each in bodies(local_store, "a") if each != b"x"]
+    assert written == [b"q 0", b"q 1", b"q 2", b"new checkpoint 0"]
+
+
+def test_other_rows_under_a_name_are_refused_unless_the_write_allows_them(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    named = {"writer": "nightly", "write_id": "monday"}
+    first = LogSinkWriter(request(local_url, **named))
+    first.commit([attempt(first, ("a", "1"), ("a", "2"))])
+
+    # In another order, and of other tasks.
+    first.commit([attempt(first, ("a", "2")), attempt(first, ("a", "1"))])
+    with pytest.raises(NotDurableError, match=r"'write monday' .* 2 records, setsum \w+, found 2 records, setsum"):
+        first.commit([attempt(first, ("a", "1"), ("a", "3"))])
+    any_rows = LogSinkWriter(request(local_url, same_rows="false", **named))
+    any_rows.commit([attempt(any_rows, ("a", "1"))])
+
+    assert bodies(local_store, "a") == [b"1", b"2"]
+
+
 def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: str) -> None:
     with pytest.raises(InvalidRequestError, match="column log: expected a log's name in each row, found null"):
         attempt(LogSinkWriter(request(local_url)), ("a", "1"), (None, "2"))
@@ -90,6 +126,7 @@ def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: st
         ({"writer": "x"}, False, "expected writer and write_id together, or neither"),
         ({}, True, "expected writer, a name for this query alone, and no write_id, found neither"),
         ({"log": "a"}, False, r"as the option log names the log, found \['log', 'body'\]"),
+        ({"same_rows": "false"}, False, "expected writer with same_rows, found same_rows alone"),
         ({"mode": "x"}, False, r"found \['mode'\]"),
     ):
         with pytest.raises(InvalidRequestError, match=complaint):

@@ -265,3 +265,68 @@ def test_offsets_pass_through_json_and_others_are_refused(local_store: ObjectSto
     for wrong in ({}, {"id": log_id, "first": 5, "offset": 3}, {"id": "x", "first": 1, "offset": 3}, 7):
         with pytest.raises(CorruptError, match="offset of the stream in log"):
             from_json({"a": wrong})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ({"prefix": "p"}, {"prefix": "q"}, "prefix 'q'"),
+        ({"prefix": "p"}, {"prefix": "p/a"}, "prefix 'p/a'"),
+        ({"prefix": "p"}, {"logs": "p/a,p/b"}, "logs p/a,p/b"),
+        ({"logs": "p/a,p/b"}, {"log": "p/a"}, "logs p/a"),
+        ({"log": "p/a"}, {"prefix": "p/b"}, "prefix 'p/b'"),
+    ],
+)
+def test_checkpoint_of_other_logs_is_refused(
+    local_url: str, local_store: ObjectStore, before: dict[str, str], after: dict[str, str], found: str
+) -> None:
+    for log in ("p/a", "p/b", "q/a"):
+        fill(local_store, log, fragments=1)
+    at = read_all(Query(local_url, **before))
+
+    query = Query(local_url, **after)
+    query.at = at
+    with pytest.raises(InvalidRequestError, match=f"of which its checkpoint is, .* found {found}: .* new checkpoint"):
+        query.batch()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"prefix": "p"}, {"prefix": "p/"}),
+        ({"prefix": "p"}, {"prefix": ""}),
+        ({"log": "p/a"}, {"logs": "p/b,p/a"}),
+        ({"logs": "p/a,p/b"}, {"prefix": "p"}),
+    ],
+)
+def test_stream_that_is_asked_for_more_logs_goes_on(
+    local_url: str, local_store: ObjectStore, before: dict[str, str], after: dict[str, str]
+) -> None:
+    for log in ("p/a", "p/b", "q/a"):
+        fill(local_store, log, fragments=1)
+    at = read_all(Query(local_url, **before))
+    query = Query(local_url, **after)
+    query.at = at
+
+    assert not {log for log, _ in query.batch()} & set(at)
+    assert query.next_end() == (query.at, query.at)
+
+
+def test_checkpoint_that_does_not_note_what_was_asked_for_is_read_on(local_url: str, local_store: ObjectStore) -> None:
+    fill(local_store, "p/a", fragments=1)
+    old = {log: place for log, place in read_all(Query(local_url, prefix="p")).items() if log}
+    query = Query(local_url, prefix="p")
+    query.at = old
+    assert query.next_end() == (old, old)
+
+    fill(local_store, "p/b", fragments=1)
+    assert {log for log, _ in query.batch()} == {"p/b"}
+    query.at = {**(query.at or {}), "": {"suffix": "x"}}
+    with pytest.raises(CorruptError, match="expected prefix or logs as what it reads, found {'suffix': 'x'}"):
+        query.batch()
+
+
+def read_all(query: Query) -> OffsetJson:
+    query.batch()
+    assert query.at is not None
+    return query.at

@@ -283,9 +283,7 @@ def test_named_append_of_a_process_that_slept_through_the_writer_s_next_one_is_i
         with pytest.raises(UnavailableError):
             install_staged(faulty, "a", stage(log, b"3"), once=replace(ONCE, append="batch 8"), options=OPTIONS)
 
-    with pytest.raises(UnknownDurabilityError, match="another append of the writer .* stage it again"):
-        install_staged(log, "a", staged, once=ONCE, options=OPTIONS)
-
+    assert install_staged(log, "a", staged, once=ONCE, options=OPTIONS).repeated
     assert bodies(log) == [b"1", b"2", b"3"][: 3 if next_is_made else 2]
 
 
@@ -343,7 +341,21 @@ def test_staged_orphans_are_collected_and_then_not_installed(log: MemoryStore) -
         collect(log, "a", options=NOW)
 
     with pytest.raises(NotDurableError, match="expected what was staged, found none: a collection of orphans took it"):
+        install_staged(log, "a", staged, once=ONCE, options=OPTIONS)
+    with pytest.raises(UnknownDurabilityError, match="orphans took it, .* or it was installed before: read the log"):
         install_staged(log, "a", staged, options=OPTIONS)
+
+
+def test_append_without_a_name_that_is_installed_again_is_not_said_to_be_lost(log: MemoryStore) -> None:
+    staged = stage(log, b"1")
+    with LogWriter.open(log, "a") as writer:
+        writer.append(b"other")
+    # Written again at its place, and no longer staged.
+    install_staged(log, "a", staged, options=OPTIONS)
+
+    with pytest.raises(UnknownDurabilityError, match="or it was installed before: read the log before staging"):
+        install_staged(log, "a", staged, options=OPTIONS)
+    assert bodies(log) == [b"other", b"1"]
 
 
 def test_log_that_does_not_take_the_records_is_an_error(log: MemoryStore) -> None:

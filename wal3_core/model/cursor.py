@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
+from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
 from wal3_core.model.paths import NO_LOG, LogId, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import check_format_version
@@ -30,7 +31,8 @@ class Cursor:
 
     ``keys`` are those of a consumer by key that are ahead of the position, rising, each with the offset from which on
     its records are not processed. They keep no records: the position does. ``log_id`` and ``writer`` are set when it
-    is written. ``subscribed`` is what a subscription to a feed adds; no cursor has both.
+    is written. ``subscribed`` is what a subscription to a feed adds; no cursor has both. ``appends`` are the
+    last ones of a writer that names them, the newest last.
     """
 
     position: LogPosition
@@ -40,6 +42,7 @@ class Cursor:
     writer: str = ""
     keys: tuple[tuple[bytes, int], ...] = ()
     subscribed: Subscribed | None = None
+    appends: tuple[NamedAppend, ...] = ()
 
     @property
     def pins(self) -> bool:
@@ -56,7 +59,8 @@ class Cursor:
         subscribed = self.subscribed
         if subscribed is not None:
             subscribed = replace(subscribed, done=subscribed.done.between(offset, limit.offset))
-        return replace(self, position=position, subscribed=subscribed, keys=())
+        appends = tuple(each.within(limit.offset) for each in self.appends)
+        return replace(self, position=position, subscribed=subscribed, keys=(), appends=appends)
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
@@ -71,6 +75,7 @@ class Cursor:
                 "epoch_us": self.epoch_us,
                 "writer": self.writer,
                 **({} if subscribed is None else {"subscribed": subscribed.to_json(self.position.offset)}),
+                **({"appends": [each.to_json() for each in self.appends]} if self.appends else {}),
             }
         )
 
@@ -98,6 +103,7 @@ class Cursor:
             writer=fields.string("writer"),
             keys=_keys_from(fields) if fields.has("keys") else (),
             subscribed=subscribed,
+            appends=_appends_from(fields) if fields.has("appends") else (),
         )
         fields.finish()
         cursor.check(fields.what)
@@ -112,6 +118,15 @@ class Cursor:
         if not rising or any(offset <= self.position.offset for _, offset in self.keys):
             message = f"{what}: expected rising keys, all ahead of offset {self.position.offset}, found others"
             raise CorruptError(message)
+
+
+def _appends_from(fields: strict_json.Fields) -> tuple[NamedAppend, ...]:
+    """Read the named appends, of which there is at least one."""
+    found = tuple(map(NamedAppend.from_json, fields.objects("appends", count_max=NAMED_APPENDS_MAX)))
+    if not found or len({each.naming for each in found}) < len(found):
+        message = f"{fields.what}: expected appends of different naming, or no such field, found others"
+        raise CorruptError(message)
+    return found
 
 
 def _keys_from(fields: strict_json.Fields) -> tuple[tuple[bytes, int], ...]:

@@ -2,7 +2,7 @@
 
 Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
 that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: initialize logs that do not exist),
-``writer`` and ``write_id``.
+``writer``, ``write_id`` and ``same_rows`` (true: a repeated write is refused if its rows are others).
 
 Tasks only stage their rows; when all have succeeded, Spark hands the driver what one attempt of each staged, and the
 driver installs that, in one commit for each log. So an attempt that failed, or that lost against a speculative copy of
@@ -12,14 +12,14 @@ fragments are installed as they are; what other tasks staged is read, and writte
 
 ``writer`` and ``write_id`` name a write that may be repeated as a whole, by a scheduler say: what is in a log by then
 is not appended again. A stream's ``writer`` is its name, and Spark numbers the batches of each checkpoint, which it
-gives an id: a batch that Spark repeats after a restart is appended once. The cursor ``writer-NAME`` keeps from
-collection what its last write appended.
+gives an id: a batch that Spark repeats after a restart is appended once, and one before the newest is refused, as of a
+driver that was thought dead. The cursor ``writer-NAME`` keeps from collection what its last write appended.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -30,7 +30,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError
-from wal3_core.log.write.staged_install import Once, install_staged
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_install import install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.paths import WRITER_CURSOR, check_log_name
@@ -74,7 +75,7 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Install what the tasks staged; an error notes which logs have their rows already."""
-        _install(self._request, messages, f"write {self._request.write_id}")
+        _install(self._request, messages, _once(self._request, f"write {self._request.write_id}"))
 
 
 class LogStreamSinkWriter(DataSourceStreamArrowWriter):
@@ -90,8 +91,12 @@ class LogStreamSinkWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Install what the tasks staged; an error notes which logs have their rows already."""
         # A new checkpoint begins at batch 0 again: its batches are not those of the checkpoint before.
-        queries = {message.query_id for message in messages if isinstance(message, Staged)}
-        _install(self._request, messages, " ".join(["batch", str(batchId), *sorted(filter(None, queries))]))
+        queries = sorted({message.query_id or "" for message in messages if isinstance(message, Staged)} - {""})
+        once = _once(self._request, " ".join(["batch", str(batchId), *queries]))
+        if once is not None and queries:
+            # Spark begins a batch when those before it are committed.
+            once = replace(once, series=" ".join(queries), number=batchId)
+        _install(self._request, messages, once)
 
 
 def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -182,11 +187,16 @@ def _messages(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=MESSAGE_SCHEMA)
 
 
-def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], append: str) -> None:
-    """Install, log by log, several at a time; ``append`` names it among those of the writer, if that has a name."""
-    store = open_store(request.store)
+def _once(request: WriteRequest, append: str) -> Once | None:
+    """Name an append among those of the writer, if that has a name."""
     # Not the writer's name itself: a consumer may have a cursor of that name.
-    once = None if request.writer is None else Once(f"{WRITER_CURSOR}{request.writer}", append)
+    cursor = None if request.writer is None else f"{WRITER_CURSOR}{request.writer}"
+    return None if cursor is None else Once(cursor, append, same_rows=request.same_rows)
+
+
+def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:
+    """Install, log by log, several at a time."""
+    store = open_store(request.store)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
     logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
     outcomes = list(

@@ -3,8 +3,9 @@
 Options are those of the batch read that say what to read (``store``; ``log``, ``logs`` or ``prefix``; ``columns``,
 ``verify``, ``partitions``, ``partition_bytes``) and ``start`` (``beginning`` or ``end``, of a stream without a
 checkpoint), ``maxRecordsPerTrigger``, ``failOnDataLoss`` (true), and ``cursor``. The offsets in the checkpoint name
-each log's life, where the stream began in it, and the next offset. New logs under the prefix are found at each trigger
-and read from their beginning, whatever ``start`` says; a sealed log's successor is read, too.
+each log's life, where the stream began in it, and the next offset; and which logs were asked for. New logs under the
+prefix are found at each trigger and read from their beginning, whatever ``start`` says; a sealed log's
+successor is read, too.
 
 With ``cursor``, the cursor of that name in each log keeps from collection what the stream has not read, and is moved
 when Spark has committed a batch. It is a follower: the checkpoint says where the stream is.
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
-from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
+from wal3_core.errors import (
+    CorruptError,
+    GarbageCollectedError,
+    InvalidRequestError,
+    LogNotFoundError,
+    LogReplacedError,
+)
 from wal3_core.fleet.discovery import list_logs
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.bounds import EVERYTHING, Bounds, Span
@@ -35,7 +42,7 @@ from wal3_core.spark.planning import (
     tasks_of,
 )
 from wal3_core.spark.stream_cursors import StreamCursors
-from wal3_core.spark.stream_offsets import Reached, begin_of, from_json, share_out, to_json
+from wal3_core.spark.stream_offsets import Reached, Selection, begin_of, from_json, selection_of, share_out, to_json
 from wal3_core.spark.stream_request import BEGINNING
 from wal3_core.storage.open_store import open_store
 
@@ -61,6 +68,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, request: StreamRequest, schema: StructType) -> None:
         self._request = request
         self._schema = schema
+        self._selection = Selection(request.reading.prefix, request.reading.logs)
         # Where the logs ended when a query that takes only what is there was started.
         self._target: dict[str, Reached] | None = None
         self._cursors = None if request.cursor is None else StreamCursors(request.reading.store, request.cursor)
@@ -70,7 +78,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._request.start == BEGINNING:
             return {}
         ends = self._ends({})
-        return dict(to_json({log: replace(end, first=end.offset, initial=True) for log, end in ends.items()}))
+        places = {log: replace(end, first=end.offset, initial=True) for log, end in ends.items()}
+        return dict(to_json(places, self._selection))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit of a batch."""
@@ -85,9 +94,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends: one small request for each log, many at a time.
 
         GarbageCollectedError when a collection took records that were not read, LogReplacedError and LogNotFoundError
-        when a log is another one by now, or gone; each names the log and says what to do.
+        when a log is another one by now, or gone; each names the log and says what to do. InvalidRequestError when the
+        checkpoint is that of a stream of other logs.
         """
         before = from_json(start)
+        self._check_selection(start)
         ends = self._ends(before)
         if self._target is not None:
             ends = _capped(ends, before, self._target)
@@ -95,7 +106,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = _limited(ends, before, limit.max_rows)
         if self._cursors is not None:
             self._cursors.begin({log: (end.log_id, begin_of(log, before, end)) for log, end in ends.items()})
-        return dict(to_json(ends))
+        # Nothing new is no batch, also where what the stream was asked for is not noted yet.
+        return start if ends == before else dict(to_json(ends, self._selection))
+
+    def _check_selection(self, start: dict[str, object]) -> None:
+        """Refuse a checkpoint of other logs, which the stream would read on."""
+        known = selection_of(start)
+        if known is not None and not known.is_within(self._selection):
+            message = (
+                f"stream: expected {known}, of which its checkpoint is, or more logs than that, found"
+                f" {self._selection}: it would read the others, too: start it with a new checkpoint"
+            )
+            raise InvalidRequestError(message)
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """Cut a batch into tasks: those of a batch read of the same records."""

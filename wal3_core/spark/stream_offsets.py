@@ -11,8 +11,51 @@ from wal3_core.model.paths import LogId, check_log_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    # As Spark hands it over: {log: {"id": …, "first": …, "offset": …}}
+    # As Spark hands it over: {log: {"id": …, "first": …, "offset": …}}, and what was selected, under no log's name.
     OffsetJson = dict[str, dict[str, str | int | bool]]
+
+
+_SELECTION = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which logs a stream was asked for: those named, or else those at or below a prefix."""
+
+    prefix: str
+    logs: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        return f"prefix {self.prefix!r}" if self.logs is None else f"logs {','.join(self.logs)[:200]}"
+
+    def is_within(self, other: Selection) -> bool:
+        """Tell whether the other one selects all that this one does."""
+        if other.logs is not None:
+            return self.logs is not None and set(self.logs) <= set(other.logs)
+        above = _parts(other.prefix)
+        return all(_parts(each)[: len(above)] == above for each in self.logs or (self.prefix,))
+
+    def to_json(self) -> dict[str, str | int | bool]:
+        """Encode for the checkpoint."""
+        return {"prefix": self.prefix} if self.logs is None else {"logs": ",".join(self.logs)}
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part]
+
+
+def selection_of(found: Mapping[str, object]) -> Selection | None:
+    """Return what the checkpoint's stream was asked for; None if it began with a version that did not note it."""
+    match found.get(_SELECTION):
+        case None:
+            return None
+        case {"prefix": str(prefix), **others} if not others:
+            return Selection(prefix, None)
+        case {"logs": str(logs), **others} if logs and not others:
+            return Selection("", tuple(logs.split(",")))
+        case other:
+            message = f"offset of the stream: expected prefix or logs as what it reads, found {str(other)[:200]}"
+            raise CorruptError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +77,15 @@ class Reached:
         return found | {"initial": True} if self.initial else found
 
 
-def to_json(places: Mapping[str, Reached]) -> OffsetJson:
-    """Encode the places of all logs; equal places give equal text."""
-    return {log: places[log].to_json() for log in sorted(places)}
+def to_json(places: Mapping[str, Reached], selection: Selection | None = None) -> OffsetJson:
+    """Encode the places of all logs, and what the stream was asked for; equal places give equal text."""
+    selected = {} if selection is None or not places else {_SELECTION: selection.to_json()}
+    return selected | {log: places[log].to_json() for log in sorted(places)}
 
 
 def from_json(found: Mapping[str, object]) -> dict[str, Reached]:
     """Decode the places of all logs; CorruptError when they are none."""
-    return {log: _reached(log, value) for log, value in found.items()}
+    return {log: _reached(log, value) for log, value in found.items() if log != _SELECTION}
 
 
 def _reached(log: str, found: object) -> Reached:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-_OPTIONS = frozenset({"store", "log", "create", "writer", "write_id"})
+_OPTIONS = frozenset({"store", "log", "create", "writer", "write_id", "same_rows"})
 # Spark's own, which it hands over with the others.
 _OF_QUERIES = frozenset({"checkpointLocation", "queryName"})
 _COLUMNS = ("key", "body", "log")
@@ -27,7 +27,8 @@ class WriteRequest:
     """Where to write, and as what.
 
     ``log`` is None when a column names it. ``create`` initializes logs that do not exist. ``writer`` names who
-    repeats appends, ``write_id`` this one, which a stream's batches do not need.
+    repeats appends, ``write_id`` this one, which a stream's batches do not need. With ``same_rows``, one that is
+    repeated with other rows is refused.
     """
 
     store: str
@@ -35,6 +36,7 @@ class WriteRequest:
     create: bool
     writer: str | None
     write_id: str | None
+    same_rows: bool
 
     @classmethod
     def from_options(
@@ -56,12 +58,15 @@ class WriteRequest:
         if not streaming and (writer is None) != (write_id is None):
             message = "options of a write: expected writer and write_id together, or neither, found one"
             raise InvalidRequestError(message)
+        if writer is None and "same_rows" in found:
+            raise InvalidRequestError("options of a write: expected writer with same_rows, found same_rows alone")
         return cls(
             store=store_option(found),
             log=check_log_name(found["log"]) if "log" in found else None,
             create=flag_option(found, "create", default=False),
             writer=writer,
             write_id=write_id,
+            same_rows=flag_option(found, "same_rows", default=True),
         )
 
 

@@ -30,6 +30,7 @@ from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.named_append import NamedAppend, placed
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
@@ -47,12 +48,14 @@ from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from wal3_core.model.cursor import Cursor
     from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.paths import LogId
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
+    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.documents.manifest_store import Installed
 
 # A commit that dies leaves this many fragments to be copied again.
@@ -349,20 +352,31 @@ class _Updating:
         ours = self._cursors(self._target, self._into.log_id())
         for name, witness in theirs.list().items():
             # A cursor that has moved beyond the copy's end has read all of the copy.
-            wanted = witness.cursor.within(limit)
+            wanted = self._with_places(witness.cursor).within(limit)
             if wanted.pins and wanted.position.offset < first.offset:
                 continue
             held = ours.load(name)
             if held is None:
-                ours.init(name, wanted.position, subscribed=wanted.subscribed)
-            elif (held.cursor.position, held.cursor.subscribed) == (wanted.position, wanted.subscribed):
+                ours.init(name, wanted.position, subscribed=wanted.subscribed, appends=wanted.appends)
+            elif _content(held.cursor) == _content(wanted):
                 continue
             else:
                 # The name may be another cursor's by now: nothing of the old one stays.
-                plain = replace(held, cursor=replace(held.cursor, subscribed=None))
-                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
+                plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=()))
+                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed, appends=wanted.appends)
             moved += 1
         return moved
 
+    def _with_places(self, cursor: Cursor) -> Cursor:
+        """Say where the named appends of a writer lie: the copy's fragments have other tokens, which do not tell."""
+        if all(each.is_done for each in cursor.appends):
+            return cursor
+        held = select(self._from.load().manifest.pointers, cursor.position, UNLIMITED, self._held.load)
+        return replace(cursor, appends=placed(cursor.appends, held))
+
     def _cursors(self, where: LogAt, log_id: LogId) -> CursorStore:
         return CursorStore(where.store, where.log, runtime=self._runtime, log_id=log_id)
+
+
+def _content(cursor: Cursor) -> tuple[LogPosition, Subscribed | None, tuple[NamedAppend, ...]]:
+    return cursor.position, cursor.subscribed, cursor.appends

@@ -9,17 +9,15 @@ Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from wal3_core.arguments import checked, instance_of, make_plain, optional, several, text
+from wal3_core.arguments import checked, instance_of, optional, several
 from wal3_core.errors import (
     ContentionError,
-    CursorConflictError,
     LogReplacedError,
     NotDurableError,
     SealedError,
@@ -29,6 +27,8 @@ from wal3_core.errors import (
 from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.log_clock import LogClock
+from wal3_core.log.write.once import Once, Remembering
+from wal3_core.log.write.repeated_rows import check_rows, held_rows
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staging import (
     MESSAGE_SCHEMA,
@@ -40,9 +40,9 @@ from wal3_core.log.write.staging import (
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Epoch
-from wal3_core.model.paths import check_fragment_path, check_log_name, check_writer_cursor_name
+from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
-from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, UNLIMITED, Limits, WriterOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, WriterOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -56,32 +56,9 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
-    from wal3_core.storage.documents.cursor_store import Witness
+    from wal3_core.model.named_append import NamedAppend
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
-
-# Of a token's sixteen digits, those that name the append; the others are random, so that no path is used again.
-_NAMING_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own.
-
-    The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths.
-    """
-
-    cursor: str
-    append: str
-
-    def __post_init__(self) -> None:
-        """Refuse names that no cursor can have."""
-        make_plain(self, cursor=check_writer_cursor_name, append=text)
-
-    def naming(self, log: str) -> str:
-        """Return how the tokens of the append's fragments begin; the same in a log that was restored under its name."""
-        named = f"{log}/{self.cursor}/{self.append}".encode()
-        return hashlib.sha256(named).hexdigest()[:_NAMING_DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,22 +91,14 @@ def install_staged(
     """Append what was staged, in the order given, in one commit: all or nothing.
 
     Errors as ``LogWriter.append``: NotDurableError (ContentionError, SealedError, KeyRequiredError) when nothing of it
-    is in the log and never will be, also when staged objects were collected meanwhile; UnknownDurabilityError when that
-    is unknown. LogReplacedError when it was staged for another log of this name.
+    is in the log and never will be, also when the log has other records under its name; UnknownDurabilityError when
+    that is unknown, as when staged objects of an append without a name are gone: collected, or installed before.
+    LogReplacedError when it was staged for another log of this name.
     """
     parts = list(staged)
     if not parts:
         return InstallReport(log=log, num_records=0, num_fragments=0, repeated=False)
     return _Installing(store, log, parts, once, options or WriterOptions(), runtime or shared_runtime()).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The writer's cursor, as the append that is under way left it; the append is searched from ``since`` on."""
-
-    cursor: str
-    since: LogPosition
-    witness: Witness
 
 
 class _Installing:
@@ -151,34 +120,60 @@ class _Installing:
                 f"log {log}: expected all to be staged for log {log_id}, found some for {min(others)}: stage again"
             )
             raise LogReplacedError(message)
-        self._log, self._parts, self._once = log, parts, once
+        self._store, self._log, self._parts, self._once = store, log, parts, once
         self._options, self._runtime = options, runtime
         self._manifests = ManifestStore(
             patient(log_store(store, log), runtime, options.retry), runtime, options.retry, log_id=log_id
         )
         self._snapshots = SnapshotStore(self._manifests, runtime, loaded_max=options.snapshots.loaded_max)
-        self._cursors = CursorStore(store, log, runtime=runtime, retry=options.retry, log_id=log_id)
         self._clock = LogClock(self._manifests.objects, runtime, options)
         amend = partial(rolled_now, snapshots=self._snapshots, options=options)
         self._committer = Committer(self._manifests, runtime, options, amend=amend, meter=Meter(runtime, log))
-        self._naming = "" if once is None else once.naming(log)
+        self._naming = ""
+        if once is not None:
+            cursors = CursorStore(store, log, runtime=runtime, retry=options.retry, log_id=log_id)
+            self._remembering = Remembering(once, log, self._manifests, self._snapshots, cursors)
 
     def run(self) -> InstallReport:
         """Append; see ``install_staged``."""
-        kept = None if self._once is None else self._begin(self._once)
+        return self._run_plain() if self._once is None else self._run_once(self._once)
+
+    def _run_plain(self) -> InstallReport:
         base = self._manifests.load()
         for _ in range(self._options.reseals_max + 1):
-            held = self._as_staged(base.manifest) if kept is None else self._named(base.manifest, kept.since)
+            held = self._as_staged(base.manifest)
             if held:
                 return self._report(held, repeated=True)
-            if kept is not None:
-                self._check_kept(kept)
             found = self._append(base)
             if not isinstance(found, Displaced):
                 return found
             base = found.base
+        raise self._contention()
+
+    def _run_once(self, once: Once) -> InstallReport:
+        kept = self._remembering.begin(min(part.pointer.start.offset for part in self._parts))
+        self._naming = kept.append.naming
+        base = self._manifests.load()
+        for _ in range(self._options.reseals_max + 1):
+            done = self._remembering.find(base.manifest, kept)
+            if done is not None:
+                self._check_rows(once, done)
+                return self._report([], repeated=True)
+            self._remembering.check_kept(kept)
+            found = self._append(base)
+            if not isinstance(found, Displaced):
+                return found
+            base = found.base
+        raise self._contention()
+
+    def _contention(self) -> ContentionError:
         message = f"log {self._manifests.url}: other writers took the place {self._options.reseals_max + 1} times over"
-        raise ContentionError(message)
+        return ContentionError(message)
+
+    def _check_rows(self, once: Once, done: NamedAppend) -> None:
+        log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)
+        held = held_rows(self._store, self._log, done, log_id=log_id, runtime=self._runtime)
+        check_rows(once, self._log, done, held, (self._read(part.pointer) for part in self._parts), count)
 
     def _as_staged(self, manifest: Manifest) -> list[FragmentPointer]:
         """Return the fragments that the log has as they were staged: the append was installed before."""
@@ -186,56 +181,6 @@ class _Installing:
         start = min(pointer.start for pointer in staged.values())
         limit = Limits(offset=max(pointer.limit.offset for pointer in staged.values()))
         return [each for each in select(manifest.pointers, start, limit, self._snapshots.load) if each.path in staged]
-
-    # ------------------------------------------------------------------ once
-
-    def _begin(self, once: Once) -> _Kept:
-        """Have the cursor keep what is about to be appended, and what to search for the append."""
-        witness = self._cursors.load(once.cursor)
-        if witness is None:
-            with contextlib.suppress(CursorConflictError):
-                witness = self._cursors.init(once.cursor, self._manifests.load().manifest.next.position)
-                return _Kept(once.cursor, witness.cursor.position, witness)
-            # Another process repeats the append just now.
-            witness = self._cursors.load(once.cursor)
-            if witness is None:
-                message = f"log {self._manifests.url}: cursor {once.cursor}: expected it to stay, found it deleted"
-                raise CursorConflictError(message)
-        since, manifest = witness.cursor.position, self._manifests.load().manifest
-        # The append before is not repeated any more. This one may be in the log: then the cursor stays.
-        if not self._named(manifest, since):
-            self._check_newest(once, since)
-            if since.offset < manifest.next.position.offset:
-                witness = self._cursors.save(once.cursor, manifest.next.position, witness)
-        return _Kept(once.cursor, since, witness)
-
-    def _check_newest(self, once: Once, since: LogPosition) -> None:
-        """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
-        staged = min(part.pointer.start.offset for part in self._parts)
-        if staged < since.offset:
-            message = (
-                f"log {self._manifests.url}: cursor {once.cursor}: expected it at {staged} or before, where the log"
-                f" ended when this was staged, found it at {since.offset}: another append of the writer began since,"
-                f" and whether the log had this one before is not known: if it was not made, stage it again"
-            )
-            raise UnknownDurabilityError(message)
-
-    def _check_kept(self, kept: _Kept) -> None:
-        """Refuse to append if another process has moved the cursor: the manifest may lack an append that was made."""
-        found = self._cursors.load(kept.cursor)
-        if found is None or found.etag != kept.witness.etag:
-            at, place = kept.witness.cursor.position.offset, None if found is None else found.cursor.position.offset
-            message = (
-                f"log {self._manifests.url}: cursor {kept.cursor}: expected it at {at}, where this append put it, found"
-                f" it {'deleted' if place is None else f'at {place}'}: another process repeats this append, or has made"
-                f" it; repeat it"
-            )
-            raise UnknownDurabilityError(message)
-
-    def _named(self, manifest: Manifest, since: LogPosition) -> list[FragmentPointer]:
-        """Return the append's fragments, if the log has it already, at or behind the cursor."""
-        pointers = select(manifest.pointers, since, UNLIMITED, self._snapshots.load)
-        return [each for each in pointers if check_fragment_path(each.path, each.seq_no).startswith(self._naming)]
 
     # ------------------------------------------------------------------ one try
 
@@ -335,11 +280,15 @@ class _Installing:
         what = f"staged fragment ({object_url(store, pointer.path)})"
         data = store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
+            taken = "a collection of orphans took it, as the append took longer than the interval"
+            if self._once is not None:
+                # The log was searched for the append.
+                raise NotDurableError(f"{what}: expected what was staged, found none: {taken}: stage it again")
             message = (
-                f"{what}: expected what was staged, found none: a collection of orphans took it, as the append took"
-                f" longer than the interval: stage it again"
+                f"{what}: expected what was staged, found none: {taken}, or it was installed before: read the log"
+                f" before staging it again"
             )
-            raise NotDurableError(message)
+            raise UnknownDurabilityError(message)
         return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
 
     def _report(self, pointers: Sequence[FragmentPointer], *, repeated: bool) -> InstallReport:

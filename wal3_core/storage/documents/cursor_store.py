@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import Seen
 
@@ -83,15 +84,28 @@ class CursorStore:
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
-    @checked(name=check_cursor_name, position=instance_of(LogPosition), subscribed=optional(instance_of(Subscribed)))
-    def init(self, name: str, position: LogPosition, *, subscribed: Subscribed | None = None) -> Witness:
+    @checked(
+        name=check_cursor_name,
+        position=instance_of(LogPosition),
+        subscribed=optional(instance_of(Subscribed)),
+        appends=several,
+    )
+    def init(
+        self,
+        name: str,
+        position: LogPosition,
+        *,
+        subscribed: Subscribed | None = None,
+        appends: Iterable[NamedAppend] = (),
+    ) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
         GarbageCollectedError when the position is gone: the cursor is then at the log's first position. ``subscribed``
-        makes it the cursor of a subscription to a feed.
+        makes it the cursor of a subscription to a feed, ``appends`` that of a writer that names its appends.
         """
         self._check_position(name, position)
-        witness = self._create(name, self._cursor(position, generation=0, subscribed=subscribed))
+        cursor = self._cursor(position, generation=0, subscribed=subscribed)
+        witness = self._create(name, replace(cursor, appends=tuple(appends)))
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
@@ -117,6 +131,7 @@ class CursorStore:
         witness=instance_of(Witness),
         keys=several,
         subscribed=optional(instance_of(Subscribed)),
+        appends=several,
     )
     def save(
         self,
@@ -126,6 +141,7 @@ class CursorStore:
         *,
         keys: Iterable[tuple[bytes, int]] = (),
         subscribed: Subscribed | None = None,
+        appends: Iterable[NamedAppend] = (),
     ) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
@@ -133,6 +149,7 @@ class CursorStore:
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
         ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
+        ``appends`` are those of a writer that names them; without any, the cursor keeps those that it has.
 
         Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
         what is at or after the position is delivered again.
@@ -140,21 +157,14 @@ class CursorStore:
         position = position_after(position) if isinstance(position, Record) else position
         ahead = tuple(map(_plain_key, keys))
         self._check_position(name, position, ahead)
-        if witness.cursor.log_id != self._manifests.log_id():
-            message = (
-                f"cursor {name}: expected one of log {self._manifests.log_id()}, found one of log"
-                f" {witness.cursor.log_id}, which had this name before: load it again"
-            )
-            raise LogReplacedError(message)
-        moved = self._cursor(
-            position,
-            generation=witness.cursor.generation + 1,
-            subscribed=subscribed or _nothing_done(witness.cursor.subscribed),
-        )
-        moved = _with_keys(name, moved, ahead)
+        _check_life(name, witness.cursor, self._manifests.log_id())
+        before = witness.cursor
+        kept = subscribed or _nothing_done(before.subscribed)
+        moved = self._cursor(position, generation=before.generation + 1, subscribed=kept)
+        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends) or before.appends)
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
-        if self._held.get(name) != witness.etag or position.offset < witness.cursor.position.offset:
+        if self._held.get(name) != witness.etag or position.offset < before.position.offset:
             self._check_still_held(name, saved, witness)
         self._held[name] = saved.etag
         return saved
@@ -222,15 +232,7 @@ class CursorStore:
         furthest = max([position.offset, *(offset for _, offset in keys)])
         if known is None or furthest > known.next.position.offset:
             known = self._manifest()
-        limit = known.next.position
-        if position.offset < 1 or furthest > limit.offset:
-            # Beyond the end, it would skip what is appended there.
-            found = position.offset if position.offset < 1 else furthest
-            message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
-            raise InvalidRequestError(message)
-        if not 0 <= position.timestamp_us <= U64_MAX:
-            message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
-            raise InvalidRequestError(message)
+        _check_range(name, position, furthest, known.next.position)
 
     def _manifest(self) -> Manifest:
         known = self._manifests.load(self._known)
@@ -254,8 +256,7 @@ class CursorStore:
         if saved is None:
             self._manifest()
             place = object_url(self._store, cursor_path(name))
-            message = f"cursor {place}: expected {expected}, found another version"
-            raise CursorConflictError(message)
+            raise CursorConflictError(f"cursor {place}: expected {expected}, found another version")
         return Witness(saved.document, saved.etag)
 
     def _withdraw_compaction(self, position: LogPosition) -> None:
@@ -298,7 +299,7 @@ class CursorStore:
         back = first if before is None else max(first, before.cursor.position)
         with contextlib.suppress(CursorConflictError):
             moved = self._cursor(back, generation=saved.cursor.generation + 1, subscribed=_nothing_done(subscribed))
-            self._put(name, moved, saved)
+            self._put(name, replace(moved, appends=saved.cursor.appends), saved)
             # Like any cursor that was moved back: a pass may have read the cursors before.
             self._manifest()
             self._withdraw_compaction(back)
@@ -307,6 +308,26 @@ class CursorStore:
             f" it is now at {back.offset}: load it and continue from there, or delete it"
         )
         raise GarbageCollectedError(message)
+
+
+def _check_life(name: str, cursor: Cursor, log_id: LogId) -> None:
+    if cursor.log_id != log_id:
+        message = (
+            f"cursor {name}: expected one of log {log_id}, found one of log {cursor.log_id}, which had this name"
+            f" before: load it again"
+        )
+        raise LogReplacedError(message)
+
+
+def _check_range(name: str, position: LogPosition, furthest: int, limit: LogPosition) -> None:
+    if position.offset < 1 or furthest > limit.offset:
+        # Beyond the end, it would skip what is appended there.
+        found = position.offset if position.offset < 1 else furthest
+        message = f"cursor {name}: expected an offset from 1 to {limit.offset}, found {found}"
+        raise InvalidRequestError(message)
+    if not 0 <= position.timestamp_us <= U64_MAX:
+        message = f"cursor {name}: expected a timestamp within u64, found {position.timestamp_us}"
+        raise InvalidRequestError(message)
 
 
 def _plain_key(pair: object) -> tuple[bytes, int]:

@@ -1,0 +1,174 @@
+"""Appends with a name, each made once however often it is repeated: what the writer's cursor and the log know of them.
+
+The writer's cursor names its last appends. It keeps from collection and compaction what was appended since the last
+one began, and an append that begins looks there for all that were not found yet. So of each that the cursor names it is
+known whether the log has it, until the next manifest that a CAS replaces.
+Source: docs/protocol.md, "Staged appends". Keeps INV-51.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wal3_core.arguments import flag, integer, make_plain, text
+from wal3_core.errors import CursorConflictError, InvalidRequestError, UnknownDurabilityError
+from wal3_core.log.read.scan import select
+from wal3_core.model.named_append import NAMING_DIGITS, SERIES_LENGTH_MAX, NamedAppend, begun, placed
+from wal3_core.model.paths import check_writer_cursor_name
+from wal3_core.model.strict_json import U64_MAX
+from wal3_core.options import UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.storage.documents.cursor_store import CursorStore, Witness
+    from wal3_core.storage.documents.manifest_store import ManifestStore
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Names an append: the ``cursor`` of who repeats it, one name for each source of appends, and the append's own.
+
+    The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths.
+
+    An append may have a ``number`` in a ``series``: who begins one has made all with lower numbers. Then none of these
+    is made again, however old it is. With ``same_rows``, an append that the log has is refused if its records are
+    others now; without, they are left out with a warning.
+    """
+
+    cursor: str
+    append: str
+    series: str = ""
+    number: int = 0
+    same_rows: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse names that no cursor can have, or say."""
+        make_plain(self, cursor=check_writer_cursor_name, append=text, series=text, number=integer, same_rows=flag)
+        if len(self.series) > SERIES_LENGTH_MAX or not 0 <= self.number <= U64_MAX:
+            message = (
+                f"append {self.append[:80]!r}: expected a series of at most {SERIES_LENGTH_MAX} characters and a number"
+                f" within u64, found {len(self.series)} characters and {self.number}"
+            )
+            raise InvalidRequestError(message)
+
+    def begin(self, log: str) -> NamedAppend:
+        """Return it as it begins. Its fragments' tokens begin the same in a log that was restored under its name."""
+        named = f"{log}/{self.cursor}/{self.append}".encode()
+        naming = hashlib.sha256(named).hexdigest()[:NAMING_DIGITS]
+        return NamedAppend(naming=naming, series=self.series, number=self.number if self.series else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The writer's cursor, as the append that is under way left it; ``append`` says whether it is done."""
+
+    append: NamedAppend
+    witness: Witness
+
+
+class Remembering:
+    """One append with a name, in one life of a log."""
+
+    def __init__(
+        self, once: Once, log: str, manifests: ManifestStore, snapshots: SnapshotStore, cursors: CursorStore
+    ) -> None:
+        self._once = once
+        self._new = once.begin(log)
+        self._manifests = manifests
+        self._snapshots = snapshots
+        self._cursors = cursors
+        self._what = f"log {manifests.url}: cursor {once.cursor}"
+
+    def begin(self, staged: int) -> Kept:
+        """Have the cursor name the append, and keep what is about to be appended, unless it is done.
+
+        ``staged`` is where the log ended when the first of it was staged. UnknownDurabilityError when the cursor's
+        writer has gone on to other appends, and whether this one was made before them is not known.
+        """
+        witness = self._cursors.load(self._once.cursor)
+        if witness is None:
+            with contextlib.suppress(CursorConflictError):
+                end = self._manifests.load().manifest.next.position
+                return Kept(append=self._new, witness=self._cursors.init(self._once.cursor, end, appends=(self._new,)))
+            # Another process begins an append of the writer just now.
+            witness = self._cursors.load(self._once.cursor)
+            if witness is None:
+                message = f"{self._what}: expected it to stay, found it deleted"
+                raise CursorConflictError(message)
+        return self._go_on(witness, staged)
+
+    def _go_on(self, witness: Witness, staged: int) -> Kept:
+        manifest, before = self._manifests.load().manifest, witness.cursor.appends
+        named = next(filter(self._is_this, before), None)
+        append = named or self._new
+        appends = placed(before if named else (*before, append), self._since(manifest, witness))
+        append = next(each for each in appends if each.naming == append.naming)
+        if append.is_done:
+            return Kept(append=append, witness=witness)
+        self._check_newest(appends)
+        if named is None:
+            self._check_staged(witness, staged)
+        appends, end = begun(appends, append), manifest.next.position
+        if (end.offset, appends) != (witness.cursor.position.offset, before):
+            witness = self._cursors.save(self._once.cursor, end, witness, appends=appends)
+        return Kept(append=append, witness=witness)
+
+    def _is_this(self, other: NamedAppend) -> bool:
+        """Tell whether the cursor names it; a log that was restored under another name has another naming of it."""
+        new = self._new
+        return other.naming == new.naming or (
+            bool(new.series) and (other.series, other.number) == (new.series, new.number)
+        )
+
+    def _check_newest(self, appends: tuple[NamedAppend, ...]) -> None:
+        """Refuse an append of a series in which a later one began: it was made before that."""
+        new = self._new
+        later = [each.number for each in appends if new.series and each.series == new.series]
+        if later and max(later) > new.number:
+            message = (
+                f"{self._what}: expected number {max(later)} of {new.series}, which began, or a later one, found number"
+                f" {new.number}, which was made before that: if another process goes on with {new.series}, end this"
+                f" one; if this one was put back to an older state, begin a new series, or delete the cursor to have"
+                f" it append again"
+            )
+            raise UnknownDurabilityError(message)
+
+    def _check_staged(self, witness: Witness, staged: int) -> None:
+        """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
+        since = witness.cursor.position
+        if staged < since.offset:
+            message = (
+                f"{self._what}: expected it at {staged} or before, where the log ended when this was staged, found it"
+                f" at {since.offset}: another append of the writer began since, and whether the log had this one"
+                f" before is not known: if it was not made, stage it again"
+            )
+            raise UnknownDurabilityError(message)
+
+    def find(self, manifest: Manifest, kept: Kept) -> NamedAppend | None:
+        """Return the append's place, if the log has it."""
+        if kept.append.is_done:
+            return kept.append
+        (found,) = placed((kept.append,), self._since(manifest, kept.witness))
+        return found if found.is_done else None
+
+    def _since(self, manifest: Manifest, witness: Witness) -> Iterator[FragmentPointer]:
+        return select(manifest.pointers, witness.cursor.position, UNLIMITED, self._snapshots.load)
+
+    def check_kept(self, kept: Kept) -> None:
+        """Refuse to append if another process has moved the cursor: the manifest may lack an append that was made."""
+        found = self._cursors.load(self._once.cursor)
+        if found is None or found.etag != kept.witness.etag:
+            at, place = kept.witness.cursor.position.offset, None if found is None else found.cursor.position.offset
+            message = (
+                f"{self._what}: expected it at {at}, where this append put it, found it"
+                f" {'deleted' if place is None else f'at {place}'}: another process repeats this append, or has made"
+                f" it; repeat it"
+            )
+            raise UnknownDurabilityError(message)

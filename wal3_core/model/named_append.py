@@ -1,0 +1,107 @@
+"""What a writer's cursor says of the writer's last appends that have a name: which there were, and where they lie."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wal3_core.errors import CorruptError
+from wal3_core.model.paths import check_fragment_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from wal3_core.model.fragment import FragmentPointer
+    from wal3_core.model.strict_json import Fields, JsonObject
+
+# What a cursor remembers: older appends are forgotten.
+NAMED_APPENDS_MAX = 16
+SERIES_LENGTH_MAX = 200
+# Of a token's sixteen digits, those that name the append; the others are random, so that no path is used again.
+NAMING_DIGITS = 12
+_NAMING = re.compile(rf"[0-9a-f]{{{NAMING_DIGITS}}}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedAppend:
+    """An append that was begun: ``naming`` is how the tokens of its fragments begin.
+
+    ``number`` is its own in a ``series``, in which each append begins when those before it are done; 0 without a
+    series. It lies from the offset ``start`` to ``limit``, which are 0 as long as it was not found in the log.
+    """
+
+    naming: str
+    series: str = ""
+    number: int = 0
+    start: int = 0
+    limit: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the log has it."""
+        return self.limit > 0
+
+    def within(self, limit: int) -> NamedAppend:
+        """Return it for a log that ends at an offset: it lies wholly below that, or not in the log."""
+        return replace(self, start=0, limit=0) if self.limit > limit else self
+
+    def to_json(self) -> JsonObject:
+        """Return as a JSON object."""
+        series: JsonObject = {"series": self.series, "number": self.number} if self.series else {}
+        place: JsonObject = {"start": self.start, "limit": self.limit} if self.is_done else {}
+        return {"naming": self.naming, **series, **place}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> NamedAppend:
+        """Read from a JSON object."""
+        in_series, is_done = fields.has("series"), fields.has("limit")
+        found = cls(
+            naming=fields.string("naming"),
+            series=fields.string("series") if in_series else "",
+            number=fields.integer("number") if in_series else 0,
+            start=fields.integer("start") if is_done else 0,
+            limit=fields.integer("limit") if is_done else 0,
+        )
+        fields.finish()
+        if not _NAMING.fullmatch(found.naming):
+            message = f"{fields.what}: expected {NAMING_DIGITS} hex digits as naming, found {found.naming[:40]!r}"
+            raise CorruptError(message)
+        if in_series and not 1 <= len(found.series) <= SERIES_LENGTH_MAX:
+            message = f"{fields.what}: expected a series of 1 to {SERIES_LENGTH_MAX} characters, or no such field"
+            raise CorruptError(message)
+        if is_done and not 1 <= found.start < found.limit:
+            message = f"{fields.what}: expected a start below its limit, found {found.start} and {found.limit}"
+            raise CorruptError(message)
+        return found
+
+
+def named_of(pointers: Iterable[FragmentPointer]) -> dict[str, list[FragmentPointer]]:
+    """Return fragments by how their tokens begin."""
+    found: dict[str, list[FragmentPointer]] = {}
+    for each in pointers:
+        found.setdefault(check_fragment_path(each.path, each.seq_no)[:NAMING_DIGITS], []).append(each)
+    return found
+
+
+def placed(appends: Iterable[NamedAppend], pointers: Iterable[FragmentPointer]) -> tuple[NamedAppend, ...]:
+    """Return appends with the places of those that were not found before, and are among the fragments given."""
+    todo = list(appends)
+    if all(each.is_done for each in todo):
+        return tuple(todo)
+    found = named_of(pointers)
+    return tuple(each if each.is_done else _placed(each, found.get(each.naming, ())) for each in todo)
+
+
+def _placed(append: NamedAppend, pointers: Sequence[FragmentPointer]) -> NamedAppend:
+    if not pointers:
+        return append
+    return replace(append, start=pointers[0].start.offset, limit=pointers[-1].limit.offset)
+
+
+def begun(appends: Iterable[NamedAppend], append: NamedAppend) -> tuple[NamedAppend, ...]:
+    """Return what a cursor remembers when an append begins, the newest last: of a series, the newest alone."""
+    kept = [
+        each for each in appends if each.naming != append.naming and (not append.series or each.series != append.series)
+    ]
+    return (*kept, append)[-NAMED_APPENDS_MAX:]
