@@ -52,6 +52,24 @@ def test_two_cores_have_a_task_each_and_more_only_where_each_has_ample_work(tota
     assert count_tasks([total], cores=2, task_bytes=2**40) == tasks
 
 
+@pytest.mark.parametrize(("count", "tasks"), [(15, 1), (20_500, 8), (10**6, 246)])
+def test_tiny_objects_make_four_times_as_large_tasks_as_bytes_do(count: int, tasks: int) -> None:
+    """Python once started in an executor for longer than its tasks took."""
+    found = count_tasks([cost(1024)] * count, cores=2, task_bytes=256 * 2**20, num_bytes=1024 * count)
+
+    assert found == tasks
+
+
+@given(SIZES, st.integers(1, 64), st.integers(2**20, 2**30))
+def test_bytes_are_cut_as_if_there_were_no_requests(sizes: list[int], cores: int, task_bytes: int) -> None:
+    costs = [cost(size) for size in sizes]
+
+    count = count_tasks(costs, cores=cores, task_bytes=task_bytes, num_bytes=sum(sizes))
+
+    assert sum(sizes) / count <= task_bytes
+    assert count <= count_tasks(costs, cores=cores, task_bytes=task_bytes)
+
+
 def test_no_work_makes_no_task() -> None:
     assert count_tasks([], cores=2, task_bytes=100) == 0
     assert group([], [], 0) == []

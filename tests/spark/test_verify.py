@@ -157,7 +157,8 @@ def test_sums_that_contradict_the_manifest_are_a_problem(
     totals, _ = _run(spark, local_url, [plan, other], 2**20)
 
     assert _report(local_store, plan, totals["a"]) == scrub(local_store, "a")
-    swapped = _report(local_store, plan, replace(totals["b"], num_records=39))
+    totals["b"].num_records = 39
+    swapped = _report(local_store, plan, totals["b"])
     assert swapped is not None
     assert paths(swapped)[:2] == [MANIFEST, MANIFEST]
     assert [problem.message.split(",")[0] for problem in swapped.problems][:2] == [
