@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from wal3_core.errors import CorruptError, InvalidRequestError
@@ -32,7 +31,7 @@ class _Encodable(Protocol):
 
 
 D = TypeVar("D", bound=_Encodable)
-# Made once, as the decoders are: making one takes as long as encoding a cursor.
+# Made once: making one takes as long as encoding a cursor.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 _CHECKSUM_HEX = 32
 # Bytes that Python takes at most, as measured, for a dictionary, its entry, a list, an item.
@@ -84,22 +83,18 @@ def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
     _check_size(data, what=what, bytes_max=bytes_max)
     _check_expansion(data, what=what)
     try:
-        value = _decoder(calls=not _long_numbers_refused()).decode(data.decode("utf-8"))
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_object_of_pairs,
+            parse_constant=_refuse_number,
+            parse_float=_refuse_number,
+            # A function is called for each of a manifest's hundred numbers; ``Fields.integer`` checks them too.
+            parse_int=int if _long_numbers_refused() else _integer,
+        )
     except (ValueError, RecursionError) as error:
         message = f"{what}: expected JSON, found {_shown(data)} ({error})"
         raise CorruptError(message) from error
     return Fields(value, what)
-
-
-@cache
-def _decoder(*, calls: bool) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=_object_of_pairs,
-        parse_constant=_refuse_number,
-        parse_float=_refuse_number,
-        # A function would be called for each of a manifest's hundred numbers; ``Fields.integer`` checks them too.
-        parse_int=_integer if calls else int,
-    )
 
 
 def _check_size(data: bytes, *, what: str, bytes_max: int) -> None:
