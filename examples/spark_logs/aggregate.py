@@ -41,9 +41,11 @@ def count(spark: SparkSession, url: str, checkpoint: str, seconds: float) -> Non
     totals = payments.groupBy("key").agg(f.sum("paid.cents").alias("cents"))
 
     def append(changed: DataFrame, batch: int) -> None:
-        # Spark repeats a batch after a failure; a log that has this one already does not get it again.
+        # Spark repeats a batch after a failure; a log that has this one already does not get it again. The query's id is
+        # that of its checkpoint: with another one, batches are counted from 0 again.
+        query_id = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         rows = changed.select("key", f.to_json(f.struct("cents")).alias("body"))
-        options = {"store": url, "log": TOTALS, "create": "true", "writer": "totals", "write_id": str(batch)}
+        options = {"store": url, "log": TOTALS, "create": "true", "writer": "totals", "write_id": f"{query_id} {batch}"}
         rows.write.format("wal3").options(**options).mode("append").save()
 
     query = (

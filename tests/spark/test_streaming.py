@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from tests.spark.logs import fill
 from wal3_core import LogReader, open_store
@@ -94,3 +96,22 @@ def test_batches_of_a_new_checkpoint_are_not_taken_for_those_of_the_one_before(
 
     bodies = [record.body for record in LogReader.open(local_store, "p/a").records()]
     assert [record.body for record in LogReader.open(local_store, "copy").records()] == bodies * 2
+
+
+def test_query_whose_checkpoint_was_put_back_is_refused_and_doubles_nothing(
+    spark: SparkSession, local_url: str, local_store: ObjectStore, tmp_path: Path
+) -> None:
+    fill(local_store, "p/a", fragments=1)
+    frame = stream(spark, local_url).selectExpr("'copy' AS log", "key", "body")
+    checkpoint, options = tmp_path / "checkpoint", {"store": local_url, "create": "true", "writer": "copier"}
+    run(frame, "wal3", checkpoint, **options)
+    shutil.copytree(checkpoint, tmp_path / "older")
+    for _ in range(2):
+        fill(local_store, "p/a", fragments=1)
+        run(frame, "wal3", checkpoint, **options)
+
+    with pytest.raises(StreamingQueryException, match="or a later one, found number 2, .* delete the cursor"):
+        run(frame, "wal3", tmp_path / "older", **options)
+
+    bodies = [record.body for record in LogReader.open(local_store, "p/a").records()]
+    assert [record.body for record in LogReader.open(local_store, "copy").records()] == bodies
