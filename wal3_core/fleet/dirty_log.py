@@ -174,15 +174,12 @@ class DirtyLog:
             if not self._waiting or self._timed:
                 return
             free = self._free()
-            if free is None:
-                number = self._next_lane()
-                if number is None:
-                    return
-                self._opening = True
-            else:
-                self._timed = True
-        if free is None:
+            number = None if free is not None else self._next_lane()
+            self._timed = free is not None
+            self._opening = self._opening or number is not None
+        if number is not None:
             self._runtime.spawn(partial(self._add_lane, number), share=self._share)
+        if free is None:
             return
         try:
             linger_s = min(_LINGER_S_MAX, _LINGER_SHARE * free.writer.stats().commit_s)
