@@ -41,8 +41,8 @@ def count(spark: SparkSession, url: str, checkpoint: str, seconds: float) -> Non
     totals = payments.groupBy("key").agg(f.sum("paid.cents").alias("cents"))
 
     def append(changed: DataFrame, batch: int) -> None:
-        # Spark repeats a batch after a failure; a log that has this one already does not get it again. The query's id is
-        # that of its checkpoint: with another one, batches are counted from 0 again.
+        # Spark repeats a batch after a failure; a log that has this one already does not get it again. Batches of
+        # another checkpoint have another query's id.
         query_id = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         rows = changed.select("key", f.to_json(f.struct("cents")).alias("body"))
         options = {"store": url, "log": TOTALS, "create": "true", "writer": "totals", "write_id": f"{query_id} {batch}"}

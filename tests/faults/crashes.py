@@ -486,11 +486,8 @@ def main() -> None:
     total = 0
     numbers = [number for number, scenario in enumerate(SCENARIOS) if given.only in scenario.name]
     examined = partial(_examined, schedules=given.schedules, pairs=given.pairs)
-    # Spawned: a fork would inherit the threads that Arrow has begun. Each runs one scenario: what a run leaves
-    # suspended, as the tasks of a crashed process, is never freed.
-    with multiprocessing.get_context("spawn").Pool(
-        os.cpu_count(), hash_all_in_lanes_if_asked, maxtasksperchild=1
-    ) as pool:
+    # Spawned: a fork would inherit Arrow's threads. For one scenario each: what runs leave suspended is never freed.
+    with multiprocessing.get_context("spawn").Pool(None, hash_all_in_lanes_if_asked, maxtasksperchild=1) as pool:
         for row in pool.imap(examined, numbers):
             if isinstance(row, str):
                 sys.exit(row)
