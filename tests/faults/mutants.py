@@ -345,7 +345,7 @@ MUTANTS = (
     Mutation(
         "a cursor saved too late stays below the log's beginning",
         "wal3_core.storage.documents.cursor_store:CursorStore._check_still_held",
-        "self._put(name, replace(moved, append=saved.cursor.append), saved)",
+        "self._put(name, replace(moved, appends=saved.cursor.appends), saved)",
         "str(back)",
     ),
     Mutation(

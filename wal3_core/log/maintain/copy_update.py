@@ -356,15 +356,15 @@ class _Updating:
             if wanted.pins and wanted.position.offset < first.offset:
                 continue
             held = ours.load(name)
+            changed = held is None
             if held is None:
-                ours.init(name, wanted.position, subscribed=wanted.subscribed, appends=wanted.appends)
-            elif _content(held.cursor) == _content(wanted):
-                continue
-            else:
+                held = ours.init(name, wanted.position, subscribed=wanted.subscribed)
+            if _content(held.cursor) != _content(wanted):
+                changed = True
                 # The name may be another cursor's by now: nothing of the old one stays.
-                plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=()))
-                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed, appends=wanted.appends)
-            moved += 1
+                plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=wanted.appends))
+                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
+            moved += changed
         return moved
 
     def _with_places(self, cursor: Cursor) -> Cursor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.position import LogPosition
     from wal3_core.storage.documents.cursor_store import CursorStore, Witness
     from wal3_core.storage.documents.manifest_store import ManifestStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
@@ -96,7 +97,8 @@ class Remembering:
         if witness is None:
             with contextlib.suppress(CursorConflictError):
                 end = self._manifests.load().manifest.next.position
-                return Kept(append=self._new, witness=self._cursors.init(self._once.cursor, end, appends=(self._new,)))
+                witness = self._save(end, self._cursors.init(self._once.cursor, end), (self._new,))
+                return Kept(append=self._new, witness=witness)
             # Another process begins an append of the writer just now.
             witness = self._cursors.load(self._once.cursor)
             if witness is None:
@@ -117,8 +119,12 @@ class Remembering:
             self._check_staged(witness, staged)
         appends, end = begun(appends, append), manifest.next.position
         if (end.offset, appends) != (witness.cursor.position.offset, before):
-            witness = self._cursors.save(self._once.cursor, end, witness, appends=appends)
+            witness = self._save(end, witness, appends)
         return Kept(append=append, witness=witness)
+
+    def _save(self, end: LogPosition, witness: Witness, appends: tuple[NamedAppend, ...]) -> Witness:
+        named = replace(witness, cursor=replace(witness.cursor, appends=appends))
+        return self._cursors.save(self._once.cursor, end, named)
 
     def _is_this(self, other: NamedAppend) -> bool:
         """Tell whether the cursor names it; a log that was restored under another name has another naming of it."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.paths import LogId
     from wal3_core.storage.documents.document_store import Seen
 
@@ -84,28 +83,15 @@ class CursorStore:
         # By name, the versions whose position was checked to be held: a collection keeps everything from there on.
         self._held: dict[str, Etag] = {}
 
-    @checked(
-        name=check_cursor_name,
-        position=instance_of(LogPosition),
-        subscribed=optional(instance_of(Subscribed)),
-        appends=several,
-    )
-    def init(
-        self,
-        name: str,
-        position: LogPosition,
-        *,
-        subscribed: Subscribed | None = None,
-        appends: Iterable[NamedAppend] = (),
-    ) -> Witness:
+    @checked(name=check_cursor_name, position=instance_of(LogPosition), subscribed=optional(instance_of(Subscribed)))
+    def init(self, name: str, position: LogPosition, *, subscribed: Subscribed | None = None) -> Witness:
         """Create a cursor; CursorConflictError when it exists.
 
         GarbageCollectedError when the position is gone: the cursor is then at the log's first position. ``subscribed``
-        makes it the cursor of a subscription to a feed, ``appends`` that of a writer that names its appends.
+        makes it the cursor of a subscription to a feed.
         """
         self._check_position(name, position)
-        cursor = self._cursor(position, generation=0, subscribed=subscribed)
-        witness = self._create(name, replace(cursor, appends=tuple(appends)))
+        witness = self._create(name, self._cursor(position, generation=0, subscribed=subscribed))
         try:
             self._check_still_held(name, witness, None)
         except (LogReplacedError, LogNotFoundError):
@@ -131,7 +117,6 @@ class CursorStore:
         witness=instance_of(Witness),
         keys=several,
         subscribed=optional(instance_of(Subscribed)),
-        appends=several,
     )
     def save(
         self,
@@ -141,7 +126,6 @@ class CursorStore:
         *,
         keys: Iterable[tuple[bytes, int]] = (),
         subscribed: Subscribed | None = None,
-        appends: Iterable[NamedAppend] = (),
     ) -> Witness:
         """Move a cursor from the witness's version; CursorConflictError when it has another version.
 
@@ -149,7 +133,7 @@ class CursorStore:
         A move backwards, or from a version that this store did not check, checks that the log still holds the
         position; if not, it raises GarbageCollectedError, with the cursor back where it was.
         ``keys`` are those of a consumer by key that are ahead of the position, rising; others are forgotten.
-        ``appends`` are those of a writer that names them; without any, the cursor keeps those that it has.
+        The ``appends`` of a writer that names them are those of the witness.
 
         Without ``subscribed``, the cursor of a subscription remains one, which has acknowledged nothing ahead of it:
         what is at or after the position is delivered again.
@@ -161,7 +145,7 @@ class CursorStore:
         before = witness.cursor
         kept = subscribed or _nothing_done(before.subscribed)
         moved = self._cursor(position, generation=before.generation + 1, subscribed=kept)
-        moved = replace(_with_keys(name, moved, ahead), appends=tuple(appends) or before.appends)
+        moved = replace(_with_keys(name, moved, ahead), appends=before.appends)
         saved = self._put(name, moved, witness)
         # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < before.position.offset:
