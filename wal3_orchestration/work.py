@@ -35,7 +35,10 @@ def slices(logs: Sequence[str]) -> Iterator[Sequence[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The logs of a step of an asset; ``swept`` says that the run is a sweep, ``last`` that no step comes after it."""
+    """The logs of a step of an asset; ``swept`` says that the run is a sweep, ``last`` that no step comes after it.
+
+    A slice of the work has some of the step's ``num_logs``.
+    """
 
     scope: Scope
     context: AssetExecutionContext | OpExecutionContext
@@ -43,6 +46,7 @@ class Work:
     logs: Sequence[str]
     swept: bool = False
     last: bool = True
+    step_logs: int | None = None
 
     @classmethod
     def of_sweep(cls, scope: Scope, context: OpExecutionContext, asset: str, *, last: bool) -> Work:
@@ -55,6 +59,11 @@ class Work:
             said = "%d logs that the configuration names are not known, and left out: %s%s"
             context.log.warning(said, len(left_out), ", ".join(left_out[:_NAMED_MAX]), more)
         return cls(scope=scope, context=context, asset=asset, logs=logs, swept=True, last=last)
+
+    @property
+    def num_logs(self) -> int:
+        """How many logs the step has: whether Spark is worth its start does not depend on the slice."""
+        return len(self.logs) if self.step_logs is None else self.step_logs
 
     @property
     def instance(self) -> DagsterInstance:
@@ -76,7 +85,8 @@ class Work:
 
         Dagster holds the chosen partitions of a run together in any case, and records them together.
         """
-        yield from (replace(self, logs=some) for some in (slices(self.logs) if self.swept else [self.logs]))
+        parts = slices(self.logs) if self.swept else [self.logs]
+        yield from (replace(self, logs=some, step_logs=self.num_logs) for some in parts)
 
     def open(self) -> ObjectStore:
         """Open the store; Failure when it is not the one that the instance looks after."""

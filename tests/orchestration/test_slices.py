@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dagster import build_op_context
 
 from tests.orchestration.checked import check_of, found_bad, recorded_by
 from tests.stores import life_store
@@ -120,3 +122,17 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
     assert len(held) >= len(logs) // SLICE
     assert max(outcomes for outcomes, _ in held) <= SLICE + SHOWN
     assert max(judged for _, judged in held) <= SLICE + 1
+
+
+@pytest.mark.usefixtures("sliced")
+def test_slice_knows_how_many_logs_its_step_has_so_that_all_slices_are_done_in_the_same_way() -> None:
+    """Regression: with spark_logs_min above the size of a slice, Spark was never used."""
+    names = [f"log-{number}" for number in range(10)]
+    whole = work.Work(scope=Scope(), context=build_op_context(), asset="manifest", logs=names, swept=True)
+
+    found = list(whole.slices())
+
+    assert [log for each in found for log in each.logs] == names
+    assert [(len(each.logs), each.num_logs) for each in found] == [(4, 10), (4, 10), (2, 10)]
+    (chosen,) = replace(whole, swept=False).slices()
+    assert (list(chosen.logs), chosen.num_logs) == (names, 10)

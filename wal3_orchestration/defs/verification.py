@@ -26,7 +26,7 @@ from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.outcomes import HERE, ON_SPARK, Outcome, Verdict
 from wal3_orchestration.recording import Recorder
-from wal3_orchestration.resources import CollectionResource, spark_session
+from wal3_orchestration.resources import spark_session
 from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
@@ -75,18 +75,18 @@ def verify(work: Work) -> Iterator[Event]:
 
 
 def _read_back(work: Work, store: ObjectStore) -> tuple[str, list[ScrubReport], Retried | None]:
-    if is_small(store, work.logs, work.limits):
+    if _is_small(work, store):
         return HERE, list(at_once(partial(scrub_log, store), work.logs)), None
     spark = spark_session(work.scope.spark(work.context))
     reports = verify_logs(spark, work.scope.store(work.context).url, list(work.logs))
     return ON_SPARK, reports, reports.retried
 
 
-def is_small(store: ObjectStore, logs: Sequence[str], limits: CollectionResource) -> bool:
+def _is_small(work: Work, store: ObjectStore) -> bool:
     """Return whether logs are few and small enough to be read without Spark; one look at each says."""
-    if len(logs) >= limits.spark_logs_min:
+    if work.num_logs >= work.limits.spark_logs_min:
         return False
-    return sum(manifest.num_bytes for _, manifest in read_manifests(store, logs)) < limits.spark_bytes_min
+    return sum(manifest.num_bytes for _, manifest in read_manifests(store, work.logs)) < work.limits.spark_bytes_min
 
 
 def scrub_log(store: ObjectStore, log: str) -> ScrubReport:

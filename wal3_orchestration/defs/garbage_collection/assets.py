@@ -114,7 +114,7 @@ def _plan_slice(work: Work, store: ObjectStore, recorder: Recorder, lost: Failur
 
 def _surveys(work: Work, store: ObjectStore) -> tuple[str, Iterable[Survey], Retried | None]:
     logs, limits = list(work.logs), work.limits
-    if len(logs) < limits.spark_logs_min:
+    if work.num_logs < limits.spark_logs_min:
         return HERE, at_once(lambda log: survey_log(store, log, limits.options()), logs), None
     spark = spark_session(work.scope.spark(work.context))
     surveys = plan_collections(spark, work.scope.store(work.context).url, logs, limits.options())

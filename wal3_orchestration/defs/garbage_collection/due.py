@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from wal3_core.errors import LogError
 from wal3_core.fleet.asking import ask
 from wal3_core.log.collect.deleter import Deleter
 from wal3_core.runtime import US_PER_S, shared_runtime
+from wal3_orchestration.at_once import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
 
-_LOOKS_AT_ONCE = 16
 # How wrong this machine's clock may be; the store's clock decides.
 _CLOCK_SKEW_S_MAX = 60
 _PERIOD_S_MIN = 60
@@ -37,11 +36,15 @@ def find_due(store: ObjectStore, logs: Iterable[str], options: CollectorOptions)
 
     UnavailableError when the store does not answer.
     """
-    logs = list(logs)
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="due") as threads:
-        found = dict(zip(logs, threads.map(partial(ask, partial(_look, store, options)), logs), strict=True))
-    due = [each for each in found.values() if isinstance(each, DueLog) and each.documents]
-    return due, {log: str(each) for log, each in found.items() if isinstance(each, LogError)}
+    look = partial(_look, store, options)
+    due: list[DueLog] = []
+    unreadable: dict[str, str] = {}
+    for log, found in at_once(lambda log: (log, ask(look, log)), logs):
+        if isinstance(found, LogError):
+            unreadable[log] = str(found)
+        elif found.documents:
+            due.append(found)
+    return due, unreadable
 
 
 def _look(store: ObjectStore, options: CollectorOptions, log: str) -> DueLog:

@@ -59,7 +59,7 @@ def mark(work: Work) -> Iterator[Event]:
 
 def _orphans(work: Work, store: ObjectStore) -> tuple[Iterable[LogOrphans], Retried | None]:
     logs, limits = list(work.logs), work.limits
-    if len(logs) < limits.spark_logs_min:
+    if work.num_logs < limits.spark_logs_min:
         return at_once(lambda log: orphans_of(store, log, limits.options()), logs), None
     spark = spark_session(work.scope.spark(work.context))
     found = list_orphans(spark, work.scope.store(work.context).url, logs, limits.options())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from wal3_core.errors import KeyCompactionRefusedError, LogError, LogReplacedErr
 from wal3_core.fleet.asking import ask
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.model.paths import pass_path
+from wal3_orchestration.at_once import at_once
 from wal3_orchestration.outcomes import IDLE, Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # The label of the token of a merged pass.
 IDENTITY = "token"
-_LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +44,7 @@ class Outline:
 
 def outlines(store: ObjectStore, logs: Iterable[str]) -> list[Outline]:
     """Outline passes over many logs, several at a time, in order. UnavailableError when the store does not answer."""
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="outline") as threads:
-        return list(threads.map(partial(_outline, store), logs))
+    return list(at_once(partial(_outline, store), logs))
 
 
 def _outline(store: ObjectStore, log: str) -> Outline:
