@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 TASK_COST_MIN = 4 * 2**20
 # Beside so much work a task costs little of its own, and a few on each core even out cores that are slow or busy.
-TASK_COST_AMPLE = 128 * 2**20
+TASK_COST_AMPLE = 256 * 2**20
 TASKS_PER_CORE = 4
 # Of tiny objects, a task of so many bytes' cost would be over before Python has started in its executor.
 REQUESTS_RATIO = 4
