@@ -137,13 +137,17 @@ class Manifest:
             raise SealedError(message)
         epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
         last = fragments[-1]
-        return replace(
+        changed = replace(
             self,
             setsum=self.setsum + sum_setsums(fragments),
             next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=epochs,
             fragments=(*self.fragments, *fragments),
-        ).counted()
+            num_bytes=self.num_bytes + sum(fragment.num_bytes for fragment in fragments),
+            num_records=self.num_records + sum(fragment.num_records for fragment in fragments),
+        )
+        changed.check()
+        return changed
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
         """Replace a run of pointers by the snapshot that holds them; InvalidRequestError if the run is gone."""
