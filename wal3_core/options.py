@@ -67,18 +67,20 @@ def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
             raise InvalidRequestError(message)
 
 
+_CHECKS: Mapping[object, Check] = {
+    "int": integer,
+    "int | None": optional(integer),
+    "float": number,
+    "float | None": optional(number),
+    "bool": flag,
+    "str | None": optional(text),
+}
+
+
 def _check_of(option: Field[object]) -> Check:
     """Return the check for an option's declared type."""
-    checks: Mapping[object, Check] = {
-        "int": integer,
-        "int | None": optional(integer),
-        "float": number,
-        "float | None": optional(number),
-        "bool": flag,
-        "str | None": optional(text),
-    }
     # Any other type is a class of options.
-    return checks.get(option.type) or instance_of(globals()[str(option.type)])
+    return _CHECKS.get(option.type) or instance_of(globals()[str(option.type)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

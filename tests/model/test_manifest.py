@@ -17,6 +17,7 @@ from wal3_core.model import strict_json
 from wal3_core.model.cursor import Cursor
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.manifest_parts import Boundary, Durability, Epoch, Seal
+from wal3_core.model.manifest_text import NONE_KNOWN
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
 from wal3_core.model.snapshot import Snapshot, SnapshotPointer, sum_setsums
@@ -219,20 +220,44 @@ def test_every_flipped_bit_of_a_manifest_is_an_error(held: Manifest, data: st.Da
         Manifest.from_bytes(bytes(flipped))
 
 
-def test_read_back_takes_only_what_is_unchanged_from_the_manifest_before(held: Manifest, entry: Epoch) -> None:
+def test_known_pointers_are_neither_encoded_nor_decoded_again(held: Manifest, entry: Epoch) -> None:
     before, _, _ = rolled(held, 2)
+    known = before.text(NONE_KNOWN).texts()
     after = before.apply_fragments(entry, fragments_after(before, 2))
-    # As a defect in what is encoded would have it: another fragment, and another snapshot, under a known path.
-    changed = [replace(each, num_bytes=each.num_bytes + 1) for each in (after.snapshots[0], after.fragments[0])]
-    wrong = replace(after, snapshots=(changed[0],), fragments=(changed[1], *after.fragments[1:])).counted()
 
-    def read_back(manifest: Manifest) -> Manifest:
-        fields = strict_json.load_checksummed(manifest.to_bytes(), what="a", bytes_max=2**20)
-        return Manifest.from_fields(fields, before=before)
+    text = after.text(known)
 
-    assert read_back(after) == after
-    assert read_back(after).fragments[0] is before.fragments[0]
-    assert read_back(wrong) == wrong != after
+    assert text.data() == after.to_bytes()
+    assert [each is known.get(each.pointer.path) for each in (*text.snapshots, *text.fragments)] == [
+        *(True for _ in before.pointers),
+        *(False for _ in after.fragments[len(before.fragments) :]),
+    ]
+    assert not any(each.text in text.unknown(known) for each in known.values())
+    fields = strict_json.load(text.unknown(known), what="a", bytes_max=2**20)
+    assert Manifest.from_fields(fields, known=known) == after
+    assert strict_json.with_checksum(text.unknown(NONE_KNOWN)[:-1]) == text.data()
+
+
+def test_pointer_that_changed_under_its_path_is_not_a_known_one(held: Manifest) -> None:
+    before, _, _ = rolled(held, 2)
+    known = before.text(NONE_KNOWN).texts()
+    changed = [replace(each, num_bytes=each.num_bytes + 1) for each in (before.snapshots[0], before.fragments[0])]
+    after = replace(before, snapshots=(changed[0],), fragments=(changed[1], *before.fragments[1:])).counted()
+
+    assert Manifest.from_bytes(after.text(known).data()) == after != before
+    fields = strict_json.load(after.text(known).unknown(known), what="a", bytes_max=2**20)
+    assert Manifest.from_fields(fields, known=known) == after
+
+
+def test_path_in_place_of_a_pointer_is_refused_unless_it_is_known(held: Manifest) -> None:
+    known = held.text(NONE_KNOWN).texts()
+    brief = held.text(known).unknown(known)
+
+    with pytest.raises(CorruptError, match=r"fragments\[0\]: expected a JSON object, found str"):
+        Manifest.from_fields(strict_json.load(brief, what="a", bytes_max=2**20))
+    elsewhere = brief.replace(b'"snapshots":[]', b'"snapshots":["%b"]' % held.fragments[0].path.encode())
+    with pytest.raises(CorruptError, match=r"snapshots\[0\]: expected a JSON object, found str"):
+        Manifest.from_fields(strict_json.load(elsewhere, what="a", bytes_max=2**20), known=known)
 
 
 @pytest.mark.parametrize("field", ["first_seq_no", "seq_no", "num_bytes", "num_records"])

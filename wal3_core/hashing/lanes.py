@@ -66,9 +66,13 @@ class Lanes:
         """Say what hashes records."""
         return Hashing("hashlib", self._reason) if self._function is None else Hashing("compiled code", self._reason)
 
+    def may_fill(self, records: int) -> bool:
+        """Whether so many records are enough for ``may_sum``, which takes their size as well."""
+        return not self._off and records >= _RECORDS_MIN
+
     def may_sum(self, records: int, num_bytes: int) -> bool:
         """Whether ``add`` may be called for records of so many bytes of keys and bodies, and would be faster."""
-        if self._off or records < _RECORDS_MIN:
+        if not self.may_fill(records):
             return False
         blocks = records + num_bytes // BLOCK_BYTES
         if blocks < _BLOCKS_MIN:

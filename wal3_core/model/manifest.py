@@ -15,6 +15,7 @@ from wal3_core.model.compacting import NOT_COMPACTED, Compaction, CompactionAnno
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.manifest_checks import check_balance, check_counts, check_ends, check_epochs
 from wal3_core.model.manifest_parts import EPOCHS_MAX, Announcement, Boundary, Durability, Epoch, Seal
+from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText, pointer_texts
 from wal3_core.model.paths import MANIFEST, LogId, check_log_id
 from wal3_core.model.position import FIRST_OFFSET, FIRST_SEQ_NO, FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY, Setsum
@@ -26,12 +27,13 @@ from wal3_core.model.snapshot import (
     describe,
     sum_setsums,
 )
+from wal3_core.model.strict_json import Fields
 from wal3_core.options import POINTERS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from wal3_core.model.strict_json import Fields, JsonObject
+    from wal3_core.model.strict_json import JsonObject
 
 P = TypeVar("P", FragmentPointer, SnapshotPointer)
 FORMAT_VERSION = 2
@@ -135,13 +137,17 @@ class Manifest:
             raise SealedError(message)
         epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
         last = fragments[-1]
-        return replace(
+        changed = replace(
             self,
             setsum=self.setsum + sum_setsums(fragments),
             next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
             epochs=epochs,
             fragments=(*self.fragments, *fragments),
-        ).counted()
+            num_bytes=self.num_bytes + sum(fragment.num_bytes for fragment in fragments),
+            num_records=self.num_records + sum(fragment.num_records for fragment in fragments),
+        )
+        changed.check()
+        return changed
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
         """Replace a run of pointers by the snapshot that holds them; InvalidRequestError if the run is gone."""
@@ -229,26 +235,30 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Encode as checksummed JSON."""
+        return self.text(NONE_KNOWN).data()
+
+    def text(self, known: KnownTexts) -> ManifestText:
+        """Encode, but for pointers whose texts are known."""
         follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
-        return strict_json.dump_checksummed(
-            {
-                "format_version": FORMAT_VERSION,
-                "log_id": self.log_id,
-                **follows,
-                "generation": self.generation,
-                "fence": self.fence,
-                "writer": self.writer,
-                "setsum": self.setsum.hexdigest(),
-                "pruned": self.pruned.hexdigest(),
-                "first": self.first.to_json(),
-                "next": self.next.to_json(),
-                "epochs": [entry.to_json() for entry in self.epochs],
-                "snapshots": [pointer.to_json() for pointer in self.snapshots],
-                "fragments": [pointer.to_json() for pointer in self.fragments],
-                **_states(self),
-                "num_bytes": self.num_bytes,
-                "num_records": self.num_records,
-            }
+        opening: JsonObject = {
+            "format_version": FORMAT_VERSION,
+            "log_id": self.log_id,
+            **follows,
+            "generation": self.generation,
+            "fence": self.fence,
+            "writer": self.writer,
+            "setsum": self.setsum.hexdigest(),
+            "pruned": self.pruned.hexdigest(),
+            "first": self.first.to_json(),
+            "next": self.next.to_json(),
+            "epochs": [entry.to_json() for entry in self.epochs],
+        }
+        closing: JsonObject = {**_states(self), "num_bytes": self.num_bytes, "num_records": self.num_records}
+        return ManifestText(
+            opening=strict_json.dump(opening)[:-1],
+            snapshots=pointer_texts(self.snapshots, known),
+            fragments=pointer_texts(self.fragments, known),
+            closing=strict_json.dump(closing)[1:-1],
         )
 
     @classmethod
@@ -257,11 +267,8 @@ class Manifest:
         return cls.from_fields(strict_json.load_checksummed(data, what=what, bytes_max=BYTES_MAX))
 
     @classmethod
-    def from_fields(cls, fields: Fields, *, before: Manifest | None = None) -> Manifest:
-        """Read from a JSON object, and check.
-
-        Given the manifest ``before`` one that is read back as it was encoded, its pointers are not decoded again.
-        """
+    def from_fields(cls, fields: Fields, *, known: KnownTexts = NONE_KNOWN) -> Manifest:
+        """Read from a JSON object, and check; a known pointer may be given by its path alone."""
         check_format_version(fields, FORMAT_VERSION)
         manifest = cls(
             log_id=check_log_id(fields.string("log_id"), fields.what),
@@ -274,8 +281,8 @@ class Manifest:
             first=Boundary.from_json(fields.object("first")),
             next=Boundary.from_json(fields.object("next")),
             epochs=tuple(Epoch.from_json(item) for item in fields.objects("epochs", count_max=EPOCHS_MAX)),
-            snapshots=_read_each(fields, "snapshots", SnapshotPointer.from_json, before.snapshots if before else ()),
-            fragments=_read_each(fields, "fragments", FragmentPointer.from_json, before.fragments if before else ()),
+            snapshots=_read_each(fields, "snapshots", SnapshotPointer, known),
+            fragments=_read_each(fields, "fragments", FragmentPointer, known),
             seal=Seal.from_json(fields.object("seal")) if fields.has("seal") else None,
             destroying=fields.flag("destroying") if fields.has("destroying") else False,
             announced=Announcement.from_json(fields.object("collecting")) if fields.has("collecting") else None,
@@ -290,10 +297,16 @@ class Manifest:
         return manifest
 
 
-def _read_each(fields: Fields, name: str, read: Callable[[Fields], P], before: Sequence[P]) -> tuple[P, ...]:
-    """Read pointers, but for those among ``before``."""
-    known = {pointer.path: pointer for pointer in before}
-    return tuple(item.one_of(known, "path") or read(item) for item in fields.objects(name, count_max=POINTERS_MAX))
+def _read_each(fields: Fields, name: str, kind: type[P], known: KnownTexts) -> tuple[P, ...]:
+    """Read pointers of one kind, those that are known by their paths."""
+    pointers = []
+    for index, item in enumerate(fields.items(name, count_max=POINTERS_MAX)):
+        found = known.get(item) if isinstance(item, str) else None
+        if found is not None and isinstance(found.pointer, kind):
+            pointers.append(found.pointer)
+        else:
+            pointers.append(kind.from_json(Fields(item, f"{fields.what}.{name}[{index}]")))
+    return tuple(pointers)
 
 
 def _states(manifest: Manifest) -> JsonObject:

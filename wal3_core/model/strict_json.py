@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from wal3_core.errors import CorruptError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 JsonValue = None | bool | int | str | list["JsonValue"] | dict[str, "JsonValue"]
 JsonObject = dict[str, JsonValue]
@@ -57,10 +57,11 @@ def dump(document: JsonObject) -> bytes:
 
 def dump_checksummed(document: JsonObject) -> bytes:
     """Encode with the checksum at its end."""
-    return _with_checksum(dump(document)[:-1])
+    return with_checksum(dump(document)[:-1])
 
 
-def _with_checksum(opened: bytes) -> bytes:
+def with_checksum(opened: bytes) -> bytes:
+    """Return an object, encoded up to its last member, with the checksum behind that."""
     return opened + _tail(opened)
 
 
@@ -71,11 +72,16 @@ def _tail(opened: bytes | memoryview) -> bytes:
 
 def load_checksummed(data: bytes, *, what: str, bytes_max: int) -> Fields:
     """Decode a document that carries its checksum; CorruptError names ``what`` when anything is off."""
+    check_whole(data, what=what, bytes_max=bytes_max)
+    return load(data[:-_TAIL_BYTES] + b"}", what=what, bytes_max=bytes_max)
+
+
+def check_whole(data: bytes, *, what: str, bytes_max: int) -> None:
+    """Check a document's size and checksum, but nothing that it says; CorruptError names ``what``."""
     _check_size(data, what=what, bytes_max=bytes_max)
     if len(data) <= _TAIL_BYTES or _tail(memoryview(data)[:-_TAIL_BYTES]) != data[-_TAIL_BYTES:]:
         message = f"{what}: expected a JSON document ending in its own checksum, found {_shown(data)}"
         raise CorruptError(message)
-    return load(data[:-_TAIL_BYTES] + b"}", what=what, bytes_max=bytes_max)
 
 
 def load(data: bytes, *, what: str, bytes_max: int) -> Fields:
@@ -192,15 +198,6 @@ class Fields:
     def _wrong(self, key: str, expected: str, value: JsonValue) -> CorruptError:
         return CorruptError(f"{self.what}: field {key}: expected {expected}, found {ascii(value)[:80]}")
 
-    def one_of(self, known: Mapping[str, D], key: str) -> D | None:
-        """Return the document among ``known`` whose JSON this is, None if there is none; ``key`` names it.
-
-        Only for what this process has encoded: true passes for 1 here.
-        """
-        name = self._left.get(key)
-        found = known.get(name) if isinstance(name, str) else None
-        return found if found is not None and found.to_json() == self._left else None
-
     def has(self, key: str) -> bool:
         """Return whether an optional key is present."""
         return key in self._left
@@ -239,12 +236,17 @@ class Fields:
         """Take a nested object."""
         return Fields(self._take(key), f"{self.what}.{key}")
 
-    def objects(self, key: str, *, count_max: int) -> list[Fields]:
-        """Take a list of objects, at most ``count_max``."""
+    def items(self, key: str, *, count_max: int) -> list[JsonValue]:
+        """Take a list of anything, at most ``count_max``."""
         value = self._take(key)
         if not isinstance(value, list) or len(value) > count_max:
             raise self._wrong(key, f"a list of at most {count_max}", value)
-        return [Fields(item, f"{self.what}.{key}[{index}]") for index, item in enumerate(value)]
+        return value
+
+    def objects(self, key: str, *, count_max: int) -> list[Fields]:
+        """Take a list of objects, at most ``count_max``."""
+        items = self.items(key, count_max=count_max)
+        return [Fields(item, f"{self.what}.{key}[{index}]") for index, item in enumerate(items)]
 
     def integers(self, *, count_max: int) -> dict[str, int]:
         """Take all keys, at most ``count_max``, each with an integer within u64, in the order of the document."""

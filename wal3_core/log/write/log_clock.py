@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest_parts import Boundary
-    from wal3_core.options import RetryOptions, WriterOptions
+    from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
@@ -70,18 +70,18 @@ class LogClock:
         commit has failed.
         """
         try:
-            retry = within(self._retry, until_s - self._runtime.monotonic_s())
-            return self._refusal(base, fragments, retry)
+            return self._refusal(base, fragments, until_s)
         except BaseException as error:  # noqa: BLE001 - any error is passed on to the callers
             return Failed(f"{type(error).__name__}: {error}", error)
 
     def _refusal(
-        self, base: Installed, fragments: Sequence[FragmentPointer], retry: RetryOptions
+        self, base: Installed, fragments: Sequence[FragmentPointer], until_s: float
     ) -> Displaced | Failed | None:
         last = fragments[-1]
         latest_us = last.limit.timestamp_us
         if latest_us <= base.manifest.next.position.timestamp_us or self._plausible(latest_us):
             return None
+        retry = within(self._retry, until_s - self._runtime.monotonic_s())
         try:
             found = until_answered(lambda: self._store.head(last.path), retry, self._runtime)
         except UnavailableError as error:

@@ -20,7 +20,8 @@ _WORD_BYTES = 8
 
 def lanes_setsums(table: pa.Table, begins: Sequence[int]) -> list[Setsum] | None:
     """Checksum each group of a table's records, which begin at the given rows; None where ``hashlib`` has to do it."""
-    if not LANES.may_sum(len(table), table.nbytes):
+    # A table's size takes longer to tell than the digest of one record.
+    if not LANES.may_fill(len(table)) or not LANES.may_sum(len(table), table.nbytes):
         return None
     sums = np.zeros((len(begins), COLUMNS), dtype=np.uint64)
     row = 0

@@ -21,8 +21,9 @@ from wal3_core.errors import (
     UnsuitableStoreError,
 )
 from wal3_core.model.manifest import BYTES_MAX, Manifest
+from wal3_core.model.manifest_text import NONE_KNOWN, KnownTexts, ManifestText
 from wal3_core.model.paths import MANIFEST, LogId, life_folder, life_of
-from wal3_core.model.strict_json import load_checksummed
+from wal3_core.model.strict_json import check_whole, load
 from wal3_core.model.vacancy import Vacancy, VacancyKind, manifest_or_vacancy
 from wal3_core.options import POINTERS_MAX, REBASES_MAX, RetryOptions
 from wal3_core.storage.documents.document_store import DocumentStore, Seen, stamp
@@ -97,6 +98,8 @@ class ManifestStore:
         self._retry = retry or RetryOptions()
         self._lock = runtime.lock()
         self._log_id = log_id
+        # Of the manifest that was prepared last.
+        self._known_texts = NONE_KNOWN
         self._entries: DocumentStore[Entry] = DocumentStore(
             store, runtime, self._retry, lambda data, what: manifest_or_vacancy(data, what=what), bytes_max=BYTES_MAX
         )
@@ -170,15 +173,18 @@ class ManifestStore:
         """Encode and check a manifest for ``send``; raises as ``install`` does. Nothing is sent."""
         assert changed.log_id == witness.manifest.log_id
         changed = replace(changed, generation=witness.manifest.generation + 1, writer=stamp(self._runtime))
-        data = encoded(changed, self.what)
+        known, what = self._known_texts, self.what
+        text = encoded(partial(changed.text, known), what)
+        data = text.data()
         if len(data) > BYTES_MAX or len(changed.pointers) > POINTERS_MAX:
             # Once installed, it could never be loaded again.
             message = (
-                f"{self.what}: expected at most {BYTES_MAX} bytes and {POINTERS_MAX} pointers, found {len(data)} and"
+                f"{what}: expected at most {BYTES_MAX} bytes and {POINTERS_MAX} pointers, found {len(data)} and"
                 f" {len(changed.pointers)}: let a writer roll pointers into snapshots"
             )
             raise StoreDeniedError(message)
-        check_readable(data, changed, partial(_read_back, before=witness.manifest), self.what)
+        check_readable(data, changed, partial(_read_back, text=text, known=known), what)
+        self._known_texts = text.texts()
         return Prepared(changed, data)
 
     def send(self, prepared: Prepared, witness: Installed) -> InstallOutcome:
@@ -329,9 +335,9 @@ def lost_manifest(store: ObjectStore, runtime: Runtime) -> CorruptError | None:
     return None
 
 
-def _read_back(data: bytes, what: str, before: Manifest) -> Manifest:
-    # What it has in common with the manifest before was decoded when that was loaded, or read back.
-    return Manifest.from_fields(load_checksummed(data, what=what, bytes_max=BYTES_MAX), before=before)
+def _read_back(data: bytes, what: str, text: ManifestText, known: KnownTexts) -> Manifest:
+    check_whole(data, what=what, bytes_max=BYTES_MAX)
+    return Manifest.from_fields(load(text.unknown(known), what=what, bytes_max=BYTES_MAX), known=known)
 
 
 def _stale(etag: Etag) -> Etag:

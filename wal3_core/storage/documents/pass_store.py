@@ -36,7 +36,7 @@ class PassStore:
     def write(self, record: PassRecord) -> None:
         """Make a record durable; InvalidRequestError if it could not be read back."""
         path = pass_path(record.token)
-        data = encoded(record, path)
+        data = encoded(record.to_bytes, path)
         check_readable(data, record, lambda found, what: PassRecord.from_bytes(found, what=what), path)
         write_immutable(self._objects, path, data, self._retry, self._runtime)
 

@@ -20,12 +20,13 @@ class Encodable(Protocol):
 
 
 D = TypeVar("D", bound=Encodable)
+T = TypeVar("T")
 
 
-def encoded(document: Encodable, what: str) -> bytes:
+def encoded(encode: Callable[[], T], what: str) -> T:
     """Encode a document; InvalidRequestError, with ``what`` and the field, for a value that JSON cannot represent."""
     try:
-        return document.to_bytes()
+        return encode()
     except InvalidRequestError as error:
         message = f"{what}: not written: {error}"
         raise InvalidRequestError(message) from error
@@ -46,6 +47,6 @@ def check_readable(data: bytes, document: D, read: Callable[[bytes, str], D], wh
 
 def readable(document: D, read: Callable[[bytes, str], D], what: str) -> bytes:
     """Encode a document; InvalidRequestError if its reader would not return it unchanged."""
-    data = encoded(document, what)
+    data = encoded(document.to_bytes, what)
     check_readable(data, document, read, what)
     return data

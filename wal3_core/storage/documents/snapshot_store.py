@@ -64,7 +64,7 @@ class SnapshotStore:
     def write(self, snapshot: Snapshot, retry: RetryOptions) -> SnapshotPointer:
         """Make the snapshot durable and return its pointer; InvalidRequestError if it could not be read back."""
         assert snapshot.log_id == self._log_id()
-        data = encoded(snapshot, "snapshot")
+        data = encoded(snapshot.to_bytes, "snapshot")
         pointer = snapshot.pointer_to(data)
         check_readable(data, snapshot, lambda found, _: Snapshot.from_bytes(found, pointer), pointer.path)
         write_immutable(self._store, pointer.path, data, retry, self._runtime)
