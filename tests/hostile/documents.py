@@ -45,7 +45,7 @@ def sealed(name: str, opened: bytes) -> bytes:
     """Add the valid checksum to a document's content."""
     if name.startswith("snapshot"):
         return opened
-    return strict_json._with_checksum(opened[:-1])
+    return strict_json.with_checksum(opened[:-1])
 
 
 def load(name: str, data: bytes, *, renamed: bool = False) -> Value:

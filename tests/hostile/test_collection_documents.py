@@ -51,7 +51,7 @@ def content(name: str) -> JsonObject:
 
 
 def sealed(opened: bytes) -> bytes:
-    return strict_json._with_checksum(opened[:-1])
+    return strict_json.with_checksum(opened[:-1])
 
 
 Value = Garbage | Pin | Policy | Vacancy

@@ -156,7 +156,7 @@ LEFT_OUT: list[tuple[Mutation, Callable[[], object]]] = [
     (
         Mutation(
             "checksum",
-            f"{MODEL}.strict_json:load_checksummed",
+            f"{MODEL}.strict_json:check_whole",
             "!= data[-_TAIL_BYTES:]",
             "is None",
         ),
@@ -267,7 +267,7 @@ def test_two_checks_tie_a_snapshot_s_bytes_to_its_name() -> None:
 
 def test_two_checks_keep_the_table_of_epochs_short() -> None:
     """The limit on the list's length, and the manifest's own."""
-    counted = Mutation("list", f"{MODEL}.strict_json:Fields.objects", "len(value) > count_max", "False")
+    counted = Mutation("list", f"{MODEL}.strict_json:Fields.items", "len(value) > count_max", "False")
     epochs = Mutation(
         "epochs", f"{MODEL}.manifest_checks:check_epochs", "not rising or len(numbers) > EPOCHS_MAX or", ""
     )

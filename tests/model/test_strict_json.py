@@ -137,7 +137,7 @@ def test_memory_stays_below_twenty_times_the_bytes(name: str, num_text: int) -> 
     item = EXPANDING[name] + (b',"' + b"t" * num_text + b'"' if num_text else b"")
     count = COUNT if len(item) < 100 else COUNT // 10
     data = b'{"x":[' + b",".join(item.replace(b"%d", b"%d" % number) for number in range(count)) + b"]}"
-    stored = strict_json._with_checksum(data[:-1])
+    stored = strict_json.with_checksum(data[:-1])
 
     tracemalloc.start()
     try:

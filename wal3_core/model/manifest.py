@@ -1,6 +1,7 @@
 """The manifest: the one document that says what a log holds, and its pure transitions.
 
-Every transition returns a new manifest, checked when its pointers changed; the storage layer swaps it in by CAS.
+Every transition returns a new manifest; all but ``apply_fragments`` check it when its pointers changed. The storage
+layer reads each back, which checks it, and swaps it in by CAS.
 Keeps INV-1 to INV-7 of docs/protocol.md.
 """
 
@@ -131,13 +132,16 @@ class Manifest:
         return Durability.NOT_DURABLE
 
     def apply_fragments(self, entry: Epoch, fragments: Sequence[FragmentPointer]) -> Manifest:
-        """Append fragments written in the epoch ``entry``, adding it to the table if it is new."""
+        """Append fragments written in the epoch ``entry``, adding it to the table if it is new.
+
+        It is not checked here, but when it is read back: at once, before it is sent.
+        """
         if self.seal is not None:
             message = f"{MANIFEST}: expected an open log, found it sealed: {self.seal.reason}"
             raise SealedError(message)
         epochs = self.epochs if entry in self.epochs[-1:] else (*self.epochs, entry)[-EPOCHS_MAX:]
         last = fragments[-1]
-        changed = replace(
+        return replace(
             self,
             setsum=self.setsum + sum_setsums(fragments),
             next=Boundary(FragmentSeqNo(last.last_seq_no + 1), last.limit),
@@ -146,8 +150,6 @@ class Manifest:
             num_bytes=self.num_bytes + sum(fragment.num_bytes for fragment in fragments),
             num_records=self.num_records + sum(fragment.num_records for fragment in fragments),
         )
-        changed.check()
-        return changed
 
     def apply_snapshot(self, snapshot: SnapshotPointer, replaced: Sequence[Pointer]) -> Manifest:
         """Replace a run of pointers by the snapshot that holds them; InvalidRequestError if the run is gone."""

@@ -55,13 +55,13 @@ class ManifestText:
 
 def pointer_texts(pointers: Sequence[Pointer], known: Mapping[str, PointerText]) -> tuple[PointerText, ...]:
     """Return the pointers' texts; one is known only for the very object that was encoded before."""
-    found = ((pointer, known.get(pointer.path)) for pointer in pointers)
-    return tuple(
-        text
-        if text is not None and text.pointer is pointer
-        else PointerText(pointer, strict_json.dump(pointer.to_json()))
-        for pointer, text in found
-    )
+    texts = []
+    for pointer in pointers:
+        text = known.get(pointer.path)
+        if text is None or text.pointer is not pointer:
+            text = PointerText(pointer, strict_json.dump(pointer.to_json()))
+        texts.append(text)
+    return tuple(texts)
 
 
 def _name(text: PointerText) -> bytes:

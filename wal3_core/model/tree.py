@@ -78,7 +78,9 @@ def _cut_at_interval(run: Sequence[FragmentPointer], interval_us: int) -> int:
 
 def _roll_snapshots(snapshots: Sequence[SnapshotPointer], options: SnapshotOptions) -> Roll | None:
     full = options.snapshot_pointers_max
-    for depth in range(1, DEPTH_MAX):
+    # The deepest come first.
+    deepest = snapshots[0].depth if snapshots else 0
+    for depth in range(1, min(deepest + 1, DEPTH_MAX)):
         start, limit = waiting(snapshots, depth, options)
         limit = min(limit, start + full)
         if limit - start < _least(depth, options, begun=start > 0):
