@@ -107,11 +107,12 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
     monkeypatch.setattr(recording, "PLOTTED_LOGS_MAX", 0)
     held: list[tuple[int, int]] = []
     add = recording.Recorder.add
+    # Of other tests of this process.
+    earlier = _found_alive()
 
     def counting(self: Any, *found: Any, **more: Any) -> None:  # noqa: ANN401 - handed on
         add(self, *found, **more)
-        gc.collect()
-        alive = [each for each in gc.get_objects() if isinstance(each, Outcome | Verdict)]
+        alive = [each for each in _found_alive() if not any(each is other for other in earlier)]
         outcomes = sum(isinstance(each, Outcome) for each in alive)
         held.append((outcomes, len({each.log for each in alive if isinstance(each, Verdict)})))
 
@@ -122,6 +123,11 @@ def test_sweep_holds_what_it_found_of_one_slice_of_its_logs(
     assert len(held) >= len(logs) // SLICE
     assert max(outcomes for outcomes, _ in held) <= SLICE + SHOWN
     assert max(judged for _, judged in held) <= SLICE + 1
+
+
+def _found_alive() -> list[Outcome | Verdict]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Outcome | Verdict)]
 
 
 @pytest.mark.usefixtures("sliced")
