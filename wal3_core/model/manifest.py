@@ -241,23 +241,9 @@ class Manifest:
 
     def text(self, known: KnownTexts) -> ManifestText:
         """Encode, but for pointers whose texts are known."""
-        follows: JsonObject = {} if self.follows is None else {"follows": self.follows}
-        opening: JsonObject = {
-            "format_version": FORMAT_VERSION,
-            "log_id": self.log_id,
-            **follows,
-            "generation": self.generation,
-            "fence": self.fence,
-            "writer": self.writer,
-            "setsum": self.setsum.hexdigest(),
-            "pruned": self.pruned.hexdigest(),
-            "first": self.first.to_json(),
-            "next": self.next.to_json(),
-            "epochs": [entry.to_json() for entry in self.epochs],
-        }
         closing: JsonObject = {**_states(self), "num_bytes": self.num_bytes, "num_records": self.num_records}
         return ManifestText(
-            opening=strict_json.dump(opening)[:-1],
+            opening=strict_json.dump(_opening(self))[:-1],
             snapshots=pointer_texts(self.snapshots, known),
             fragments=pointer_texts(self.fragments, known),
             closing=strict_json.dump(closing)[1:-1],
@@ -309,6 +295,24 @@ def _read_each(fields: Fields, name: str, kind: type[P], known: KnownTexts) -> t
         else:
             pointers.append(kind.from_json(Fields(item, f"{fields.what}.{name}[{index}]")))
     return tuple(pointers)
+
+
+def _opening(manifest: Manifest) -> JsonObject:
+    """Return the fields before the pointers, in the order in which they are stored."""
+    follows: JsonObject = {} if manifest.follows is None else {"follows": manifest.follows}
+    return {
+        "format_version": FORMAT_VERSION,
+        "log_id": manifest.log_id,
+        **follows,
+        "generation": manifest.generation,
+        "fence": manifest.fence,
+        "writer": manifest.writer,
+        "setsum": manifest.setsum.hexdigest(),
+        "pruned": manifest.pruned.hexdigest(),
+        "first": manifest.first.to_json(),
+        "next": manifest.next.to_json(),
+        "epochs": [entry.to_json() for entry in manifest.epochs],
+    }
 
 
 def _states(manifest: Manifest) -> JsonObject:
