@@ -20,6 +20,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.attempts import AGAIN, earlier_attempts
 from wal3_core.spark.columns import batch_of
+from wal3_core.spark.settling import settling
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterato
     if earlier := earlier_attempts():
         again = (AGAIN, False, "", "", "", None, False, earlier, 0, *EMPTY.columns)
         yield batch_of([again], _ARROW_READ_RESULTS)
-    results = _read_results(batches, store_url)
+    results = settling(_read_results(batches, store_url))
     while some := list(islice(results, _READ_RESULTS_PER_BATCH)):
         yield batch_of((result.to_row() for result in some), _ARROW_READ_RESULTS)
 
