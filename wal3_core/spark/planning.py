@@ -21,6 +21,7 @@ from wal3_core.spark.bounds import EVERYTHING
 from wal3_core.spark.columns import LONG_MAX, arrow_schema, to_batches
 from wal3_core.spark.cutting import Piece, count_pieces, cut, open_piece, pieces_of
 from wal3_core.spark.fetching import Run, fragments
+from wal3_core.spark.settling import settling
 from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.object_store import log_store
 from wal3_core.storage.open_store import open_store
@@ -91,7 +92,10 @@ def tasks_of(
 def read_runs(request: ReadRequest, schema: StructType, partition: Runs, times: Span) -> Iterator[pa.RecordBatch]:
     """Read one task's records, verified unless asked not to; an error names the fragment."""
     store, columns = open_store(request.store), arrow_schema(schema)
-    read = partial(_read_noted, store, columns, times, verify=request.verify)
+    return settling(_read_all(partial(_read_noted, store, columns, times, verify=request.verify), partition))
+
+
+def _read_all(read: Callable[[Run], Iterator[pa.RecordBatch]], partition: Runs) -> Iterator[pa.RecordBatch]:
     for small, runs in groupby(partition.runs, key=lambda run: run.num_bytes <= _SMALL_RUN_BYTES):
         of_runs = _read_small if small else _read_large
         yield from of_runs(read, runs)

@@ -20,6 +20,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.spark.attempts import AGAIN, earlier_attempts
 from wal3_core.spark.columns import batch_of
+from wal3_core.spark.settling import settling
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def verify_task(batches: Iterable[pa.RecordBatch], *, store_url: str) -> Iterato
     if earlier := earlier_attempts():
         totals[AGAIN] = Totals()
         totals[AGAIN].num_records = earlier
-    for result in _read_results(batches, store_url):
+    for result in settling(_read_results(batches, store_url)):
         totals.setdefault(result.log, Totals()).add(result.pointer, result.error)
     rows, schema = (found.to_row(log) for log, found in totals.items()), to_arrow_schema(READ_TOTALS)
     while some := list(islice(rows, ROWS_AT_ONCE)):
