@@ -280,12 +280,8 @@ def test_offsets_pass_through_json_and_others_are_refused(local_store: ObjectSto
 def test_checkpoint_of_other_logs_is_refused(
     local_url: str, local_store: ObjectStore, before: dict[str, str], after: dict[str, str], found: str
 ) -> None:
-    for log in ("p/a", "p/b", "q/a"):
-        fill(local_store, log, fragments=1)
-    at = read_all(Query(local_url, **before))
+    query = asked_anew(local_url, local_store, before, after)
 
-    query = Query(local_url, **after)
-    query.at = at
     with pytest.raises(InvalidRequestError, match=f"of which its checkpoint is, .* found {found}: .* new checkpoint"):
         query.batch()
 
@@ -302,11 +298,8 @@ def test_checkpoint_of_other_logs_is_refused(
 def test_stream_that_is_asked_for_more_logs_goes_on(
     local_url: str, local_store: ObjectStore, before: dict[str, str], after: dict[str, str]
 ) -> None:
-    for log in ("p/a", "p/b", "q/a"):
-        fill(local_store, log, fragments=1)
-    at = read_all(Query(local_url, **before))
-    query = Query(local_url, **after)
-    query.at = at
+    query = asked_anew(local_url, local_store, before, after)
+    at = query.at or {}
 
     assert not {log for log, _ in query.batch()} & set(at)
     assert query.next_end() == (query.at, query.at)
@@ -324,6 +317,16 @@ def test_checkpoint_that_does_not_note_what_was_asked_for_is_read_on(local_url: 
     query.at = {**(query.at or {}), "": {"suffix": "x"}}
     with pytest.raises(CorruptError, match="expected prefix or logs as what it reads, found {'suffix': 'x'}"):
         query.batch()
+
+
+def asked_anew(url: str, store: ObjectStore, before: dict[str, str], after: dict[str, str]) -> Query:
+    """Read what a stream is asked for first; return one that goes on from there, and is asked for something else."""
+    for log in ("p/a", "p/b", "q/a"):
+        fill(store, log, fragments=1)
+    at = read_all(Query(url, **before))
+    query = Query(url, **after)
+    query.at = at
+    return query
 
 
 def read_all(query: Query) -> OffsetJson:

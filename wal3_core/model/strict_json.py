@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from wal3_core.errors import CorruptError, InvalidRequestError
 
@@ -26,11 +26,6 @@ JsonObject = dict[str, JsonValue]
 U64_MAX = 2**64 - 1
 
 
-class _Encodable(Protocol):
-    def to_json(self) -> JsonObject: ...
-
-
-D = TypeVar("D", bound=_Encodable)
 # Made once: making one takes as long as encoding a cursor.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 _CHECKSUM_HEX = 32

@@ -189,9 +189,10 @@ def _messages(table: pa.Table) -> pa.Table:
 
 def _once(request: WriteRequest, append: str) -> Once | None:
     """Name an append among those of the writer, if that has a name."""
+    if request.writer is None:
+        return None
     # Not the writer's name itself: a consumer may have a cursor of that name.
-    cursor = None if request.writer is None else f"{WRITER_CURSOR}{request.writer}"
-    return None if cursor is None else Once(cursor, append, same_rows=request.same_rows)
+    return Once(f"{WRITER_CURSOR}{request.writer}", append, same_rows=request.same_rows)
 
 
 def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:

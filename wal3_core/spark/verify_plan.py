@@ -19,6 +19,7 @@ from wal3_core.options import ReaderOptions
 from wal3_core.runtime import shared_runtime
 from wal3_core.spark.columns import batch_of
 from wal3_core.spark.cutting import Piece, pieces_of
+from wal3_core.spark.verify_task import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _WORK = pa.schema(
     {"task": pa.int64(), "log": pa.string(), "log_id": pa.string(), "pointer": pa.string(), "opened": pa.bool_()}
 )
-ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

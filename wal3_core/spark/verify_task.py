@@ -94,15 +94,13 @@ class Totals:
     def merge(self, other: Totals) -> None:
         """Add what another task found in the same log."""
         self.setsum += other.setsum
-        self.num_records += other.num_records
-        self.num_bytes += other.num_bytes
-        self.num_fragments += other.num_fragments
-        self.num_snapshots += other.num_snapshots
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.bad += other.bad
 
     def to_row(self, log: str) -> tuple[object, ...]:
         """Return as a row of READ_TOTALS."""
-        counts = (self.num_records, self.num_bytes, self.num_fragments, self.num_snapshots)
+        counts = (getattr(self, name) for name in _COUNTS)
         return (log, self.setsum.hexdigest(), *counts, [asdict(one) for one in self.bad])
 
     @classmethod

@@ -80,7 +80,7 @@ class Remembering:
     def __init__(
         self, once: Once, log: str, manifests: ManifestStore, snapshots: SnapshotStore, cursors: CursorStore
     ) -> None:
-        self._once = once
+        self.once = once
         self._new = once.begin(log)
         self._manifests = manifests
         self._snapshots = snapshots
@@ -93,14 +93,14 @@ class Remembering:
         ``staged`` is where the log ended when the first of it was staged. UnknownDurabilityError when the cursor's
         writer has gone on to other appends, and whether this one was made before them is not known.
         """
-        witness = self._cursors.load(self._once.cursor)
+        witness = self._cursors.load(self.once.cursor)
         if witness is None:
             with contextlib.suppress(CursorConflictError):
                 end = self._manifests.load().manifest.next.position
-                witness = self._save(end, self._cursors.init(self._once.cursor, end), (self._new,))
+                witness = self._save(end, self._cursors.init(self.once.cursor, end), (self._new,))
                 return Kept(append=self._new, witness=witness)
             # Another process begins an append of the writer just now.
-            witness = self._cursors.load(self._once.cursor)
+            witness = self._cursors.load(self.once.cursor)
             if witness is None:
                 message = f"{self._what}: expected it to stay, found it deleted"
                 raise CursorConflictError(message)
@@ -124,7 +124,7 @@ class Remembering:
 
     def _save(self, end: LogPosition, witness: Witness, appends: tuple[NamedAppend, ...]) -> Witness:
         named = replace(witness, cursor=replace(witness.cursor, appends=appends))
-        return self._cursors.save(self._once.cursor, end, named)
+        return self._cursors.save(self.once.cursor, end, named)
 
     def _is_this(self, other: NamedAppend) -> bool:
         """Tell whether the cursor names it; a log that was restored under another name has another naming of it."""
@@ -169,7 +169,7 @@ class Remembering:
 
     def check_kept(self, kept: Kept) -> None:
         """Refuse to append if another process has moved the cursor: the manifest may lack an append that was made."""
-        found = self._cursors.load(self._once.cursor)
+        found = self._cursors.load(self.once.cursor)
         if found is None or found.etag != kept.witness.etag:
             at, place = kept.witness.cursor.position.offset, None if found is None else found.cursor.position.offset
             message = (

@@ -54,6 +54,7 @@ from wal3_core.storage.retry import timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from wal3_core.log.write.once import Kept
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.named_append import NamedAppend
@@ -120,7 +121,7 @@ class _Installing:
                 f"log {log}: expected all to be staged for log {log_id}, found some for {min(others)}: stage again"
             )
             raise LogReplacedError(message)
-        self._store, self._log, self._parts, self._once = store, log, parts, once
+        self._store, self._log, self._parts = store, log, parts
         self._options, self._runtime = options, runtime
         self._manifests = ManifestStore(
             patient(log_store(store, log), runtime, options.retry), runtime, options.retry, log_id=log_id
@@ -130,45 +131,37 @@ class _Installing:
         amend = partial(rolled_now, snapshots=self._snapshots, options=options)
         self._committer = Committer(self._manifests, runtime, options, amend=amend, meter=Meter(runtime, log))
         self._naming = ""
+        self._remembering: Remembering | None = None
         if once is not None:
             cursors = CursorStore(store, log, runtime=runtime, retry=options.retry, log_id=log_id)
             self._remembering = Remembering(once, log, self._manifests, self._snapshots, cursors)
 
     def run(self) -> InstallReport:
         """Append; see ``install_staged``."""
-        return self._run_plain() if self._once is None else self._run_once(self._once)
-
-    def _run_plain(self) -> InstallReport:
+        kept = None
+        if self._remembering is not None:
+            kept = self._remembering.begin(min(part.pointer.start.offset for part in self._parts))
+            self._naming = kept.append.naming
         base = self._manifests.load()
         for _ in range(self._options.reseals_max + 1):
-            held = self._as_staged(base.manifest)
-            if held:
-                return self._report(held, repeated=True)
-            found = self._append(base)
+            found = self._repeated(base.manifest, kept) or self._append(base)
             if not isinstance(found, Displaced):
                 return found
             base = found.base
-        raise self._contention()
-
-    def _run_once(self, once: Once) -> InstallReport:
-        kept = self._remembering.begin(min(part.pointer.start.offset for part in self._parts))
-        self._naming = kept.append.naming
-        base = self._manifests.load()
-        for _ in range(self._options.reseals_max + 1):
-            done = self._remembering.find(base.manifest, kept)
-            if done is not None:
-                self._check_rows(once, done)
-                return self._report([], repeated=True)
-            self._remembering.check_kept(kept)
-            found = self._append(base)
-            if not isinstance(found, Displaced):
-                return found
-            base = found.base
-        raise self._contention()
-
-    def _contention(self) -> ContentionError:
         message = f"log {self._manifests.url}: other writers took the place {self._options.reseals_max + 1} times over"
-        return ContentionError(message)
+        raise ContentionError(message)
+
+    def _repeated(self, manifest: Manifest, kept: Kept | None) -> InstallReport | None:
+        """Return the report of an append that the log has; None if it has to be made on this manifest."""
+        if self._remembering is None or kept is None:
+            held = self._as_staged(manifest)
+            return self._report(held, repeated=True) if held else None
+        done = self._remembering.find(manifest, kept)
+        if done is None:
+            self._remembering.check_kept(kept)
+            return None
+        self._check_rows(self._remembering.once, done)
+        return self._report([], repeated=True)
 
     def _check_rows(self, once: Once, done: NamedAppend) -> None:
         log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)
@@ -281,7 +274,7 @@ class _Installing:
         data = store.read(pointer.path, length=pointer.num_bytes + 1)
         if data is None:
             taken = "a collection of orphans took it, as the append took longer than the interval"
-            if self._once is not None:
+            if self._remembering is not None:
                 # The log was searched for the append.
                 raise NotDurableError(f"{what}: expected what was staged, found none: {taken}: stage it again")
             message = (
