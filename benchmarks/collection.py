@@ -86,13 +86,17 @@ class Collecting:
 
     def sweep(self) -> bool:
         """Collect orphans; False when there are none."""
-        orphans = self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
-        self.num_searches += 1
+        orphans = self.orphans()
         if orphans:
             marked = self._timed("mark", lambda: self._collector.mark_orphans(orphans, "benchmark"))
             assert isinstance(marked, Marked)
             self._delete(marked)
         return bool(orphans)
+
+    def orphans(self) -> list[str]:
+        """Look for objects that the log does not refer to."""
+        self.num_searches += 1
+        return self._timed("orphans", lambda: self._deleter.orphans(self._deleter.pending()))
 
     def _delete(self, pruned: Marked) -> None:
         document = life_store(self.store, "a").head(pruned.path)
@@ -158,6 +162,13 @@ def collect_round(store: ObjectStore, offset: int) -> tuple[list[str], bool]:
     return [f"{len(appended):,}", *sizes, *collecting.cells()], equal
 
 
+def search_alone(store: ObjectStore, count: int) -> None:
+    """Look once for orphans in a log that nothing else changes."""
+    searching = Collecting(store)
+    num_found, seconds = len(searching.orphans()), searching.seconds["orphans"]
+    console.print(f"one search for orphans among {count:,} fragments: {num_found:,} found in {seconds:.1f} s")
+
+
 def rounds(store: ObjectStore, count: int, step: int, num_rounds: int) -> bool:
     table = Table(title=f"A log of {count:,} fragments; each round collects and appends {step:,}; then all at once")
     for name in ("round", "appended\nbeside", "objects\nbefore", "after", "referred to", "", "on storage"):
@@ -167,6 +178,7 @@ def rounds(store: ObjectStore, count: int, step: int, num_rounds: int) -> bool:
     grower, equal = Grower(store), True
     grower.grow(count)
     advance(store, FIRST_OFFSET)
+    search_alone(store, count)
     for number in range(1, num_rounds + 1):
         grower.grow(step)
         cells, same = collect_round(store, FIRST_OFFSET + number * step)

@@ -1,4 +1,4 @@
-"""Records hashed side by side, beside hashlib in the same run: setsums alone, appends, verified scans.
+"""Records hashed side by side, beside hashlib in the same run: setsums alone, appends, verified scans; keyed records.
 
 The rounds alternate between the two, and the best of each counts: a busy machine slows both. Beside MB a second it
 prints MB for each second of processor time, of all threads, which other programs disturb less.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import random
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
@@ -73,10 +76,30 @@ def measured(store: ObjectStore, size: int, hashed_by: dict[str, Lanes]) -> dict
             take(figures, ("setsum", name), size * len(group), lambda: table_setsum(table))
             log = f"bench-{uuid.uuid4().hex}"
             with LogWriter.open_or_initialize(store, log) as writer:
-                take(figures, ("append", name), size * len(group) * groups, lambda: append(writer, group, groups))
+                action = partial(append, writer, partial(writer.submit_many, group), groups)
+                take(figures, ("append", name), size * len(group) * groups, action)
             for kind, verify in (("verified scan", True), ("unverified scan", False)):
                 reader = LogReader.open(store, log, options=ReaderOptions(verify=verify))
-                take(figures, (kind, name), size * len(group) * groups, lambda reader=reader: scan(reader))
+                take(figures, (kind, name), size * len(group) * groups, partial(scan, reader))
+    return figures
+
+
+def with_keys(store: ObjectStore, size: int) -> dict[tuple[str, str], Best]:
+    """Return the best of appends of tables, and of verified scans: of records with one of 1,000 keys, and without."""
+    lane_columns.LANES = LANES
+    figures: dict[tuple[str, str], Best] = {}
+    group = pa.array([os.urandom(size) for _ in range(4 * 2**20 // size)], pa.binary())
+    keys = pa.array([b"key-%08d" % random.randrange(1000) for _ in group], pa.binary())
+    rows = {"plain": pa.table({"body": group}), "keyed": pa.table({"body": group, "key": keys})}
+    groups = VOLUMES[size] // (size * len(group))
+    for _ in range(ROUNDS):
+        for name, table in rows.items():
+            log = f"bench-{uuid.uuid4().hex}"
+            with LogWriter.open_or_initialize(store, log) as writer:
+                action = partial(append, writer, partial(writer.submit_table, table), groups)
+                take(figures, ("append of tables", name), size * len(group) * groups, action)
+            reader = LogReader.open(store, log, options=ReaderOptions(verify=True))
+            take(figures, ("verified scan", name), size * len(group) * groups, partial(scan, reader))
     return figures
 
 
@@ -86,9 +109,9 @@ def take(
     figures.setdefault(name, Best()).take(num_bytes, action)
 
 
-def append(writer: LogWriter, group: list[bytes], groups: int) -> None:
+def append(writer: LogWriter, submit: Callable[[], object], groups: int) -> None:
     for _ in range(groups):
-        writer.submit_many(group)
+        submit()
     writer.flush()
 
 
@@ -104,6 +127,9 @@ def main() -> None:
     table = Table(title="MB/s (MB for a second of processor time); SHA3-256 at length is hashlib's, of 16 MiB")
     for name in ("record", "work", "lanes", "hashlib", "lanes / hashlib", "SHA3 at length", "lanes / at length"):
         table.add_column(name, justify="right")
+    beside = Table(title="Of 1,000 keys, beside records without: MB/s (MB for a second of processor time)")
+    for name in ("record", "work", "with keys", "without", "with / without"):
+        beside.add_column(name, justify="right")
     with TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as folder:
         for size in SIZES:
             store = open_store((Path(folder) / str(size)).as_uri())
@@ -113,7 +139,11 @@ def main() -> None:
                 lanes, plain = figures[work, "lanes"], figures[work, "hashlib"]
                 row = (lanes, plain, lanes.beside(plain), limit, lanes.beside(limit))
                 table.add_row(f"{size:,} B", work, *map(str, row))
-    console.print(table)
+            figures = with_keys(store, size)
+            for work in dict.fromkeys(work for work, _ in figures):
+                keyed, plain = figures[work, "keyed"], figures[work, "plain"]
+                beside.add_row(f"{size:,} B", work, str(keyed), str(plain), keyed.beside(plain))
+    console.print(table, beside)
 
 
 if __name__ == "__main__":
