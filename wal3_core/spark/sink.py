@@ -2,7 +2,8 @@
 
 Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
 that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: initialize logs that do not exist),
-``writer``, ``write_id`` and ``same_rows`` (true: a repeated write is refused if its rows are others).
+``writer``, ``write_id``, ``write_number`` (the write's own in the series that ``write_id`` names then), ``same_rows``
+(true: a repeated write is refused if its rows are others) and ``routes`` (a log that notes where writes go).
 
 Tasks only stage their rows; when all have succeeded, Spark hands the driver what one attempt of each staged, and the
 driver installs that, in one commit for each log. So an attempt that failed, or that lost against a speculative copy of
@@ -14,10 +15,14 @@ fragments are installed as they are; what other tasks staged is read, and writte
 is not appended again. A stream's ``writer`` is its name, and Spark numbers the batches of each checkpoint, which it
 gives an id: a batch that Spark repeats after a restart is appended once, and one before the newest is refused, as of a
 driver that was thought dead. The cursor ``writer-NAME`` keeps from collection what its last write appended.
+
+Each log knows of its own appends alone. ``routes`` names a log in which a write first notes, under its name, to which
+logs it goes: one that is repeated, and goes to others, is refused before any log gets rows of it.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
 
 _LOGS_AT_ONCE = 8
+_NAMED_CHARS_MAX = 1000
 # What a task holds of all logs together: a task with many logs stages smaller fragments, which the driver joins.
 _HELD_BYTES_MAX = 64 * 2**20
 
@@ -68,6 +74,8 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def __init__(self, request: WriteRequest) -> None:
         self._request = request
+        # Before any task: what cannot be a name is an error now.
+        self._once = _once_of_write(request)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage one task's rows."""
@@ -75,7 +83,7 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Install what the tasks staged; an error notes which logs have their rows already."""
-        _install(self._request, messages, _once(self._request, f"write {self._request.write_id}"))
+        _install(self._request, messages, self._once)
 
 
 class LogStreamSinkWriter(DataSourceStreamArrowWriter):
@@ -195,11 +203,21 @@ def _once(request: WriteRequest, append: str) -> Once | None:
     return Once(f"{WRITER_CURSOR}{request.writer}", append, same_rows=request.same_rows)
 
 
+def _once_of_write(request: WriteRequest) -> Once | None:
+    once = _once(request, f"write {request.write_id}")
+    if once is None or request.write_id is None or request.write_number is None:
+        return once
+    append = f"number {request.write_number} of {request.write_id}"
+    return replace(once, append=append, series=request.write_id, number=request.write_number)
+
+
 def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:
     """Install, log by log, several at a time."""
     store = open_store(request.store)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
     logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
+    if request.routes is not None and once is not None:
+        _note_route(store, request, once, list(logs))
     outcomes = list(
         map_ahead(shared_runtime(), partial(_install_one, store, once), list(logs.items()), count=_LOGS_AT_ONCE)
     )
@@ -208,6 +226,23 @@ def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | Non
         done = [log for log, each in zip(logs, outcomes, strict=True) if not isinstance(each, LogError)]
         failed[0].add_note(f"logs that have their rows: {', '.join(done) or 'none'}")
         raise failed[0]
+
+
+def _note_route(store: ObjectStore, request: WriteRequest, once: Once, logs: list[str]) -> None:
+    """Append to which logs a write goes, once. NotDurableError when it is noted that it goes to others."""
+    routes = request.routes
+    assert routes is not None
+    if routes in logs:
+        raise InvalidRequestError(f"option routes: expected a log that gets no rows, found {routes}, which does")
+    note = {"key": [once.append.encode()], "body": [json.dumps(logs).encode()]}
+    stager = _stager(store, routes, WriterOptions(), create=request.create)
+    try:
+        staged = stager.stage(pa.table(note, schema=MESSAGE_SCHEMA))
+        install_staged(store, routes, staged, once=replace(once, same_rows=True))
+    except LogError as error:
+        names = ", ".join(logs)[:_NAMED_CHARS_MAX] or "none"
+        error.add_note(f"while noting in log {routes} to which logs this write goes, before any gets rows: {names}")
+        raise
 
 
 def _install_one(store: ObjectStore, once: Once | None, log: tuple[str, list[StagedFragment]]) -> LogError | None:
