@@ -172,6 +172,16 @@ def test_batch_of_a_driver_thought_dead_that_goes_to_other_logs_is_refused_where
     assert (bodies(local_store, "a"), bodies(local_store, "b")) == ([], [b"0", b"1"])
 
 
+def test_write_of_which_a_task_has_nothing_to_show_appends_nothing(local_url: str, local_store: ObjectStore) -> None:
+    writer = LogSinkWriter(request(local_url))
+    staged = attempt(writer, ("a", "1"))
+
+    with pytest.raises(NotDurableError, match="expected what each of 2 tasks has staged, found nothing of 1"):
+        writer.commit([staged, None])
+
+    assert bodies(local_store, "a") == []
+
+
 def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: str) -> None:
     with pytest.raises(InvalidRequestError, match="column log: expected a log's name in each row, found null"):
         attempt(LogSinkWriter(request(local_url)), ("a", "1"), (None, "2"))
