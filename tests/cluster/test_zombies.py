@@ -25,8 +25,8 @@ PROGRAM = Path(__file__).parent / "zombie_program.py"
 # The others end with the batch that is staged twice.
 BATCHES = {"same": 3}
 WRITTEN = [b"%d" % number for number in range(100)]
-# What the first driver is told when it goes on; Spark itself refuses its checkpoint once the logs have let it pass.
-TOLD = {
+# What each query of the first driver says when it goes on. Spark refuses its checkpoint when the logs have let it pass.
+SAID = {
     "same": r"UnknownDurabilityError: .* expected number 2 of .* found number 1",
     "last": "CONCURRENT_STREAM_LOG_UPDATE",
     "other": r"NotDurableError: .* 'batch 1 .*', .* 10 records, setsum .* give other records another name",
@@ -51,7 +51,7 @@ class Driver:
         """Send a signal to all its processes."""
         os.killpg(self._process.pid, number)
 
-    def wait(self) -> dict[str, str | None]:
+    def outcomes(self) -> dict[str, str | None]:
         """Return what it says at its end of each query and write."""
         assert self._process.wait(WAIT_S) == 0, self._log.read_text()[-5000:]
         (found,) = printed(self._said.read_text().splitlines()).values()
@@ -124,7 +124,7 @@ def test_driver_that_wakes_up_with_a_staged_batch_doubles_and_loses_nothing(
         for name in ("A", "C"):
             (tmp_path / f"go-{name}").touch()
         first.send(signal.SIGCONT)
-        woken, going_on = first.wait(), third.wait()
+        woken, going_on = first.outcomes(), third.outcomes()
 
     for name in ("same", "last"):
         assert bodies(store, f"out/{name}") == numbers(0, BATCHES.get(name, 2) * PER_BATCH), name
@@ -133,17 +133,17 @@ def test_driver_that_wakes_up_with_a_staged_batch_doubles_and_loses_nothing(
     assert bodies(store, "out/sealed") == numbers(0, 10)
     # The first batch went with the log.
     assert bodies(store, "out/replaced") == numbers(10, 20)
-    for name, told in TOLD.items():
-        assert re.search(told, woken[name] or "", re.DOTALL), (name, woken[name])
-    assert {name for name, told in going_on.items() if name in STREAMS and told} == {"sealed"}
+    for name, said in SAID.items():
+        assert re.search(said, woken[name] or "", re.DOTALL), (name, woken[name])
+    assert {name for name, error in going_on.items() if name in STREAMS and error} == {"sealed"}
     check_written(store, woken, going_on)
 
 
-def check_written(store: ObjectStore, *told: dict[str, str | None]) -> None:
+def check_written(store: ObjectStore, *outcomes: dict[str, str | None]) -> None:
     """Fail unless each row of the writes is there once; of other rows under one name, those of one driver."""
     assert bodies(store, "out/write") == WRITTEN
-    # One that is overtaken while it installs may not know that its rows are there; it is told to repeat the write.
-    assert all(re.search("None|repeat it|CursorConflictError", str(each["write"])) for each in told), told
+    # One that is overtaken while it installs may not know that its rows are there; its error says to repeat the write.
+    assert all(re.search("None|repeat it|CursorConflictError", str(each["write"])) for each in outcomes), outcomes
     others = [[f"{number} of {name}".encode() for number in range(100)] for name in ("A", "C")]
     assert bodies(store, "out/other-write") in others
-    assert any(each["other-write"] for each in told), told
+    assert any(each["other-write"] for each in outcomes), outcomes

@@ -120,7 +120,7 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage as a server of Spark Connect tells of it."""
+    """A stage as a server of Spark Connect shows it."""
 
     stage_id: int
     num_tasks: int
@@ -129,28 +129,28 @@ class Stage:
 
 
 # What servers on two workers said last: of queries in which an executor was killed, and in which none was.
-_TOLD = [
+_SAID = [
     ("verification", 2, 1, [Stage(0, 2, 2), Stage(1, 2, 1), Stage(2, 2, 4)]),
     ("compaction", 2, 3, [Stage(20, 2, 1), Stage(21, 2, 1), Stage(17, 2, 0, done=False), Stage(22, 4, 2),
                           Stage(16, 2, 2), Stage(23, 1, 3), Stage(19, 4, 4)]),
     ("nothing again", 0, 0, [Stage(5, 2, 2), Stage(10, 2, 0, done=False), Stage(11, 2, 2), Stage(15, 1, 1)]),
     ("ended early, as not needed", 0, 0, [Stage(5, 2, 2), Stage(6, 8, 3)]),
-    ("not yet told to have ended", 0, 0, [Stage(5, 2, 2), Stage(6, 2, 1, done=False)]),
+    ("not yet said to have ended", 0, 0, [Stage(5, 2, 2), Stage(6, 2, 1, done=False)]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_tasks", "num_stages", "stages"), [each[1:] for each in _TOLD], ids=[e[0] for e in _TOLD])
+@pytest.mark.parametrize(("num_tasks", "num_stages", "stages"), [each[1:] for each in _SAID], ids=[e[0] for e in _SAID])
 def test_client_of_spark_connect_counts_tasks_beyond_those_of_the_stages(
     num_tasks: int, num_stages: int, stages: list[Stage]
 ) -> None:
     progress = Progress()
 
-    progress(stages[:1], 1, "one", done=False)
-    progress(stages, 0, "one", done=True)
-    progress([Stage(90, 1, 2)], 0, "other", done=True)
+    progress(stages=stages[:1], operation_id="one", inflight_tasks=1, done=False)
+    progress(stages=stages, operation_id="one", inflight_tasks=0, done=True)
+    progress(stages=[Stage(90, 1, 2)], operation_id="other", inflight_tasks=0, done=True)
     # Of another thread's query, in the same session.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(progress, [Stage(91, 1, 7)], 0, "third", done=True).result()
+        thread.submit(progress, stages=[Stage(91, 1, 7)], operation_id="third", done=True).result()
 
     assert progress.retried() == Retried(num_tasks=num_tasks + 1, num_stages=num_stages, attempts_only=True)
 

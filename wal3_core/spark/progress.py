@@ -1,4 +1,4 @@
-"""What a client of Spark Connect is told of its queries' tasks: how many a stage has, and how many of it have ended.
+"""What Spark Connect says to a client of its queries' tasks: how many a stage has, and how many of it have ended.
 
 A failed attempt has ended, too. So a stage of which more tasks have ended than it has ran some again.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Stage(Protocol):
-    """A stage as Spark Connect tells of it."""
+    """A stage as Spark Connect reports it."""
 
     @property
     def num_tasks(self) -> int:
@@ -40,14 +40,8 @@ class Progress:
         self._thread = get_ident()
         self._last: dict[str | None, Sequence[Stage]] = {}
 
-    def __call__(
-        self,
-        stages: Iterable[Stage] | None,
-        inflight_tasks: int,  # noqa: ARG002 - Spark's signature
-        operation_id: str | None,
-        done: bool,  # noqa: ARG002, FBT001 - as above
-    ) -> None:
-        """Be told; Spark calls this in the thread of the query."""
+    def __call__(self, *, stages: Iterable[Stage] | None, operation_id: str | None, **_: object) -> None:
+        """Take what the server says; Spark calls this in the thread of the query."""
         if get_ident() == self._thread:
             self._last[operation_id] = list(stages or ())
 
