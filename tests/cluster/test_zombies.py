@@ -29,7 +29,7 @@ WRITTEN = [b"%d" % number for number in range(100)]
 SAID = {
     "same": r"UnknownDurabilityError: .* expected number 2 of .* found number 1",
     "last": "CONCURRENT_STREAM_LOG_UPDATE",
-    "other": r"NotDurableError: .* 'batch 1 .*', .* 10 records, setsum .* give other records another name",
+    "other": r"NotDurableError: .* 'batch 1 .* 10 records, setsum .* give other records another name",
     "allowed": "CONCURRENT_STREAM_LOG_UPDATE",
     "sealed": "SealedError: .*/out/sealed: sealed by",
     "replaced": r"LogReplacedError: .*/out/replaced: .* under its name",
