@@ -168,6 +168,17 @@ def test_batch_of_a_driver_thought_dead_that_goes_to_other_logs_is_refused_where
     # Without rows.
     with pytest.raises(NotDurableError, match="'batch 1 q'"):
         other.commit([replace(attempt(other), query_id="q")], 1)
+    one_log = LogStreamSinkWriter(
+        WriteRequest.from_options(
+            {"store": local_url, "log": "b", "writer": "copier", "routes": "routes"},
+            StructType([StructField("body", StringType())]),
+            overwrite=False,
+            streaming=True,
+        )
+    )
+    no_rows = pa.RecordBatch.from_pydict({"body": pa.array([], pa.string())})
+    for batches in ([no_rows], []):
+        one_log.commit([replace(one_log.write(iter(batches)), query_id="q")], 2)
 
     assert (bodies(local_store, "a"), bodies(local_store, "b")) == ([], [b"0", b"1"])
 

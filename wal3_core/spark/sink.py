@@ -223,7 +223,11 @@ def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | Non
         raise NotDurableError(message)
     store = open_store(request.store)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
-    logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
+    staged = {
+        log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))
+    }
+    # Spark may give a task a batch of no rows.
+    logs = {log: fragments for log, fragments in staged.items() if fragments}
     if request.routes is not None and once is not None:
         _note_route(store, request, once, list(logs))
     outcomes = _of_each(partial(_install_one, store, once), logs.items())
