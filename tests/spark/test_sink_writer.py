@@ -119,8 +119,8 @@ def test_other_rows_under_a_name_are_refused_unless_the_write_allows_them(
 
 def test_write_with_a_number_is_made_once_however_many_came_between(local_url: str, local_store: ObjectStore) -> None:
     def write(write_id: str, number: int) -> None:
-        named = {"writer": "nightly", "write_id": write_id, "write_number": f"{number}"}
-        writer = LogSinkWriter(request(local_url, **named))
+        named = request(local_url, writer="nightly", write_id=write_id, write_number=f"{number}")
+        writer = LogSinkWriter(named)
         writer.commit([attempt(writer, ("a", f"{write_id} {number}"), ("a", "x"))])
 
     for number in range(20):
