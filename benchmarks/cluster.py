@@ -33,7 +33,7 @@ from tests.cluster.spark_cluster import Cluster, spark_cluster
 from tests.large_logs import Grower
 from tests.s3_server import free_port
 from tests.stores import CountingStore
-from wal3_core import LogReader, LogWriter, WriterOptions, open_store
+from wal3_core import LogReader, LogWriter, WriterOptions, list_logs, open_store
 from wal3_core.model.snapshot import count_fragments
 from wal3_core.spark import planning, register, verify_logs, verify_plan
 from wal3_core.spark.bounds import EVERYTHING, Bounds
@@ -45,6 +45,8 @@ from wal3_core.spark.verify import PARTITION_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from wal3_core.storage.object_store import ObjectStore
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 2
@@ -135,18 +137,25 @@ def read(spark: SparkSession, url: str, **options: str) -> None:
 
 
 def tiny_fragments(spark: SparkSession, meter: Meter, url: str, *, fragments: int, logs: int) -> None:
-    store = open_store(url)
-    Grower(store, "large").grow(fragments)
     names = ["large", *(f"small/{number}" for number in range(logs))]
-    for name in names[1:]:
-        with LogWriter.open_or_initialize(store, name) as writer:
-            writer.append(b"x")
+    make_tiny_fragments(open_store(url), names, fragments)
     print(f"\nOne log of {fragments:,} fragments of one record, and {logs:,} logs of one")
     planned_balance(url, names)
     everything = fragments + logs
     for turn in ("first", "again"):
         meter.run(f"verify_logs, {turn}", lambda: sound(spark, url, names), unit="fragments", count=everything)
-    meter.run("read", lambda: read(spark, url, prefix=""), unit="fragments", count=everything)
+    for turn in ("first", "again"):
+        meter.run(f"read, {turn}", lambda: read(spark, url, prefix=""), unit="fragments", count=everything)
+
+
+def make_tiny_fragments(store: ObjectStore, names: Sequence[str], fragments: int) -> None:
+    """Make the first log of many fragments, and the others of one, unless an earlier run has kept them."""
+    if {*names} <= set(list_logs(store)):
+        return
+    Grower(store, names[0]).grow(fragments)
+    for name in names[1:]:
+        with LogWriter.open_or_initialize(store, name) as writer:
+            writer.append(b"x")
 
 
 def planned_balance(url: str, names: Sequence[str]) -> None:
@@ -247,6 +256,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2048, help="of the log in large fragments (default: %(default)s)")
     parser.add_argument("--planned", type=int, default=10**6, help="fragments that are planned (default: %(default)s)")
     parser.add_argument("--parts", default="planning,task,tiny,bytes")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the logs of tiny fragments for the next run")
     parser.add_argument("--plan", nargs=2, metavar=("URL", "FRAGMENTS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.plan:
@@ -266,7 +276,7 @@ def main() -> None:
             with cluster_session(Path(folder)) as (spark, rest):
                 meter = Meter(rest)
                 if "tiny" in parts:
-                    url = (Path(folder) / "tiny").as_uri()
+                    url = ((given.keep or Path(folder)).resolve() / "tiny").as_uri()
                     tiny_fragments(spark, meter, url, fragments=given.fragments, logs=given.logs)
                 if "bytes" in parts:
                     large_log(spark, meter, (Path(folder) / "bytes").as_uri(), num_bytes=given.mib * 2**20)

@@ -45,8 +45,8 @@ def count(spark: SparkSession, url: str, checkpoint: str, seconds: float) -> Non
         # another checkpoint have another query's id.
         query_id = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         rows = changed.select("key", f.to_json(f.struct("cents")).alias("body"))
-        options = {"store": url, "log": TOTALS, "create": "true", "writer": "totals", "write_id": f"{query_id} {batch}"}
-        rows.write.format("wal3").options(**options).mode("append").save()
+        options = {"store": url, "log": TOTALS, "create": "true", "writer": "totals", "write_id": query_id}
+        rows.write.format("wal3").options(**options, write_number=batch).mode("append").save()
 
     query = (
         totals.writeStream.foreachBatch(append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from wal3_core.model.retried import Retried
 from wal3_core.spark import SparkEngine, compact, log_jobs, named_jobs, verify, verify_logs
 from wal3_core.spark.collect import delete_objects, list_orphans, plan_collections
 from wal3_core.spark.job_records import reason_of
+from wal3_core.spark.progress import Progress
 from wal3_core.spark.rollup import plan_rollups
 
 if TYPE_CHECKING:
@@ -100,8 +102,10 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     make_logs(local_store)
     for module, task in ((verify, "verify_task"), (log_jobs, "collect_task"), (compact, "merge_task")):
         let_first_attempts_fail(monkeypatch, module, task)
-    # As in a client of Spark Connect, for this module alone.
+    # As in a client of Spark Connect, for this module alone, whose server says nothing of progress.
     monkeypatch.setattr(named_jobs, "is_remote", lambda: True)
+    for name in ("registerProgressHandler", "removeProgressHandler"):
+        monkeypatch.setattr(type(spark), name, lambda _spark, _handler: None)
 
     verified = verify_logs(spark, local_store.url, ["b"])
     planned = plan_collections(spark, local_store.url, ["b"])
@@ -112,6 +116,43 @@ def test_where_sparks_records_are_out_of_reach_tasks_say_which_attempt_they_are(
     assert list(verified) == [scrub(local_store, "b")]
     assert [each.log for each in planned] == ["b"]
     assert compacted.num_superseded == 3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage as a server of Spark Connect shows it."""
+
+    stage_id: int
+    num_tasks: int
+    num_completed_tasks: int
+    done: bool = True
+
+
+# What servers on two workers said last: of queries in which an executor was killed, and in which none was.
+_SAID = [
+    ("verification", 2, 1, [Stage(0, 2, 2), Stage(1, 2, 1), Stage(2, 2, 4)]),
+    ("compaction", 2, 3, [Stage(20, 2, 1), Stage(21, 2, 1), Stage(17, 2, 0, done=False), Stage(22, 4, 2),
+                          Stage(16, 2, 2), Stage(23, 1, 3), Stage(19, 4, 4)]),
+    ("nothing again", 0, 0, [Stage(5, 2, 2), Stage(10, 2, 0, done=False), Stage(11, 2, 2), Stage(15, 1, 1)]),
+    ("ended early, as not needed", 0, 0, [Stage(5, 2, 2), Stage(6, 8, 3)]),
+    ("not yet said to have ended", 0, 0, [Stage(5, 2, 2), Stage(6, 2, 1, done=False)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_tasks", "num_stages", "stages"), [each[1:] for each in _SAID], ids=[e[0] for e in _SAID])
+def test_client_of_spark_connect_counts_tasks_beyond_those_of_the_stages(
+    num_tasks: int, num_stages: int, stages: list[Stage]
+) -> None:
+    progress = Progress()
+
+    progress(stages=stages[:1], operation_id="one", inflight_tasks=1, done=False)
+    progress(stages=stages, operation_id="one", inflight_tasks=0, done=True)
+    progress(stages=[Stage(90, 1, 2)], operation_id="other", inflight_tasks=0, done=True)
+    # Of another thread's query, in the same session.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(progress, stages=[Stage(91, 1, 7)], operation_id="third", done=True).result()
+
+    assert progress.retried() == Retried(num_tasks=num_tasks + 1, num_stages=num_stages, attempts_only=True)
 
 
 @dataclass(frozen=True)
@@ -167,5 +208,7 @@ def test_retries_of_several_jobs_add_up_and_are_said_in_a_line() -> None:
         "at least 5 attempts of tasks failed or lost their executor, 1 executors were lost, 1 stages ran again,"
         " 4 copies of slow tasks were started: full (3 times); lost (2 times)"
     )
-    assert str(Retried(num_tasks=2, attempts_only=True)) == "2 attempts of tasks failed, or were overtaken by a copy"
+    assert str(Retried(num_tasks=2, attempts_only=True)) == (
+        "at least 2 attempts of tasks failed, or were overtaken by a copy"
+    )
     assert not Retried(num_copies=4).failed

@@ -117,6 +117,82 @@ def test_other_rows_under_a_name_are_refused_unless_the_write_allows_them(
     assert bodies(local_store, "a") == [b"1", b"2"]
 
 
+def test_write_with_a_number_is_made_once_however_many_came_between(local_url: str, local_store: ObjectStore) -> None:
+    def write(write_id: str, number: int) -> None:
+        named = request(local_url, writer="nightly", write_id=write_id, write_number=f"{number}")
+        writer = LogSinkWriter(named)
+        writer.commit([attempt(writer, ("a", f"{write_id} {number}"), ("a", "x"))])
+
+    for number in range(20):
+        write("first", number)
+    write("second", 0)
+    write("first", 19)
+    with pytest.raises(UnknownDurabilityError, match="expected number 19 of first, .* found number 0"):
+        write("first", 0)
+
+    written = [each for each in bodies(local_store, "a") if each != b"x"]
+    assert written == [*(b"first %d" % number for number in range(20)), b"second 0"]
+
+
+def test_repeated_write_whose_rows_move_to_another_log_is_refused_where_routes_are_noted(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    named = {"writer": "nightly", "write_id": "monday", "routes": "routes"}
+    first = LogSinkWriter(request(local_url, **named))
+    first.commit([attempt(first, ("a", "1"), ("b", "2")), attempt(first, ("a", "3"))])
+
+    first.commit([attempt(first, ("a", "3"), ("a", "1")), attempt(first, ("b", "2"))])
+    for moved in ((("a", "1"), ("c", "2"), ("a", "3")), (("a", "1"), ("a", "3"))):
+        with pytest.raises(NotDurableError, match=r"log routes: append 'write monday' .* setsum") as failure:
+            first.commit([attempt(first, *moved)])
+        assert "while noting in log routes to which logs this write goes" in failure.value.__notes__[0]
+    with pytest.raises(InvalidRequestError, match="option routes: expected a log that gets no rows, found routes"):
+        first.commit([attempt(first, ("routes", "1"))])
+
+    assert bodies(local_store, "routes") == [b'["a", "b"]']
+    assert (bodies(local_store, "a"), bodies(local_store, "b")) == ([b"1", b"3"], [b"2"])
+    assert LogReader.open(local_store, "c").manifest().next.position.offset == 1
+
+
+def test_batch_of_a_driver_thought_dead_that_goes_to_other_logs_is_refused_where_routes_are_noted(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    zombie = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier", routes="routes"))
+    other = LogStreamSinkWriter(request(local_url, streaming=True, writer="copier", routes="routes"))
+    staged = replace(attempt(zombie, ("a", "1")), query_id="q")
+
+    for batch in (0, 1):
+        other.commit([replace(attempt(other, ("b", f"{batch}")), query_id="q")], batch)
+    with pytest.raises(UnknownDurabilityError, match="log .*routes.* found number 0"):
+        zombie.commit([staged], 0)
+    # Without rows.
+    with pytest.raises(NotDurableError, match="'batch 1 q'"):
+        other.commit([replace(attempt(other), query_id="q")], 1)
+    one_log = LogStreamSinkWriter(
+        WriteRequest.from_options(
+            {"store": local_url, "log": "b", "writer": "copier", "routes": "routes"},
+            StructType([StructField("body", StringType())]),
+            overwrite=False,
+            streaming=True,
+        )
+    )
+    no_rows = pa.RecordBatch.from_pydict({"body": pa.array([], pa.string())})
+    for batches in ([no_rows], []):
+        one_log.commit([replace(one_log.write(iter(batches)), query_id="q")], 2)
+
+    assert (bodies(local_store, "a"), bodies(local_store, "b")) == ([], [b"0", b"1"])
+
+
+def test_write_of_which_a_task_has_nothing_to_show_appends_nothing(local_url: str, local_store: ObjectStore) -> None:
+    writer = LogSinkWriter(request(local_url))
+    staged = attempt(writer, ("a", "1"))
+
+    with pytest.raises(NotDurableError, match="expected what each of 2 tasks has staged, found nothing of 1"):
+        writer.commit([staged, None])
+
+    assert bodies(local_store, "a") == []
+
+
 def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: str) -> None:
     with pytest.raises(InvalidRequestError, match="column log: expected a log's name in each row, found null"):
         attempt(LogSinkWriter(request(local_url)), ("a", "1"), (None, "2"))
@@ -128,6 +204,10 @@ def test_row_without_a_log_and_options_that_do_not_fit_are_refused(local_url: st
         ({"log": "a"}, False, r"as the option log names the log, found \['log', 'body'\]"),
         ({"same_rows": "false"}, False, "expected writer with same_rows, found same_rows alone"),
         ({"mode": "x"}, False, r"found \['mode'\]"),
+        ({"routes": "r"}, False, "expected writer with routes, found routes alone"),
+        ({"writer": "x", "write_id": "", "write_number": "1"}, False, "write_number, found none, or an empty one"),
+        ({"writer": "x", "write_id": "y", "write_number": "-1"}, False, "option write_number: expected an integer"),
+        ({"writer": "x", "write_number": "1"}, True, r"and no write_id, found \['write_number', 'writer'\]"),
     ):
         with pytest.raises(InvalidRequestError, match=complaint):
             request(local_url, streaming=streaming, **options)

@@ -209,6 +209,24 @@ def test_stream_of_a_sealed_log_goes_on_in_its_successor(local_url: str, local_s
     assert query.batch() == []
 
 
+def test_successor_is_read_also_when_the_log_before_it_is_gone_and_only_what_is_there_is_taken(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    fill(local_store, "a", fragments=1)
+    query = Query(local_url, prefix="a", failOnDataLoss="false")
+    query.batch()
+    migrate(local_store, "a", "b", reason="test")
+    query.batch()
+    destroy(local_store, "a")
+    fill(local_store, "b", fragments=1)
+
+    query.reader.prepareForTriggerAvailableNow()
+
+    assert query.batch() == of("b", range(11, 21))
+    fill(local_store, "b", fragments=1)
+    assert query.batch() == []
+
+
 def test_named_log_that_does_not_exist_is_an_error_a_prefix_without_logs_is_not(
     local_url: str, local_store: ObjectStore
 ) -> None:

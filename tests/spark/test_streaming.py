@@ -73,7 +73,7 @@ def test_stream_into_a_log_appends_a_batch_that_spark_repeats_once(
     fill(local_store, "p/a", fragments=2)
     checkpoint = tmp_path / "checkpoint"
     frame = stream(spark, local_url).selectExpr("'copy' AS log", "key", "body")
-    options = {"store": local_url, "create": "true", "writer": "copier"}
+    options = {"store": local_url, "create": "true", "writer": "copier", "routes": "routes"}
 
     run(frame, "wal3", checkpoint, **options)
     forget_last_commit(checkpoint)
@@ -81,6 +81,8 @@ def test_stream_into_a_log_appends_a_batch_that_spark_repeats_once(
     run(frame, "wal3", checkpoint, **options)
 
     assert list(CursorStore(local_store, "copy").offsets()) == ["writer-copier"]
+    # A note for each batch.
+    assert [each.body for each in LogReader.open(local_store, "routes").records()] == [b'["copy"]'] * 5
     copied = [(record.key, record.body) for record in LogReader.open(open_store(local_url), "copy").records()]
     assert copied == [(record.key, record.body) for record in LogReader.open(local_store, "p/a").records()]
 

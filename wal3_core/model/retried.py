@@ -18,8 +18,9 @@ class Retried:
 
     ``num_tasks`` attempts of tasks failed, or went with one of ``num_executors`` executors that were lost.
     ``num_stages`` stages ran again, as results of theirs were lost. ``num_copies`` copies of slow tasks were started,
-    which are no failures. With ``attempts_only``, as with Spark Connect, all that is known are the attempts that came
-    before those that gave results, in ``num_tasks``: failed ones, and also slow ones that a copy overtook.
+    which are no failures. With ``attempts_only``, as with Spark Connect, all that is known is how many attempts there
+    were beside those that gave results, in ``num_tasks``: failed ones, and also one of a slow task and its copy; and in
+    ``num_stages`` stages that ran again in part.
     """
 
     num_tasks: int = 0
@@ -50,7 +51,8 @@ class Retried:
     def __str__(self) -> str:
         """Say it in a line."""
         if self.attempts_only:
-            return f"{self.num_tasks} attempts of tasks failed, or were overtaken by a copy"
+            again = f", {self.num_stages} stages ran again" if self.num_stages else ""
+            return f"at least {self.num_tasks} attempts of tasks failed, or were overtaken by a copy{again}"
         text = (
             f"at least {self.num_tasks} attempts of tasks failed or lost their executor, {self.num_executors} executors"
             f" were lost, {self.num_stages} stages ran again, {self.num_copies} copies of slow tasks were started"

@@ -2,7 +2,8 @@
 
 Columns: ``body``, and optionally ``key`` (binary or string; strings become UTF-8), and ``log`` unless the option of
 that name says where all rows go. Options: ``store``, ``log``, ``create`` (false: initialize logs that do not exist),
-``writer``, ``write_id`` and ``same_rows`` (true: a repeated write is refused if its rows are others).
+``writer``, ``write_id``, ``write_number`` (the write's own in the series that ``write_id`` names then), ``same_rows``
+(true: a repeated write is refused if its rows are others) and ``routes`` (a log that notes where writes go).
 
 Tasks only stage their rows; when all have succeeded, Spark hands the driver what one attempt of each staged, and the
 driver installs that, in one commit for each log. So an attempt that failed, or that lost against a speculative copy of
@@ -14,39 +15,47 @@ fragments are installed as they are; what other tasks staged is read, and writte
 is not appended again. A stream's ``writer`` is its name, and Spark numbers the batches of each checkpoint, which it
 gives an id: a batch that Spark repeats after a restart is appended once, and one before the newest is refused, as of a
 driver that was thought dead. The cursor ``writer-NAME`` keeps from collection what its last write appended.
+
+Each log knows of its own appends alone. ``routes`` names a log in which a write first notes, under its name, to which
+logs it goes: one that is repeated, and goes to others, is refused before any log gets rows of it.
 """
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError
+from wal3_core.errors import InvalidRequestError, LogError, LogExistsError, LogNotFoundError, NotDurableError
 from wal3_core.log.write.once import Once
 from wal3_core.log.write.staged_install import install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.log.write.writer import LogWriter
 from wal3_core.model.paths import WRITER_CURSOR, check_log_name
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import map_ahead, shared_runtime
 from wal3_core.storage.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wal3_core.log.write.staging import StagedFragment
     from wal3_core.spark.write_request import WriteRequest
     from wal3_core.storage.object_store import ObjectStore
 
+A = TypeVar("A")
+T = TypeVar("T")
+
 _LOGS_AT_ONCE = 8
+_NAMED_CHARS_MAX = 1000
 # What a task holds of all logs together: a task with many logs stages smaller fragments, which the driver joins.
 _HELD_BYTES_MAX = 64 * 2**20
 
@@ -68,6 +77,8 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def __init__(self, request: WriteRequest) -> None:
         self._request = request
+        # Before any task: what cannot be a name is an error now.
+        self._once = _once_of_write(request)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage one task's rows."""
@@ -75,7 +86,7 @@ class LogSinkWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Install what the tasks staged; an error notes which logs have their rows already."""
-        _install(self._request, messages, _once(self._request, f"write {self._request.write_id}"))
+        _install(self._request, messages, self._once)
 
 
 class LogStreamSinkWriter(DataSourceStreamArrowWriter):
@@ -106,12 +117,11 @@ def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
     for batch in batches:
         for log, rows in _by_log(request.log, batch):
             if log not in logs:
-                logs[log] = _Log(_stager(store, log, options, create=request.create), log, options)
+                logs[log] = _Log(partial(_stager, store, log, options, create=request.create), log, options)
             held += logs[log].add(rows)
         while held > _HELD_BYTES_MAX:
             held -= max(logs.values(), key=lambda each: each.held).flush()
-    for each in logs.values():
-        each.flush()
+    _of_each(_Log.flush, logs.values())
     context = TaskContext.get()
     query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
     return Staged({log: each.staged for log, each in logs.items()}, query_id)
@@ -120,8 +130,9 @@ def _stage(request: WriteRequest, batches: Iterator[pa.RecordBatch]) -> Staged:
 class _Log:
     """The rows of one log that a task holds and has staged."""
 
-    def __init__(self, stager: Stager, log: str, options: WriterOptions) -> None:
-        self._stager = stager
+    def __init__(self, open_stager: Callable[[], Stager], log: str, options: WriterOptions) -> None:
+        self._open_stager = open_stager
+        self._stager: Stager | None = None
         self._log = log
         self._options = options
         self._tables: list[pa.Table] = []
@@ -145,6 +156,7 @@ class _Log:
         self._tables, self._rows, self.held = [], 0, 0
         if tables:
             try:
+                self._stager = self._stager or self._open_stager()
                 self.staged += self._stager.stage(pa.concat_tables(tables).combine_chunks())
             except LogError as error:
                 error.add_note(f"while writing to log {self._log}")
@@ -195,19 +207,59 @@ def _once(request: WriteRequest, append: str) -> Once | None:
     return Once(f"{WRITER_CURSOR}{request.writer}", append, same_rows=request.same_rows)
 
 
+def _once_of_write(request: WriteRequest) -> Once | None:
+    once = _once(request, f"write {request.write_id}")
+    if once is None or request.write_id is None or request.write_number is None:
+        return once
+    append = f"number {request.write_number} of {request.write_id}"
+    return replace(once, append=append, series=request.write_id, number=request.write_number)
+
+
 def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:
     """Install, log by log, several at a time."""
+    lost = sum(not isinstance(message, Staged) for message in messages)
+    if lost:
+        message = f"write: expected what each of {len(messages)} tasks has staged, found nothing of {lost}"
+        raise NotDurableError(message)
     store = open_store(request.store)
     found = [message.fragments for message in messages if isinstance(message, Staged)]
-    logs = {log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))}
-    outcomes = list(
-        map_ahead(shared_runtime(), partial(_install_one, store, once), list(logs.items()), count=_LOGS_AT_ONCE)
-    )
+    staged = {
+        log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))
+    }
+    # Spark may give a task a batch of no rows.
+    logs = {log: fragments for log, fragments in staged.items() if fragments}
+    if request.routes is not None and once is not None:
+        _note_route(store, request, once, list(logs))
+    outcomes = _of_each(partial(_install_one, store, once), logs.items())
     failed = [each for each in outcomes if isinstance(each, LogError)]
     if failed:
         done = [log for log, each in zip(logs, outcomes, strict=True) if not isinstance(each, LogError)]
         failed[0].add_note(f"logs that have their rows: {', '.join(done) or 'none'}")
         raise failed[0]
+
+
+def _of_each(work: Callable[[A], T], items: Iterable[A]) -> list[T]:
+    """Do the work on each of a write's logs, several at a time: there may be thousands, and each waits."""
+    # Threads of its own: an install waits for the shared workers.
+    with ThreadPoolExecutor(_LOGS_AT_ONCE, thread_name_prefix="write") as threads:
+        return list(threads.map(work, items))
+
+
+def _note_route(store: ObjectStore, request: WriteRequest, once: Once, logs: list[str]) -> None:
+    """Append to which logs a write goes, once. NotDurableError when it is noted that it goes to others."""
+    routes = request.routes
+    assert routes is not None
+    if routes in logs:
+        raise InvalidRequestError(f"option routes: expected a log that gets no rows, found {routes}, which does")
+    note = {"key": [once.append.encode()], "body": [json.dumps(logs).encode()]}
+    stager = _stager(store, routes, WriterOptions(), create=request.create)
+    try:
+        staged = stager.stage(pa.table(note, schema=MESSAGE_SCHEMA))
+        install_staged(store, routes, staged, once=replace(once, same_rows=True))
+    except LogError as error:
+        names = ", ".join(logs)[:_NAMED_CHARS_MAX] or "none"
+        error.add_note(f"while noting in log {routes} to which logs this write goes, before any gets rows: {names}")
+        raise
 
 
 def _install_one(store: ObjectStore, once: Once | None, log: tuple[str, list[StagedFragment]]) -> LogError | None:

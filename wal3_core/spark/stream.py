@@ -101,6 +101,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_selection(start)
         ends = self._ends(before)
         if self._target is not None:
+            # Of a successor, that the checkpoint alone knows of when the log before it is gone.
+            self._target = {log: ends[log] for log in before if log in ends} | self._target
             ends = _capped(ends, before, self._target)
         if isinstance(limit, ReadMaxRows):
             ends = _limited(ends, before, limit.max_rows)

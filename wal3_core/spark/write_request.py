@@ -9,14 +9,15 @@ from pyspark.sql.types import BinaryType, StringType
 
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.paths import check_cursor_name, check_log_name
-from wal3_core.spark.request import flag_option, known_options, store_option
+from wal3_core.spark.request import flag_option, known_options, number_option, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
 
-_OPTIONS = frozenset({"store", "log", "create", "writer", "write_id", "same_rows"})
+_OPTIONS = frozenset({"store", "log", "create", "writer", "write_id", "write_number", "same_rows", "routes"})
+_OF_WRITERS = ("write_number", "same_rows", "routes")
 # Spark's own, which it hands over with the others.
 _OF_QUERIES = frozenset({"checkpointLocation", "queryName"})
 _COLUMNS = ("key", "body", "log")
@@ -27,8 +28,9 @@ class WriteRequest:
     """Where to write, and as what.
 
     ``log`` is None when a column names it. ``create`` initializes logs that do not exist. ``writer`` names who
-    repeats appends, ``write_id`` this one, which a stream's batches do not need. With ``same_rows``, one that is
-    repeated with other rows is refused.
+    repeats appends, ``write_id`` this one, which a stream's batches do not need, or with ``write_number`` the series of
+    which it has that number. With ``same_rows``, one that is repeated with other rows is refused. ``routes`` is the log
+    that notes to which logs each append goes.
     """
 
     store: str
@@ -36,7 +38,9 @@ class WriteRequest:
     create: bool
     writer: str | None
     write_id: str | None
+    write_number: int | None
     same_rows: bool
+    routes: str | None
 
     @classmethod
     def from_options(
@@ -47,27 +51,36 @@ class WriteRequest:
         if overwrite:
             raise InvalidRequestError("write: expected the mode append, found one that replaces a log's records")
         _check_columns(schema, log="log" in found)
-        writer = None if "writer" not in found else check_cursor_name(found["writer"])
-        write_id = found.get("write_id")
-        if streaming and (writer is None or write_id is not None):
-            message = (
-                "options of a stream's writer: expected writer, a name for this query alone, and no write_id, found"
-                f" {sorted({'writer', 'write_id'} & set(found)) or 'neither'}"
-            )
-            raise InvalidRequestError(message)
-        if not streaming and (writer is None) != (write_id is None):
-            message = "options of a write: expected writer and write_id together, or neither, found one"
-            raise InvalidRequestError(message)
-        if writer is None and "same_rows" in found:
-            raise InvalidRequestError("options of a write: expected writer with same_rows, found same_rows alone")
+        _check_naming(found, streaming=streaming)
         return cls(
             store=store_option(found),
             log=check_log_name(found["log"]) if "log" in found else None,
             create=flag_option(found, "create", default=False),
-            writer=writer,
-            write_id=write_id,
+            writer=None if "writer" not in found else check_cursor_name(found["writer"]),
+            write_id=found.get("write_id"),
+            write_number=number_option(found, "write_number"),
             same_rows=flag_option(found, "same_rows", default=True),
+            routes=check_log_name(found["routes"], "option routes") if "routes" in found else None,
         )
+
+
+def _check_naming(found: Mapping[str, str], *, streaming: bool) -> None:
+    named = {"writer", "write_id", "write_number"} & set(found)
+    if streaming and named != {"writer"}:
+        message = (
+            "options of a stream's writer: expected writer, a name for this query alone, and no write_id, found"
+            f" {sorted(named) or 'neither'}"
+        )
+        raise InvalidRequestError(message)
+    if not streaming and ("writer" in found) != ("write_id" in found):
+        message = "options of a write: expected writer and write_id together, or neither, found one"
+        raise InvalidRequestError(message)
+    if "write_number" in found and not found.get("write_id"):
+        message = "options of a write: expected a write_id with write_number, found none, or an empty one"
+        raise InvalidRequestError(message)
+    for name in _OF_WRITERS:
+        if name in found and "writer" not in found:
+            raise InvalidRequestError(f"options of a write: expected writer with {name}, found {name} alone")
 
 
 def _check_columns(schema: StructType, *, log: bool) -> None:
