@@ -22,7 +22,7 @@ from wal3_core.storage.documents.policy_store import PolicyStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wal3_core import Once
+    from wal3_core.log.write.staged_install import Once
     from wal3_core.storage.object_store import ObjectStore
 
 # Of the appends by name, their rows. An update's commit of five fragments would end within tuesday's, which are four.
