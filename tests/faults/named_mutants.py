@@ -106,10 +106,4 @@ NAMED_MUTANTS = (
         "len(group) >= _FRAGMENTS_PER_COMMIT and not places.divide(pointer.limit.offset)",
         "len(group) >= 2",
     ),
-    Mutation(
-        "an append that was joined with others is copied as it lies",
-        UPDATING + "_Updating._pieces",
-        "cuts = places.cut(max(pointer.start.offset, offset), pointer.limit.offset)",
-        "cuts = [max(pointer.start.offset, offset), pointer.limit.offset]",
-    ),
 )

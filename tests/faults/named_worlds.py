@@ -39,13 +39,12 @@ def named_story(seed: int) -> Story:
     """Make the story of a seed."""
     dice, ledger = random.Random(seed), NamedLedger()
     kind, pace_s = dice.random(), dice.choice((0.3, 2.0))
-    cast = _writers(dice, ledger, pace_s) | _maintenance(dice, pace_s)
+    cast = _writers(dice, ledger, pace_s)
     lives = kind < REUSED
+    cast |= _copies(dice, ledger, pace_s) if REUSED <= kind < REUSED + COPIED else _maintenance(dice, pace_s)
     if lives:
         steps = drawn_steps(dice, pace_s * 6)
         cast |= {f"reuser{number}": Reusing(steps, with_cursors=True) for number in range(dice.choice((1, 2)))}
-    elif kind < REUSED + COPIED:
-        cast |= _copies(dice, ledger, pace_s)
     options = replace(drawn_options(dice), reseals_max=8, delivery_timeout_s=30.0)
     end = partial(check_made, ledger=ledger, options=options)
     # Passes demand that every record has a key.
@@ -88,18 +87,24 @@ def _maintenance(dice: Random, pace_s: float) -> dict[str, Actor]:
         "history": (0.4, HistoryReader(ReaderOptions(), 4)),
     }
     cast = {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    return cast | _passes(dice, pace_s)
+
+
+def _passes(dice: Random, pace_s: float) -> dict[str, Actor]:
+    """In half of the stories, passes that arrange the log by key."""
     if dice.random() < 0.5:
-        cast |= {"governor": Governing(ArrangeTerms(pace_s), 2), "compactor": drawn_key_compacting(dice, pace_s)}
-    return cast
+        return {}
+    return {"governor": Governing(ArrangeTerms(pace_s), 2), "compactor": drawn_key_compacting(dice, pace_s)}
 
 
 def _copies(dice: Random, ledger: NamedLedger, pace_s: float) -> dict[str, Actor]:
     """A copy that is updated until the process that does it dies; then it is used."""
-    backing = BackingUp(ledger, 12, pace_s * 2, dice.randrange(40, 400))
     chances: dict[str, tuple[float, Actor]] = {
-        "updater1": (0.2, BackingUp(ledger, 12, pace_s, dice.randrange(40, 400))),
-        "updating freezer": (0.3, Freezer("updater0", dice.random() * pace_s * 6, 10.0, clock_stops=False)),
+        "updater1": (0.2, BackingUp(ledger, 4, pace_s)),
+        "updating freezer": (0.2, Freezer("updater0", dice.random() * pace_s * 6, 10.0, clock_stops=False)),
+        "collector": (0.3, Collecting(6, pace_s * 2)),
         "copy's collector": (0.3, Collecting(6, pace_s * 2, f"{BACKUP}{LOG}")),
     }
-    cast: dict[str, Actor] = {"updater0": backing}
-    return cast | {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    cast: dict[str, Actor] = {"updater0": BackingUp(ledger, 6, pace_s * 4)}
+    cast |= {name: actor for name, (chance, actor) in chances.items() if dice.random() < chance}
+    return cast | _passes(dice, pace_s)

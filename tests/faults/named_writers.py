@@ -34,6 +34,7 @@ from wal3_core.log.collect.collection import collect
 from wal3_core.log.maintain.copier import copy
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, StagedFragment, Stager
+from wal3_core.model.paths import MANIFEST
 from wal3_core.storage.object_store import FolderStore
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ BACKUP = "backup/"
 NIGHTS = 12
 # The share of installs whose process sleeps meanwhile.
 SLEEPS = 0.2
+# The share of updates of a copy in which the process dies.
+DIES = 0.5
 
 
 def drawn_rows(once: Once, dice: Random, variant: str = "") -> tuple[Message, ...]:
@@ -61,15 +64,19 @@ def drawn_rows(once: Once, dice: Random, variant: str = "") -> tuple[Message, ..
 
 @dataclass
 class FatefulStore(SimStore):
-    """The world as a process sees it to which something happens after so many calls."""
+    """The world as a process sees it to which something happens after so many calls, or so many from a PUT on."""
 
     calls_left: int = -1
+    after_put: str = ""
     happens: Callable[[], None] = lambda: None
 
     def _draw(self, kind: Kind, path: str) -> Call:
-        if self.calls_left == 0:
-            self.happens()
-        self.calls_left -= 1
+        if kind == "put" and path == self.after_put:
+            self.after_put = ""
+        if not self.after_put:
+            if self.calls_left == 0:
+                self.happens()
+            self.calls_left -= 1
         return super()._draw(kind, path)
 
 
@@ -232,16 +239,19 @@ class BackingUp:
     ledger: NamedLedger
     rounds: int
     pace_s: float
-    dies_after: int
 
     def play(self, stage: Stage, process: SimProcess) -> None:
-        store = FatefulStore(stage.world, process, calls_left=self.dies_after)
-        store.happens = partial(self._die, stage, process)
+        store = FatefulStore(stage.world, process, happens=partial(self._die, stage, process))
         source, target = LogAt(store, LOG), LogAt(FolderStore(store, BACKUP), LOG)
         for _ in range(self.rounds):
             stage.simulation.pause(process.random.random() * self.pace_s)
             if self.ledger.promoted and process.random.random() < 0.9:
                 return
+            if process.random.random() < DIES:
+                # Anywhere, or soon after a commit.
+                store.calls_left = process.random.randrange(10, 80)
+                if process.random.random() < 0.7:
+                    store.calls_left, store.after_put = process.random.randrange(1, 16), f"{BACKUP}{LOG}/{MANIFEST}"
             try:
                 done = update_copy(source, target, with_cursors=True, runtime=process)
                 stage.world.fired["named: copy updated"] += done.num_records > 0
