@@ -53,7 +53,7 @@ NIGHTS = 12
 # The share of installs whose process sleeps meanwhile.
 SLEEPS = 0.2
 # The share of updates of a copy in which the process dies.
-DIES = 0.5
+DIES = 0.3
 
 
 def drawn_rows(once: Once, dice: Random, variant: str = "") -> tuple[Message, ...]:
