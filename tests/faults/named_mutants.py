@@ -71,12 +71,6 @@ NAMED_MUTANTS = (
         "return (append,)",
     ),
     Mutation(
-        "other rows under a name are taken for the append",
-        INSTALLING + "_repeated",
-        "        self._check_rows(self._remembering.once, done)\n",
-        "",
-    ),
-    Mutation(
         "passes change paths behind a writer's cursor",
         "wal3_core.compaction.scope:cursor_offsets",
         "if name.startswith(WRITER_CURSOR) or not keeps_all",
