@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def named_appends(draw: st.DrawFn) -> list[NamedAppend]:
     return draw(st.permutations([*kept, NamedAppend(naming="f" * 12)]))
 
 
+@pytest.mark.slow
 @given(appends=named_appends(), offset=st.integers(1, END), limit=st.integers(1, END))
 def test_places_are_those_of_the_appends_that_end_behind_the_offset(
     appends: list[NamedAppend], offset: int, limit: int
