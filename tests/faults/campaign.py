@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.faults.mutants import MUTANTS
+from tests.faults.named_mutants import NAMED_MUTANTS
+from tests.faults.named_worlds import named_story
 from tests.faults.plans import Script
 from tests.faults.queue_mutants import QUEUE_WORLD_MUTANTS
 from tests.faults.queue_worlds import queue_story
@@ -103,6 +105,7 @@ WORLDS: dict[str, tuple[Callable[[int], Story], tuple[Mutation, ...]]] = {
     "logs": (Story, (*MUTANTS,)),
     "views": (view_story, (*SUBSCRIPTION_MUTANTS, *KEYED_MUTANTS, *READER_MUTANTS)),
     "queues": (queue_story, QUEUE_WORLD_MUTANTS),
+    "named": (named_story, NAMED_MUTANTS),
 }
 
 
@@ -236,6 +239,8 @@ def main() -> None:
     views, queues = "worlds of subscriptions and consumers by key", "worlds of delay queues"
     parser.add_argument("--views", dest="kind", action="store_const", const="views", default="logs", help=views)
     parser.add_argument("--queues", dest="kind", action="store_const", const="queues", help=queues)
+    named = "worlds of appends with a name"
+    parser.add_argument("--named", dest="kind", action="store_const", const="named", help=named)
     parser.add_argument("--mutant", help="put this defect into the library first: the campaign must fail")
     parser.add_argument("--sensitivity", action="store_true", help="how many seeds each defect takes to be found")
     parser.add_argument("--canary", action="store_true", help="succeed only when a promise is found broken")

@@ -29,7 +29,7 @@ from tests.faults.collectors import (
     check_destroyed,
 )
 from tests.faults.compaction_casts import Compactable, arranging_casts, compaction_casts
-from tests.faults.copy_updates import CollectingCopy, Outdated, Updating, check_updated
+from tests.faults.copy_updates import CollectingCopy, NamedOutdated, Outdated, Updating, check_batch, check_updated
 from tests.faults.cursor_mover import Hand
 from tests.faults.demanding import Comparer, OrderedWriter
 from tests.faults.history import Read
@@ -363,6 +363,7 @@ ONE_LIFE = (
     Scenario("copy while collecting", CONSUMED, {"victim": Copying(0.0), "collector": Collecting(2, 0.1)}),
     Scenario("update a copy", OUTDATED, {"victim": Updating()}, end=check_updated),
     Scenario("two updates of a copy at once", OUTDATED, {"victim": Updating(), "o": Updating()}, end=check_updated),
+    Scenario("use a copy", NamedOutdated(OUTDATED), {"victim": Updating(1, with_cursors=True)}, end=check_batch),
     Scenario("update and collect a copy", OUTDATED, {"victim": Updating(2), "o": CollectingCopy()}, end=check_updated),
     Scenario("destroy", COPIED, {"victim": Part(_destroy)}, end=_check_copy_destroyed),
 )

@@ -111,16 +111,24 @@ class History:
         for stretch in self.stretches:
             stretch.check(homes)
         for log_id, life in lives.items():
-            mine = [append for append in self.appends if homes.get(append.records[0]) is life]
+            mine = self.appends_of(log_id, life, homes)
             places = [self._check_append(append, life) for append in mine]
             self._check_order(places)
             self._check_reads([read for read in self.reads if read.log_id == log_id], life, places)
         assert all(read.log_id in lives or not read.records for read in self.reads), "read from a log that never was"
         self._check_seal()
 
+    def native(self, life: Oracle) -> list[Message]:
+        """Return the records that were appended to a life."""
+        return life.records[life.num_inherited :]
+
+    def appends_of(self, log_id: LogId, life: Oracle, homes: Mapping[Message, Oracle]) -> list[Append]:  # noqa: ARG002 - named appends are attempted in a life
+        """Return the appends that a life has."""
+        return [append for append in self.appends if homes.get(append.records[0]) is life]
+
     def _check_homes(self, lives: Mapping[LogId, Oracle]) -> dict[Message, Oracle]:
         """Map each record to the life it was appended to: at most one, since none was linked twice."""
-        native = [(message, life) for life in lives.values() for message in life.records[life.num_inherited :]]
+        native = [(message, life) for life in lives.values() for message in self.native(life)]
         doubled = [message for message, count in Counter(message for message, _ in native).items() if count > 1]
         assert not doubled, f"doubled: {doubled}"
         homes = dict(native)

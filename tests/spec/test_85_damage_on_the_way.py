@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from tests.stores import CountingStore, FaultyStore
 from wal3_core import CorruptError, CursorStore, LogPosition, LogReader, LogWriter, WriterOptions
+from wal3_core.log.write.staged_install import Once, install_staged
+from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.storage.object_store import Etag, NotModified, Versioned
 
@@ -154,3 +157,18 @@ def test_own_move_of_a_cursor_is_recognised_by_the_second_read(garbling: Garblin
 
     assert garbling.times == 0
     assert cursors.load("reader") == moved
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_staged_fragment_damaged_in_transit_is_read_again_once(garbling: GarblingStore, times: int) -> None:
+    staged = Stager(garbling, "a", options=OPTIONS).stage(pa.table([[None], [b"3"]], schema=MESSAGE_SCHEMA))
+    garbling.garble(staged[0].pointer.path, times)
+    once = Once("writer-nightly", "batch 7")
+
+    if times == 1:
+        install_staged(garbling, "a", staged, once=once, options=OPTIONS)
+        assert bodies(garbling) == [b"1", b"2", b"3"]
+    else:
+        with pytest.raises(CorruptError, match="staged fragment"):
+            install_staged(garbling, "a", staged, once=once, options=OPTIONS)
+        assert bodies(garbling) == [b"1", b"2"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from wal3_core.errors import CorruptError
 from wal3_core.model import strict_json
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
-from wal3_core.model.paths import NO_LOG, LogId, check_log_id
+from wal3_core.model.paths import NO_LOG, WRITER_CURSOR, LogId, check_log_id
 from wal3_core.model.position import LogPosition
 from wal3_core.model.snapshot import check_format_version
 from wal3_core.model.subscription import Subscribed
@@ -118,6 +118,17 @@ class Cursor:
         if not rising or any(offset <= self.position.offset for _, offset in self.keys):
             message = f"{what}: expected rising keys, all ahead of offset {self.position.offset}, found others"
             raise CorruptError(message)
+
+
+def in_copy(name: str, cursor: Cursor, first: LogPosition, limit: LogPosition) -> Cursor | None:
+    """Return a cursor as a copy from ``first`` to ``limit`` has it; None if the copy lacks records that it keeps.
+
+    One that has moved beyond the copy's end has read all of the copy. A writer's keeps what the copy has.
+    """
+    found = cursor.within(limit)
+    if found.position.offset >= first.offset or not found.pins:
+        return found
+    return replace(found, position=first) if name.startswith(WRITER_CURSOR) else None
 
 
 def _appends_from(fields: strict_json.Fields) -> tuple[NamedAppend, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -105,3 +106,27 @@ def begun(appends: Iterable[NamedAppend], append: NamedAppend) -> tuple[NamedApp
         each for each in appends if each.naming != append.naming and (not append.series or each.series != append.series)
     ]
     return (*kept, append)[-NAMED_APPENDS_MAX:]
+
+
+class Places:
+    """Where named appends lie that end behind an offset."""
+
+    def __init__(self, appends: Iterable[NamedAppend], offset: int) -> None:
+        held = sorted({(each.start, each.limit, each.naming) for each in appends if each.limit > offset})
+        self._held = held
+        self._starts = [start for start, _, _ in held]
+        self._bounds = sorted({bound for start, limit, _ in held for bound in (start, limit)})
+
+    def naming_at(self, offset: int) -> str:
+        """Return the naming of the append that has the record at an offset; empty if none has."""
+        at = bisect_right(self._starts, offset) - 1
+        return self._held[at][2] if at >= 0 and offset < self._held[at][1] else ""
+
+    def divide(self, offset: int) -> bool:
+        """Tell whether records of one append lie on both sides of an offset."""
+        return self.naming_at(offset - 1) == self.naming_at(offset) != ""
+
+    def cut(self, start: int, limit: int) -> list[int]:
+        """Return the offsets from ``start`` to ``limit``, both included, between which all records are one append's."""
+        low, high = bisect_right(self._bounds, start), bisect_left(self._bounds, limit)
+        return [start, *self._bounds[low:high], limit]

@@ -27,6 +27,7 @@ from wal3_core.log.maintain.copy_pins import CopyPins
 from wal3_core.log.maintain.copy_target import CopyTarget, copying_at
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.write.log_clock import bounded
+from wal3_core.model.cursor import in_copy
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.paths import check_log_name
@@ -324,15 +325,11 @@ class _Copying:
     # ------------------------------------------------------------------ documents
 
     def _cursors_within(self, manifest: Manifest) -> dict[str, Cursor]:
-        """Load the source's cursors that lie in the copy, or keep nothing and may lie before it."""
+        """Load the source's cursors that the copy can have."""
         source, first, limit = self._source, manifest.first.position, manifest.next.position
         cursors = CursorStore(source.store, source.log, runtime=self._runtime, log_id=manifest.log_id).list()
-        return {
-            # A cursor that has moved beyond what was pinned has read all of it.
-            name: cursor.within(limit)
-            for name, cursor in ((name, witness.cursor) for name, witness in cursors.items())
-            if cursor.position.offset >= first.offset or not cursor.pins
-        }
+        copied = {name: in_copy(name, witness.cursor, first, limit) for name, witness in cursors.items()}
+        return {name: cursor for name, cursor in copied.items() if cursor is not None}
 
     def _policy(self) -> Policy | None:
         """Load the source's policy, if it has one: the copy keeps records by the same rule."""

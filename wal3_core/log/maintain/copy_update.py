@@ -8,7 +8,7 @@ of the copy. An update that was cut short leaves a copy that is behind. Source: 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -20,6 +20,7 @@ from wal3_core.errors import (
     MissingError,
     UnavailableError,
 )
+from wal3_core.log.maintain.copied_cursors import CopiedCursors, appends_of
 from wal3_core.log.maintain.copied_fragment import read_checked
 from wal3_core.log.maintain.copier import LogAt
 from wal3_core.log.read.scan import select
@@ -30,7 +31,7 @@ from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.garbage import cut_below
 from wal3_core.model.manifest_parts import Epoch
-from wal3_core.model.named_append import NamedAppend, placed
+from wal3_core.model.named_append import Places
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.setsum import EMPTY
@@ -48,14 +49,11 @@ from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from wal3_core.model.cursor import Cursor
     from wal3_core.model.garbage import Cut
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.paths import LogId
     from wal3_core.model.setsum import Setsum
     from wal3_core.model.snapshot import Pointer
     from wal3_core.model.strict_json import JsonObject
-    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.documents.manifest_store import Installed
 
 # A commit that dies leaves this many fragments to be copied again.
@@ -112,10 +110,10 @@ def update_copy(
 ) -> CopyUpdateReport:
     """Append to a copy what its source holds by now beyond the copy's end; positions stay as they are.
 
-    ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged, and
-    creates those that it lacks; cursors that the source lacks stay. ``progress`` gets the number of records appended
-    and of those to append. Call it again after an error: it goes on from the copy's end, which lies behind a whole
-    fragment of the source whatever fails.
+    ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged and
+    what writers' cursors say of named appends, and creates those that it lacks; cursors that the source lacks stay.
+    ``progress`` gets the number of records appended and of those to append. Call it again after an error: it goes on
+    from the copy's end, which lies behind whole fragments and whole named appends of the source whatever fails.
     InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
     GarbageCollectedError when the source no longer holds all records from the copy's end on, because they were
     collected or compacted away: copy to another name then.
@@ -124,6 +122,15 @@ def update_copy(
     """
     runtime = runtime or shared_runtime()
     return _Updating(source, target, runtime, progress).run(with_cursors=with_cursors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The records of a fragment of the source from ``start`` to ``limit``, which become one of the copy's own."""
+
+    pointer: FragmentPointer
+    start: int
+    limit: int
 
 
 class _Updating:
@@ -152,10 +159,12 @@ class _Updating:
         # The source after the copy, each time: another update may have copied what the source has gained since.
         base, source = self._into.load(), self._from.load()
         began = base.manifest.next.position.offset
+        cursors = self._cursors() if with_cursors else None
         for _ in range(self._options.reseals_max + 1):
             try:
                 self._check_copy(base.manifest, source.manifest)
-                result = self._append_all(base, source.manifest)
+                places = self._begin(base.manifest, source.manifest, cursors)
+                result = self._append_all(base, source.manifest, places)
             except MissingError:
                 # No damage if maintenance has replaced it since.
                 seen = base.etag, source.etag
@@ -166,8 +175,9 @@ class _Updating:
             if isinstance(result, Displaced):
                 base, source = result.base, self._from.load()
                 continue
-            moved = self._move_cursors(result) if with_cursors else 0
-            return self._report(result, began, moved)
+            if cursors is not None:
+                cursors.move_all(result, self._from.load().manifest)
+            return self._report(result, began, len(cursors.moved) if cursors else 0)
         message = f"log {self._into.url}: others changed it {self._options.reseals_max + 1} times: update it again"
         raise UnavailableError(message)
 
@@ -242,25 +252,34 @@ class _Updating:
 
     # ------------------------------------------------------------------ records
 
-    def _append_all(self, base: Installed, source: Manifest) -> Manifest | Displaced:
+    def _begin(self, copied: Manifest, source: Manifest, cursors: CopiedCursors | None) -> Places:
+        """Have the copy's cursors of writers name the appends that are about to be copied; return where those lie.
+
+        The source's are loaded after its manifest, so they name each append that it has, or a later one of its series.
+        """
+        offset = copied.next.position.offset
+        if cursors is None or offset == source.next.position.offset:
+            return Places((), offset)
+        writers = cursors.of_writers(source)
+        cursors.move(writers, copied)
+        return Places(appends_of(writers), offset)
+
+    def _append_all(self, base: Installed, source: Manifest, places: Places) -> Manifest | Displaced:
         """Append the source's fragments behind the copy's end, some in each commit."""
         end, following = base.manifest.next.position, base.manifest.next.seq_no
         offset = end.offset
         total = self._num_records + source.next.position.offset - offset
         entry = Epoch(base.manifest.last_epoch + 1, self._runtime.token(), following)
         term = WriterTerm(entry, base.manifest.fence)
-        wanted = (
-            (pointer, FragmentSeqNo(following + index))
-            for index, pointer in enumerate(self._walk(source.pointers, offset))
-        )
+        wanted = enumerate(self._pieces(source.pointers, offset, places))
         uploaded = map_ahead(
             self._runtime,
-            lambda each: self._upload(*each, entry.token, end),
+            lambda each: self._upload(each[1], FragmentSeqNo(following + each[0]), entry.token, places),
             wanted,
             count=_FRAGMENTS_AHEAD,
             share=share_of(self._into.objects),
         )
-        while group := list(islice(uploaded, _FRAGMENTS_PER_COMMIT)):
+        for group in _groups(uploaded, places):
             until_s = self._runtime.monotonic_s() + self._timeout_s
             match self._committer.commit(base, term, group, until_s):
                 case Committed(base):
@@ -290,16 +309,31 @@ class _Updating:
             else:
                 yield from self._walk(self._held.load(pointer).pointers, offset)
 
-    def _upload(self, pointer: FragmentPointer, seq_no: FragmentSeqNo, token: str, end: LogPosition) -> FragmentPointer:
-        """Write a fragment of the source as the copy's own, from the copy's end on.
+    def _pieces(self, pointers: Iterable[Pointer], offset: int, places: Places) -> Iterator[_Piece]:
+        """Cut the source's fragments where a named append begins or ends: a pass may have joined it with others."""
+        for pointer in self._walk(pointers, offset):
+            cuts = places.cut(max(pointer.start.offset, offset), pointer.limit.offset)
+            for start, limit in pairwise(cuts):
+                yield _Piece(pointer, start, limit)
 
-        Its records must have the source's setsum; of those of a part of it, the source's were checked.
+    def _upload(self, piece: _Piece, seq_no: FragmentSeqNo, token: str, places: Places) -> FragmentPointer:
+        """Write records of a fragment of the source as a fragment of the copy's own.
+
+        They must have the source's setsum; of those of a part of it, the source's were checked.
         """
-        records = [record for record in self._read(pointer).records() if record.offset >= end.offset]
+        records = [each for each in self._read(piece.pointer).records() if piece.start <= each.offset < piece.limit]
+        pointer = piece.pointer
         if len(records) != pointer.num_records:
-            setsum = parquet.table_setsum(parquet.table_of(records))
-            start = LogPosition(end.offset, records[0].timestamp_us)
-            pointer = replace(pointer, start=start, setsum=setsum, num_records=len(records))
+            pointer = replace(
+                pointer,
+                start=LogPosition(piece.start, records[0].timestamp_us),
+                limit=LogPosition(piece.limit, records[-1].timestamp_us),
+                setsum=parquet.table_setsum(parquet.table_of(records)),
+                num_records=len(records),
+            )
+        # The name of an append is in the paths of its fragments.
+        naming = places.naming_at(piece.start)
+        token = naming + token[len(naming) :]
         keys = [record.key for record in records]
         encoded = parquet.encode(
             parquet.FragmentSource(
@@ -343,40 +377,21 @@ class _Updating:
     def _amended(self, manifest: Manifest) -> Manifest:
         return rolled_now(manifest, self._snapshots, self._options)
 
-    # ------------------------------------------------------------------ cursors
-
-    def _move_cursors(self, copied: Manifest) -> int:
-        """Let the copy's cursors be where the source's are, within the copy; returns how many were changed."""
-        first, limit, moved = copied.first.position, copied.next.position, 0
-        theirs = self._cursors(self._source, self._from.log_id())
-        ours = self._cursors(self._target, self._into.log_id())
-        for name, witness in theirs.list().items():
-            # A cursor that has moved beyond the copy's end has read all of the copy.
-            wanted = self._with_places(witness.cursor).within(limit)
-            if wanted.pins and wanted.position.offset < first.offset:
-                continue
-            held = ours.load(name)
-            changed = held is None
-            if held is None:
-                held = ours.init(name, wanted.position, subscribed=wanted.subscribed)
-            if _content(held.cursor) != _content(wanted):
-                changed = True
-                # The name may be another cursor's by now: nothing of the old one stays.
-                plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=wanted.appends))
-                ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
-            moved += changed
-        return moved
-
-    def _with_places(self, cursor: Cursor) -> Cursor:
-        """Say where the named appends of a writer lie: the copy's fragments have other tokens, which do not tell."""
-        if all(each.is_done for each in cursor.appends):
-            return cursor
-        held = select(self._from.load().manifest.pointers, cursor.position, UNLIMITED, self._held.load)
-        return replace(cursor, appends=placed(cursor.appends, held))
-
-    def _cursors(self, where: LogAt, log_id: LogId) -> CursorStore:
-        return CursorStore(where.store, where.log, runtime=self._runtime, log_id=log_id)
+    def _cursors(self) -> CopiedCursors:
+        theirs, ours = (
+            CursorStore(where.store, where.log, runtime=self._runtime, log_id=manifests.log_id())
+            for where, manifests in ((self._source, self._from), (self._target, self._into))
+        )
+        return CopiedCursors(theirs, ours, self._held)
 
 
-def _content(cursor: Cursor) -> tuple[LogPosition, Subscribed | None, tuple[NamedAppend, ...]]:
-    return cursor.position, cursor.subscribed, cursor.appends
+def _groups(uploaded: Iterable[FragmentPointer], places: Places) -> Iterator[list[FragmentPointer]]:
+    """Yield what one commit appends. It divides no named append: one of which the copy has a part is made again."""
+    group: list[FragmentPointer] = []
+    for pointer in uploaded:
+        group.append(pointer)
+        if len(group) >= _FRAGMENTS_PER_COMMIT and not places.divide(pointer.limit.offset):
+            yield group
+            group = []
+    if group:
+        yield group

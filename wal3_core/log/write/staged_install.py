@@ -49,7 +49,7 @@ from wal3_core.storage.documents.manifest_store import ManifestStore
 from wal3_core.storage.documents.snapshot_store import SnapshotStore
 from wal3_core.storage.object_store import a_store, log_store, object_url
 from wal3_core.storage.patient import patient
-from wal3_core.storage.retry import timeout_s_of
+from wal3_core.storage.retry import reread_if_damaged, timeout_s_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -269,6 +269,9 @@ class _Installing:
         return write_fragment(self._manifests.objects, table, seq_no, token, self._options, self._runtime)
 
     def _read(self, pointer: FragmentPointer) -> pa.Table:
+        return reread_if_damaged(lambda: self._decoded(pointer), self._manifests)
+
+    def _decoded(self, pointer: FragmentPointer) -> pa.Table:
         store = self._manifests.objects
         what = f"staged fragment ({object_url(store, pointer.path)})"
         data = store.read(pointer.path, length=pointer.num_bytes + 1)

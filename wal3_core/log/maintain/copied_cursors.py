@@ -1,0 +1,84 @@
+"""Cursors of a copy that is updated: moved to where the source's are, with what writers' cursors say of named appends.
+
+Those of writers are also moved before records are appended. So from the first record on, the copy knows which appends
+were begun, and searches for them where they come to lie. Source: docs/protocol.md, "Updating a copy". Keeps INV-51.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wal3_core.log.read.scan import select
+from wal3_core.model.cursor import in_copy
+from wal3_core.model.named_append import placed
+from wal3_core.model.paths import WRITER_CURSOR
+from wal3_core.options import UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from wal3_core.model.cursor import Cursor
+    from wal3_core.model.manifest import Manifest
+    from wal3_core.model.named_append import NamedAppend
+    from wal3_core.model.position import LogPosition
+    from wal3_core.model.subscription import Subscribed
+    from wal3_core.storage.documents.cursor_store import CursorStore
+    from wal3_core.storage.documents.snapshot_store import SnapshotStore
+
+
+class CopiedCursors:
+    """The cursors of a source and of its copy; ``moved`` names those of the copy that were created or moved."""
+
+    def __init__(self, theirs: CursorStore, ours: CursorStore, snapshots: SnapshotStore) -> None:
+        self._theirs, self._ours = theirs, ours
+        self._snapshots = snapshots
+        self.moved: set[str] = set()
+
+    def of_writers(self, source: Manifest) -> dict[str, Cursor]:
+        """Load the source's cursors of writers, as they are after a manifest of the source was loaded."""
+        return {name: each for name, each in self._load(source).items() if name.startswith(WRITER_CURSOR)}
+
+    def move_all(self, copied: Manifest, source: Manifest) -> None:
+        """Let the copy's cursors be where the source's are, within the copy."""
+        self.move(self._load(source), copied)
+
+    def _load(self, source: Manifest) -> dict[str, Cursor]:
+        return {name: self._with_places(witness.cursor, source) for name, witness in self._theirs.list().items()}
+
+    def _with_places(self, cursor: Cursor, source: Manifest) -> Cursor:
+        """Say where the named appends of a writer lie that the cursor has not found yet."""
+        behind = select(source.pointers, cursor.position, UNLIMITED, self._snapshots.load)
+        return replace(cursor, appends=placed(cursor.appends, behind))
+
+    def move(self, cursors: dict[str, Cursor], copied: Manifest) -> None:
+        """Let cursors of the copy be where these are, within the copy."""
+        first, limit = copied.first.position, copied.next.position
+        for name, cursor in cursors.items():
+            wanted = in_copy(name, cursor, first, limit)
+            if wanted is not None and self._move(name, wanted, limit):
+                self.moved.add(name)
+
+    def _move(self, name: str, wanted: Cursor, limit: LogPosition) -> bool:
+        """Move a cursor; return whether it had to be."""
+        held = self._ours.load(name)
+        if held is not None:
+            if held.cursor.position.offset > limit.offset or _content(held.cursor) == _content(wanted):
+                # Beyond what was copied here: another process has gone on with the copy, and with the cursor.
+                return False
+        else:
+            held = self._ours.init(name, wanted.position, subscribed=wanted.subscribed)
+        if _content(held.cursor) != _content(wanted):
+            # The name may be another cursor's by now: nothing of the old one stays.
+            plain = replace(held, cursor=replace(held.cursor, subscribed=None, appends=wanted.appends))
+            self._ours.save(name, wanted.position, plain, subscribed=wanted.subscribed)
+        return True
+
+
+def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
+    """Return the named appends of cursors."""
+    return (each for cursor in cursors.values() for each in cursor.appends)
+
+
+def _content(cursor: Cursor) -> tuple[LogPosition, Subscribed | None, tuple[NamedAppend, ...]]:
+    return cursor.position, cursor.subscribed, cursor.appends
