@@ -138,7 +138,7 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
         state=None if survey.due or plan.num_records else f"nothing to prune, {len(survey.documents)} documents",
         # The pruning sensor looks for plans to carry out, also if yesterday's was the same.
         notable=survey.due and collects,
-        due_from=_first_fragment(plan) if survey.due else None,
+        due_from=_begin(plan) if survey.due else None,
         metadata={
             **waiting,
             "records": plan.num_records,
@@ -154,14 +154,14 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
     )
 
 
-def _first_fragment(plan: Plan) -> int:
-    """Return the number of the fragment with which the log begins before the plan is carried out."""
-    return plan.first.seq_no - plan.num_fragments
+def _begin(plan: Plan) -> str:
+    """Name the log's life, and the fragment with which it begins before the plan is carried out."""
+    return f"{plan.log_id}/{plan.first.seq_no - plan.num_fragments}"
 
 
 def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionResource) -> float | None:
     """Return for how long garbage has been planned without the log being pruned; None when not for long."""
-    if before is None or not before.due_s or survey.plan is None or _first_fragment(survey.plan) != before.due_from:
+    if before is None or not before.due_s or survey.plan is None or _begin(survey.plan) != before.due_from:
         return None
     age_s = shared_runtime().now_us() / US_PER_S - before.due_s
     return age_s if age_s > limits.planned_s_max else None
