@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dagster import JobDefinition
 
     from wal3_core.options import CollectorOptions
-
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.garbage_collection.work import Due
 
