@@ -73,7 +73,7 @@ class LocalStore:
 
     def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
         self._root = root.resolve()
-        # For the files of objects to read: see _file.
+        # A Path interns its parts: Python makes the table of these anew after some reads, in the heap of some thread.
         self._below = f"{str(self._root).rstrip('/')}/"
         self._wait = LockWait(self._root, runtime or shared_runtime(), lock_wait_s_max)
         self._staging = self._root / OWN_FOLDER / "staging"
@@ -118,7 +118,7 @@ class LocalStore:
         target = self._file(path)
         self._durable.sync_again(target.rpartition("/")[0])
         try:
-            with open(target, "rb") as file:  # noqa: PTH123 - see _file
+            with open(target, "rb") as file:  # noqa: PTH123 - see __init__
                 file.seek(start)
                 # read(length) would allocate the whole length, however small the file is.
                 left = max(0, os.fstat(file.fileno()).st_size - start)
@@ -261,11 +261,7 @@ class LocalStore:
         return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
     def _file(self, path: str) -> str:
-        """Return the file of an object to read; StoreDeniedError when it belongs to another store.
-
-        A text: a Path interns each part of it. In a process that reads thousands of logs again and again, the table of
-        interned texts is then made anew each few thousand reads, by some thread, whose heap keeps the space of it.
-        """
+        """Return the file of an object to read, as text; StoreDeniedError when it belongs to another store."""
         target = f"{self._below}{check_path(path)}"
         self._known.check_reading(path.rpartition("/")[0])
         return target
