@@ -73,7 +73,7 @@ class LocalStore:
 
     def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
         self._root = root.resolve()
-        # A Path interns its parts: Python makes the table of these anew after some reads, in the heap of some thread.
+        # A Path interns its parts: Python makes the table of these again after some reads, in the heap of some thread.
         self._below = f"{str(self._root).rstrip('/')}/"
         self._wait = LockWait(self._root, runtime or shared_runtime(), lock_wait_s_max)
         self._staging = self._root / OWN_FOLDER / "staging"
