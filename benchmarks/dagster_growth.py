@@ -2,10 +2,14 @@
 
     PYTHONPATH=. .venv/bin/python benchmarks/dagster_growth.py                      # 100, 1,000 and 10,000 logs
     PYTHONPATH=. .venv/bin/python benchmarks/dagster_growth.py --fragments 1000000  # one log of many fragments, too
+    PYTHONPATH=. .venv/bin/python benchmarks/dagster_growth.py --sizes 1000 --sweeps "" --ticks 200         # many ticks
 
 Each size has a process of its own, on a directory store and a Dagster instance on SQLite. The logs are links to the
 files of one log, which has three records and a cursor; the large log's fragments are pointers without files. Requests
 are those of the directory store, where a listing is one; on S3 each thousand objects of a listing are one.
+
+With ``--ticks``, each sensor looks at all logs so often, in a process of its own; a process that keeps nothing takes as
+much memory after the last tick as after the first ones.
 
 The peak is that of the process's resident memory while it evaluates the sensors; and of each sweep that the sensors and
 schedules ask for, in a process of its own as a run has it, without Spark. The first row, without logs, is what Dagster
@@ -45,6 +49,7 @@ SWEEPS = (
     "snapshot_compaction",
     "compaction",
     "maintenance",
+    "delay_queue",
 )
 FOLDERS = 40
 NO_LOGS_OF_STEPS = """
@@ -122,20 +127,21 @@ def peak_mib() -> float:
     return peak / 1024
 
 
+def resources() -> dict[str, Any]:
+    """Return what the sensors require, for the store that the environment names."""
+    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415 - see above
+
+    return {"store": StoreResource.from_environment(), "collection": CollectionResource(), "rollup": RollUpResource()}
+
+
 def evaluated(folder: Path) -> dict[str, Any]:
     """Evaluate every sensor until a round is over; in a process of its own."""
     os.environ["WAL3_STORE"] = folder.as_uri()
     from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
 
     from wal3_orchestration.deployment.files import settings  # noqa: PLC0415 - see above
-    from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource  # noqa: PLC0415 - see above
     from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
 
-    resources = {
-        "store": StoreResource.from_environment(),
-        "collection": CollectionResource(),
-        "rollup": RollUpResource(),
-    }
     found: dict[str, Any] = {}
     home = home_of(folder)
     home.mkdir()
@@ -147,7 +153,7 @@ def evaluated(folder: Path) -> dict[str, Any]:
             while True:
                 shared_runtime().observer = requests = Requests()
                 begun_s = time.perf_counter()
-                with build_sensor_context(instance, cursor=cursor, resources=resources) as context:
+                with build_sensor_context(instance, cursor=cursor, resources=resources()) as context:
                     result = tick(Scope(), context)
                 taken_s = time.perf_counter() - begun_s
                 for change in result.dynamic_partitions_requests or ():
@@ -159,6 +165,23 @@ def evaluated(folder: Path) -> dict[str, Any]:
                     break
             found[name] = {"rows": rows, "peak_mib": peak_mib()}
     return found
+
+
+def repeated(folder: Path, name: str, ticks: int) -> dict[str, float]:
+    """Evaluate a sensor over all logs again and again; return the resident memory after some ticks, in MiB."""
+    os.environ["WAL3_STORE"] = folder.as_uri()
+    from dagster import DagsterInstance, build_sensor_context  # noqa: PLC0415 - see above
+
+    from wal3_orchestration.scope import Scope  # noqa: PLC0415 - see above
+
+    tick, resident_mib = dict(sensors())[name], {}
+    with DagsterInstance.from_config(str(home_of(folder))) as instance:
+        for number in range(1, ticks + 1):
+            with build_sensor_context(instance, resources=resources()) as context:
+                tick(Scope(), context)
+            if number in {1, ticks // 10, ticks // 2, ticks}:
+                resident_mib[str(number)] = resident_kib("VmRSS") / 1024
+    return resident_mib
 
 
 def swept(folder: Path, name: str) -> dict[str, Any]:
@@ -187,9 +210,9 @@ def home_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-home")
 
 
-def in_a_process(folder: Path, *sweep: str) -> dict[str, Any]:
+def in_a_process(folder: Path, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, __file__, "--child", str(folder), *sweep],
+        [sys.executable, __file__, "--child", str(folder), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         check=True,
@@ -210,9 +233,21 @@ def show_ticks(found: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def show_repeated(name: str, resident_mib: dict[str, float]) -> None:
+    said = ", ".join(f"{mib:.1f} after {number}" for number, mib in resident_mib.items())
+    print(f"  {name:<20} MiB after how many ticks over all logs: {said}", flush=True)
+
+
 def show_sweep(name: str, each: dict[str, Any]) -> None:
     failed = "" if each["success"] else "  FAILED"
     print(f"  {name + '_sweep':<25} {each['seconds']:6.1f} s, peak {each['peak_mib']:6.1f} MiB{failed}", flush=True)
+
+
+def child(options: argparse.Namespace) -> dict[str, Any]:
+    """Do what a process of its own is started for."""
+    if options.sensor:
+        return repeated(options.child, options.sensor, options.ticks)
+    return swept(options.child, options.sweep) if options.sweep else evaluated(options.child)
 
 
 def main() -> None:
@@ -221,12 +256,14 @@ def main() -> None:
     parser.add_argument("--fragments", type=int, default=0, help="how many fragments one more log has")
     parser.add_argument("--folder", type=Path, help="where the stores are made: a RAM disk is quick")
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
+    parser.add_argument("--ticks", type=int, default=0, help="how often each sensor looks at all logs")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sweep", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--sensor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sweeps = [name for name in options.sweeps.split(",") if name]
     if options.child is not None:
-        print(json.dumps(swept(options.child, options.sweep) if options.sweep else evaluated(options.child)))
+        print(json.dumps(child(options)))
         return
     cases = [(int(size), 0) for size in options.sizes.split(",") if size]
     cases += [(0, options.fragments)] if options.fragments else []
@@ -236,6 +273,8 @@ def main() -> None:
             fill(folder, logs, fragments)
             print(f"a log of {fragments:,} fragments" if fragments else f"{logs:,} logs", flush=True)
             show_ticks(in_a_process(folder))
+            for name, _ in sensors() if options.ticks else ():
+                show_repeated(name, in_a_process(folder, "--sensor", name, "--ticks", str(options.ticks)))
             for name in sweeps:
                 show_sweep(name, in_a_process(folder, "--sweep", name))
 

@@ -2,7 +2,8 @@
 
 Dagster starts one run for each key. A sensor names the run of a log by what it found there, so a run that was killed,
 cancelled, or ended while the store did not answer would be the last one until the log changes. So another attempt has
-a key of its own.
+a key of its own. A run that is executed again, by someone or by Dagster's own retries, has the key of the one that it
+repeats: it is the same attempt.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster import DagsterRunStatus, RunsFilter
 
 from wal3_core.runtime import US_PER_S, shared_runtime
-from wal3_orchestration.partitions import LOG_TAG
+from wal3_orchestration.partitions import LOG_TAG, RUN_KEY_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +26,9 @@ AGAIN_S_MIN = 60
 AGAIN_S_MAX = 24 * 60 * 60
 # A minute, 8 minutes, an hour, 9 hours, a day: a run that fails for good is no flood of alerts.
 _FACTOR = 8
-_ATTEMPTS_MAX = 10
+# So many of the newest runs tell which attempt was the last one.
+_RUNS_MAX = 10
+_ATTEMPT = "/attempt "
 _ENDED_IN_VAIN = {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
 
 
@@ -57,20 +60,24 @@ def _queued(instance: DagsterInstance, job_name: str | None, tags: Mapping[str, 
 def _next(instance: DagsterInstance, request: RunRequest) -> list[RunRequest]:
     asked = request.run_key
     assert asked is not None
-    before = instance.get_run_records(
-        RunsFilter(job_name=request.job_name, tags={ASKED_TAG: asked}), limit=_ATTEMPTS_MAX
-    )
-    vain = len(before)
-    if before and before[0].dagster_run.status not in _ENDED_IN_VAIN:
-        vain -= 1
-    elif before and not _due(before[0], vain):
-        return []
-    key = f"{asked}/attempt {vain + 1}" if vain else asked
+    runs = instance.get_run_records(RunsFilter(job_name=request.job_name, tags={ASKED_TAG: asked}), limit=_RUNS_MAX)
+    number = max((_attempt(each, asked) for each in runs), default=1)
+    if runs and runs[0].dagster_run.status in _ENDED_IN_VAIN:
+        if not _due(runs[0], number):
+            return []
+        number += 1
+    key = f"{asked}{_ATTEMPT}{number}" if number > 1 else asked
     return [request.with_replaced_attrs(run_key=key, tags={**request.tags, ASKED_TAG: asked})]
 
 
-def _due(last: RunRecord, vain: int) -> bool:
-    """Return whether the next attempt is due; also when the clock was set back since the last one."""
+def _attempt(run: RunRecord, asked: str) -> int:
+    """Return which attempt a run was."""
+    number = run.dagster_run.tags.get(RUN_KEY_TAG, "").removeprefix(asked).removeprefix(_ATTEMPT)
+    return int(number) if number.isdecimal() else 1
+
+
+def _due(last: RunRecord, number: int) -> bool:
+    """Return whether the attempt after this one is due; also when the clock was set back since then."""
     ended_s = last.end_time or last.update_timestamp.timestamp()
     age_s = shared_runtime().now_us() / US_PER_S - ended_s
-    return not 0 <= age_s < min(AGAIN_S_MAX, AGAIN_S_MIN * _FACTOR ** (vain - 1))
+    return not 0 <= age_s < min(AGAIN_S_MAX, AGAIN_S_MIN * _FACTOR ** (number - 1))

@@ -40,15 +40,15 @@ class KnownProblem:
 class LogRecord:
     """The state that was recorded last, how many states were before it, and the problems of each check.
 
-    ``due_s`` is since when garbage waits to be pruned, in seconds since 1970, and ``due_from`` the number of
-    the log's first fragment then; 0 when none does.
+    ``due_s`` is since when garbage waits to be pruned, in seconds since 1970; 0 when none does. ``due_from`` says where
+    the log began then, and which life of it that was.
     """
 
     state: str = ""
     number: int = 0
     problems: Mapping[str, KnownProblem] = field(default_factory=dict)
     due_s: float = 0.0
-    due_from: int = 0
+    due_from: str = ""
 
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
@@ -68,7 +68,7 @@ class LogRecord:
     def from_text(cls, text: str) -> LogRecord:
         """Read what ``to_text`` wrote."""
         found: dict[str, Any] = json.loads(text)
-        due_s, due_from = found.get("due", (0.0, 0))
+        due_s, due_from = found.get("due", (0.0, ""))
         return cls(
             state=found.get("state", ""),
             number=found.get("number", 0),

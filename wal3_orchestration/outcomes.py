@@ -42,8 +42,8 @@ class Outcome:
 
     ``state`` identifies what was found; without it, the metadata does. A sweep records a log whose state is not
     the one that was recorded last, and every ``notable`` one; it leaves out the labels in ``implied``, which the log's
-    data version or its manifest's event says. ``due_from`` is the number of the log's first fragment if garbage waits
-    to be pruned.
+    data version or its manifest's event says. ``due_from`` is where the log begins, and which life of it that is, if
+    garbage waits to be pruned.
     """
 
     log: str
@@ -53,7 +53,7 @@ class Outcome:
     notable: bool = False
     implied: tuple[str, ...] = ()
     data_version: str | None = None
-    due_from: int | None = None
+    due_from: str | None = None
 
     @property
     def fingerprint(self) -> str:

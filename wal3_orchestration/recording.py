@@ -265,7 +265,7 @@ def _state(outcome: Outcome | None, judged: Sequence[Verdict] | None, old: LogRe
     if outcome.state == IDLE and not old.state:
         return {}
     number = old.number + (outcome.fingerprint != old.state)
-    due: dict[str, Any] = {"due_s": 0.0, "due_from": 0}
+    due: dict[str, Any] = {"due_s": 0.0, "due_from": ""}
     if outcome.due_from is not None:
         waits = bool(old.due_s) and old.due_from == outcome.due_from
         due_s = old.due_s if waits else shared_runtime().now_us() / US_PER_S

@@ -52,6 +52,10 @@ REMEDIES = (
         when=r"MANIFEST\S* ?.*expected a JSON document|expected manifest/MANIFEST\.json beside",
         section=Section.MANIFEST,
         steps=(
+            (
+                "First run `wal3 scrub LOG` once more: if it can read the manifest, someone has restored the log since,"
+                " and what follows would destroy it."
+            ),
             "Stop the log's writers and readers, and everything that collects.",
             (
                 "Copy the folder `LOG/Life=…/` to a directory outside the store, here `saved/` (`cp -r`, or"

@@ -72,6 +72,43 @@ def test_attempt_that_is_under_way_or_has_succeeded_keeps_its_key(
     assert _next(memory) == [f"{REQUEST.run_key}/attempt 2"]
 
 
+@pytest.mark.parametrize("status", [DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS])
+@pytest.mark.usefixtures("at_once")
+def test_run_that_is_executed_again_is_the_same_attempt(memory: DagsterInstance, status: DagsterRunStatus) -> None:
+    """Regression: a run executed again by someone counted as another attempt, and each tick asked for one more."""
+    (again,) = next_attempts(memory, [REQUEST])
+    for end in (DagsterRunStatus.FAILURE, status):
+        _store(memory, again, end)
+
+    assert _next(memory) == [REQUEST.run_key]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_attempt_follows_the_last_one_although_an_earlier_one_was_executed_again_in_vain(
+    memory: DagsterInstance,
+) -> None:
+    for end in ("", "/attempt 2", ""):
+        _store(memory, _keyed(f"{REQUEST.run_key}{end}"), DagsterRunStatus.FAILURE)
+
+    assert _next(memory) == [f"{REQUEST.run_key}/attempt 3"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_attempts_do_not_end_however_many_were_in_vain(memory: DagsterInstance) -> None:
+    """Regression: the eleventh was the last one, as ten runs were counted at most."""
+    seen = set()
+    for _ in range(14):
+        (again,) = next_attempts(memory, [REQUEST])
+        seen.add(again.run_key)
+        _store(memory, again, DagsterRunStatus.FAILURE)
+
+    assert len(seen) == 14
+
+
+def _keyed(key: str) -> RunRequest:
+    return REQUEST.with_replaced_attrs(run_key=key, tags={ASKED_TAG: str(REQUEST.run_key)})
+
+
 def test_each_attempt_waits_longer_and_a_day_at_most(memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     def set_clock(ahead_s: float) -> None:
         at_us = shared_runtime().now_us() + int(ahead_s * 10**6)

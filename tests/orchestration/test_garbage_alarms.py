@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.checked import found_bad
-from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, Subscribed
+from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, Subscribed, destroy
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
@@ -163,6 +163,24 @@ def test_alarm_for_planned_garbage_that_is_never_pruned(
 
     # Gamma's garbage is new when it is collected; alpha's is new afterwards.
     assert found == [set(), {"alpha"}, {"alpha"}, set()]
+
+
+@pytest.mark.slow
+def test_garbage_of_the_log_before_does_not_count_against_a_log_that_was_created_again(
+    known: list[str], fleet: ObjectStore, run: Run, write: Write
+) -> None:
+    """Regression: both begin with fragment 1, so the new log's garbage was said to wait since the old one's did."""
+    soon = {"resources": {"collection": {"config": {"planned_s_max": 0.0}}}}
+    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+    run("garbage_plan_job", run_request("alpha", "alpha"))
+    destroy(fleet, "alpha", also_pinned=True)
+    write("alpha", fragments=2)
+    CursorStore(fleet, "alpha").init("reader", LogPosition(4, 0))
+
+    new, old = (run("garbage_plan_job", run_request("alpha", "alpha"), soon) for _ in range(2))
+
+    assert (found_bad(new), set(found_bad(old))) == ({}, {("alpha", "collected_in_time")})
+    assert known
 
 
 @pytest.mark.slow

@@ -7,17 +7,28 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterInstance, RetryPolicy
+from dagster import DagsterInstance, ReexecutionOptions, RetryPolicy, execute_job, reconstructable
 
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
 from wal3_core.log.collect.deleter import Deleter
+from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.garbage_collection import assets
+from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
+from wal3_orchestration.outcomes import latest, run_of, value_of
 from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
+    from dagster import JobDefinition
 
+    from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.defs.garbage_collection.work import Due
+
+SCOPE = Scope()
+DELETED = SCOPE.key("deleted_garbage")
 
 
 class Flaky:
@@ -70,3 +81,44 @@ def test_steps_retried_wherever_the_store_fails_reach_the_same_result(
     assert len(list(life_store(fleet, "alpha").list_objects("log/"))) == 2
     assert list(Deleter(fleet, "alpha").documents()) == []
     assert scrub(fleet, "alpha").sound
+
+
+class _Killed(BaseException):
+    """The end of a process, of which nothing in it takes notice."""
+
+
+def deletion_sweep() -> JobDefinition:
+    return defs().resolve_job_def("deletion_sweep")
+
+
+@pytest.mark.slow
+def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_is_continued_when_executed_again(
+    known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what had been deleted was recorded nowhere. Dagster's own retries execute a run again like this."""
+    monkeypatch.setenv("WAL3_GC_INTERVAL_S", "1e-6")
+    for log in known:
+        CursorStore(fleet, log).init("reader", LogPosition(4, 0))
+    assert run("", COLLECTION.request_sweep(SCOPE)).success
+    delete = assets.delete_log
+
+    def dying(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
+        if log == known[1]:
+            raise _Killed
+        return delete(store, log, options, objects_max=objects_max)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(assets, "delete_log", dying)
+        died = run("", DELETION.request_sweep(SCOPE))
+    options = ReexecutionOptions.from_failure(died.run_id, instance)
+    again = execute_job(reconstructable(deletion_sweep), instance, reexecution_options=options, raise_on_error=False)
+
+    assert (died.success, again.success) == (False, True)
+    deleted = {
+        log: [run_of(each) for each in latest(instance, DELETED, log, count=9) if value_of(each, "objects") == 1]
+        for log in known
+    }
+    assert deleted == {log: [died.run_id if log == known[0] else again.run_id] for log in known}
+    for log in known:
+        assert len(list(life_store(fleet, log).list_objects("log/"))) == 1
+        assert scrub(fleet, log).sound

@@ -6,21 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from dagster import ReexecutionOptions, RetryPolicy, execute_job, reconstructable
 
 from tests.orchestration.checked import check_of, found_bad
-from tests.orchestration.test_key_compaction import append, compact_by_key, keys_of
+from tests.orchestration.test_key_compaction import append, compact_by_key, compaction_sweep, keys_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.errors import UnavailableError
 from wal3_core.model.pass_record import PassRecord
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
+from wal3_orchestration.outcomes import latest, value_of
 from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, ExecuteInProcessResult, JobExecutionResult
 
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.verifying import Verification
@@ -71,6 +74,67 @@ def test_what_a_pass_replaced_stays_until_the_pass_is_found_to_hold(
     assert run("compaction_job", run_request("a", "a")).success
     assert run("", DELETION.request_sweep(SCOPE), NOW).success
     assert [num_replaced(fleet, log) for log in two] == [0, 0]
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["the store does not answer", "the run dies"])
+def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installed(
+    two: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, left: bool
+) -> None:
+    """Regression: a later try found the pass installed, did not verify it, and its garbage was deleted."""
+    verify, calls = KeyCompactor.verify, []
+
+    def interrupted(compactor: KeyCompactor) -> Verification | None:
+        calls.append(compactor.log)
+        if len(calls) == 1:
+            raise _Killed if left else UnavailableError("the store did not answer")
+        return verify(compactor)
+
+    monkeypatch.setattr(KeyCompactor, "verify", interrupted)
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
+
+    result = run("", JOB.request_sweep(SCOPE))
+    again = _executed_again(result, instance) if left else result
+
+    assert (result.success, again.success) == (not left, True)
+    assert sorted(calls) == ["a", "a", "b"]
+    for log in two:
+        (installed,) = latest(instance, SCOPE.key("installed_manifest"), log, count=1)
+        assert value_of(installed, "verified") is True
+
+
+def test_run_fails_for_a_pass_that_an_earlier_try_of_it_has_found_not_to_hold(
+    two: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the retry, which another log asked for, succeeded."""
+    verify, calls = KeyCompactor.verify, []
+
+    def bad(compactor: KeyCompactor) -> Verification | None:
+        calls.append(compactor.log)
+        if calls == ["a", "b"]:
+            message = "the store did not answer"
+            raise UnavailableError(message)
+        found = verify(compactor)
+        assert found is not None
+        return replace(found, findings=("record 2: lost",)) if compactor.log == "a" else found
+
+    monkeypatch.setattr(KeyCompactor, "verify", bad)
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
+
+    result = run("", JOB.request_sweep(SCOPE))
+
+    assert not result.success
+    assert calls == ["a", "b", "a", "b"]
+    assert set(found_bad(result)) == {("a", "compaction_verified")}
+    assert two
+
+
+class _Killed(BaseException):
+    """The end of a process, of which nothing in it takes notice."""
+
+
+def _executed_again(failed: ExecuteInProcessResult, instance: DagsterInstance) -> JobExecutionResult:
+    options = ReexecutionOptions.from_failure(failed.run_id, instance)
+    return execute_job(reconstructable(compaction_sweep), instance, reexecution_options=options, raise_on_error=False)
 
 
 def test_pass_whose_setsums_do_not_add_up_is_not_installed(

@@ -135,7 +135,7 @@ def test_each_of_many_logs_is_remembered_by_itself(instance: DagsterInstance) ->
 
     bad = LogRecord(problems={"sound": KnownProblem(problem="bad")})
     worse = LogRecord(number=2, problems={"sound": KnownProblem(problem="worse", blocking=True, file="file:///x")})
-    good = LogRecord(state="seen", due_s=1.5, due_from=7)
+    good = LogRecord(state="seen", due_s=1.5, due_from="life/7")
     one.save(dict.fromkeys(logs[:700], bad))
     other.save({**dict.fromkeys(logs[700:], worse), logs[0]: good})
     one.save({logs[-1]: good})

@@ -22,6 +22,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,8 @@ class LocalStore:
 
     def __init__(self, root: Path, *, runtime: Runtime | None = None, lock_wait_s_max: float = LOCK_WAIT_S_MAX) -> None:
         self._root = root.resolve()
+        # A Path interns its parts: Python makes the table of these again after some reads, in the heap of some thread.
+        self._below = f"{str(self._root).rstrip('/')}/"
         self._wait = LockWait(self._root, runtime or shared_runtime(), lock_wait_s_max)
         self._staging = self._root / OWN_FOLDER / "staging"
         self._locks = self._root / OWN_FOLDER / LOCKS
@@ -113,9 +116,9 @@ class LocalStore:
     def read(self, path: str, *, start: int = 0, length: int | None = None) -> bytes | None:
         """Read bytes of an object."""
         target = self._file(path)
-        self._durable.sync_again(target.parent)
+        self._durable.sync_again(target.rpartition("/")[0])
         try:
-            with target.open("rb") as file:
+            with open(target, "rb") as file:  # noqa: PTH123 - see __init__
                 file.seek(start)
                 # read(length) would allocate the whole length, however small the file is.
                 left = max(0, os.fstat(file.fileno()).st_size - start)
@@ -136,7 +139,7 @@ class LocalStore:
         check_length(self, path, len(data), length_max)
         etag = _etag(data)
         if not self._durable.has_version(path, etag):
-            self._durable.sync_seen(path, etag, self._file(path).parent)
+            self._durable.sync_seen(path, etag, self._file(path).rpartition("/")[0])
         return NotModified() if etag == if_none_match else Versioned(data, etag)
 
     def create(self, path: str, data: Buffer) -> PutOutcome:
@@ -171,7 +174,7 @@ class LocalStore:
         """Write an object that must have the version ``etag``."""
         with self._staged(data) as staged:
             target = self._place(path)
-            self._durable.sync_again(target.parent)
+            self._durable.sync_again(str(target.parent))
             with self._locked(target, "replace"):
                 if _etag_of_file(target) != etag:
                     return Refused()
@@ -185,9 +188,9 @@ class LocalStore:
     def head(self, path: str) -> ObjectMeta | None:
         """Describe an object."""
         target = self._file(path)
-        return self._described(path, target.parent, target.stat)
+        return self._described(path, target.rpartition("/")[0], partial(os.stat, target))
 
-    def _described(self, path: str, folder: Path, stat: Callable[[], os.stat_result]) -> ObjectMeta | None:
+    def _described(self, path: str, folder: str, stat: Callable[[], os.stat_result]) -> ObjectMeta | None:
         self._durable.sync_again(folder)
         try:
             found = stat()
@@ -201,7 +204,7 @@ class LocalStore:
     def list_objects(self, folder: str, *, start_after: str = "") -> Iterator[ObjectMeta]:
         """Yield the objects below a folder."""
         # It is checked here, not for each object.
-        at = self._root / folder
+        at = f"{self._below}{folder}"
         for entry in self._entries(folder):
             path = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
@@ -246,7 +249,7 @@ class LocalStore:
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         self._known.check_reading(folder.rstrip("/"))
         try:
-            with os.scandir(self._root / folder) as found:
+            with os.scandir(f"{self._below}{folder}") as found:
                 entries = [entry for entry in found if entry.name != OWN_FOLDER]
         except (FileNotFoundError, NotADirectoryError):
             entries = []
@@ -257,9 +260,9 @@ class LocalStore:
         # A folder sorts as its objects' paths do: with a slash after its name.
         return sorted(entries, key=lambda entry: entry.name + "/" * entry.is_dir(follow_symlinks=False))
 
-    def _file(self, path: str) -> Path:
-        """Return the file of an object to read; StoreDeniedError when it belongs to another store."""
-        target = self._root / check_path(path)
+    def _file(self, path: str) -> str:
+        """Return the file of an object to read, as text; StoreDeniedError when it belongs to another store."""
+        target = f"{self._below}{check_path(path)}"
         self._known.check_reading(path.rpartition("/")[0])
         return target
 

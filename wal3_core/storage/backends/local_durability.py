@@ -10,13 +10,12 @@ import contextlib
 import errno
 import fcntl
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import StoreDeniedError, UnavailableError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from wal3_core.storage.object_store import Etag
 
 _SEEN_MAX = 100_000
@@ -102,11 +101,11 @@ class Durability:
             return str(error)
         return None
 
-    def sync_again(self, folder: Path) -> None:
+    def sync_again(self, folder: str) -> None:
         """Fsync a folder again after a failed fsync, so that nothing is read that a crash could still undo."""
-        if folder in self._unsynced:
-            self._sync(folder)
-            self._unsynced.discard(folder)
+        if self._unsynced and (unsynced := Path(folder)) in self._unsynced:
+            self._sync(unsynced)
+            self._unsynced.discard(unsynced)
 
     def sync_refusing(self, folder: Path) -> None:
         """Make the object that refused a create durable: the caller builds on it, and its writer may have died."""
@@ -116,7 +115,7 @@ class Durability:
         """Return whether this version is known to be on disk."""
         return self._seen.get(path) == etag
 
-    def sync_seen(self, path: str, etag: Etag, folder: Path) -> None:
+    def sync_seen(self, path: str, etag: Etag, folder: str) -> None:
         """Fsync the folder before anything is built on this version: its writer may have died before doing so."""
         try:
             sync_folder(folder)
@@ -153,7 +152,7 @@ def unavailable(root: Path, error: OSError) -> UnavailableError:
     return StoreDeniedError(f"store {root}: {error}: {hint}")
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path | str) -> None:
     """Fsync a folder's entries."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -23,7 +23,7 @@ from wal3_core.spark.collect import plan_collections
 from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
-from wal3_orchestration.defs.garbage_collection.work import delete_log, delete_logs, prune_log
+from wal3_orchestration.defs.garbage_collection.work import Due, delete_log, delete_logs, prune_log
 from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, unverified
 from wal3_orchestration.failures import Failures, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
@@ -138,7 +138,7 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
         state=None if survey.due or plan.num_records else f"nothing to prune, {len(survey.documents)} documents",
         # The pruning sensor looks for plans to carry out, also if yesterday's was the same.
         notable=survey.due and collects,
-        due_from=_first_fragment(plan) if survey.due else None,
+        due_from=_begin(plan) if survey.due else None,
         metadata={
             **waiting,
             "records": plan.num_records,
@@ -154,14 +154,14 @@ def _planned(survey: Survey, way: str, *, collects: bool) -> Outcome:
     )
 
 
-def _first_fragment(plan: Plan) -> int:
-    """Return the number of the fragment with which the log begins before the plan is carried out."""
-    return plan.first.seq_no - plan.num_fragments
+def _begin(plan: Plan) -> str:
+    """Name the log's life, and the fragment with which it begins before the plan is carried out."""
+    return f"{plan.log_id}/{plan.first.seq_no - plan.num_fragments}"
 
 
 def _unpruned_s(survey: Survey, before: LogRecord | None, limits: CollectionResource) -> float | None:
     """Return for how long garbage has been planned without the log being pruned; None when not for long."""
-    if before is None or not before.due_s or survey.plan is None or _first_fragment(survey.plan) != before.due_from:
+    if before is None or not before.due_s or survey.plan is None or _begin(survey.plan) != before.due_from:
         return None
     age_s = shared_runtime().now_us() / US_PER_S - before.due_s
     return age_s if age_s > limits.planned_s_max else None
@@ -227,23 +227,29 @@ def delete(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         opened = work.open()
         for some in work.slices():
-            outcomes, retried = _delete_slice(some, opened)
-            recorder.add(outcomes, retried=retried)
+            _delete_slice(some, opened, recorder)
         yield from recorder.finish()
         recorder.fail(Section.REFUSED)
 
 
-def _delete_slice(work: Work, opened: ObjectStore) -> tuple[list[Outcome], Retried | None]:
+def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
     limits, options, kept = work.limits, work.limits.options(), unverified(work)
-    due = [
-        delete_log(opened, log, options, objects_max=limits.spark_objects_min) for log in work.logs if log not in kept
-    ]
-    large = [each for each in due if each.on_spark]
-    url = work.scope.store(work.context).url
-    spark = spark_session(work.scope.spark(work.context)) if large else None
-    done, retried = delete_logs(spark, url, large, options) if spark is not None else ({}, None)
-    outcomes = [done.get(each.log, each.outcome) for each in due]
-    return [*outcomes, *(_kept(log, known.problem) for log, known in kept.items())], retried
+    large: list[Due] = []
+    others = [_kept(log, known.problem) for log, known in kept.items()]
+    for log in (log for log in work.logs if log not in kept):
+        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min)
+        if due.on_spark:
+            large.append(due)
+        elif due.outcome.notable:
+            # Recorded at once: what a sweep has deleted is known although it dies later.
+            recorder.add([due.outcome])
+        else:
+            others.append(due.outcome)
+    recorder.add(others)
+    if large:
+        spark, url = spark_session(work.scope.spark(work.context)), work.scope.store(work.context).url
+        outcomes, retried = delete_logs(spark, url, large, options)
+        recorder.add([outcomes[each.log] for each in large], retried=retried)
 
 
 def _kept(log: str, problem: str) -> Outcome:

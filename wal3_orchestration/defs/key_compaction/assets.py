@@ -18,7 +18,7 @@ from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, judge_installed
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, holds, judge_installed
 from wal3_orchestration.defs.key_compaction.work import (
     IDENTITY,
     Merged,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.engine import Engine
     from wal3_core.compaction.reports import KeyCompactionPlan
+    from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.key_compaction.work import Outline
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
@@ -263,24 +264,30 @@ def install_compactions(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         opened = work.open()
         for some in work.slices():
-            refused, tokens = _refused(some, POSSIBLE, PROOF), _tokens(some)
-            done = [
-                install_log(opened, log, tokens.get(log, ""), work.limits, always=not work.swept)
-                for log in some.logs
-                if log not in refused and (log in tokens or not work.swept)
-            ]
-            installed = {each.outcome.log: each.outcome for each in done} | refused
-            outcomes = [installed.get(log) or Outcome(log=log, state=IDLE) for log in some.logs]
-            recorder.add(outcomes, list(judge_installed(some, done)))
+            _install_slice(some, opened, recorder)
         yield from recorder.finish()
         recorder.fail(Section.COMPACTION)
     recorder.blocked.raise_together(work.scope, len(work.logs))
 
 
+def _install_slice(work: Work, store: ObjectStore, recorder: Recorder) -> None:
+    refused, tokens = _refused(work, POSSIBLE, PROOF), _tokens(work)
+    installed = [log for log in work.logs if log not in refused and (log in tokens or not work.swept)]
+    for log in installed:
+        done = install_log(store, log, tokens.get(log, ""), work.limits, always=not work.swept)
+        # Recorded at once: a step that dies later keeps what was found about the pass.
+        recorder.add([done.outcome], list(judge_installed(replace(work, logs=[log]), [done])))
+    others = replace(work, logs=[log for log in work.logs if log not in set(installed)])
+    recorder.add(
+        [refused.get(log) or Outcome(log=log, state=IDLE) for log in others.logs], list(judge_installed(others, []))
+    )
+
+
 def _tokens(work: Work) -> dict[str, str]:
     """Return the pass that was merged last of each log that has one; in a sweep, that this run has merged.
 
-    A run that executes a failed one again from its failed step installs what that one has merged.
+    A run that executes a failed one again from its failed step installs what that one has merged. An earlier try of
+    the step may have installed some; those that it found to hold are left out.
     """
     runs = _executed_again(work) if work.swept else set()
     found = {
@@ -289,7 +296,8 @@ def _tokens(work: Work) -> dict[str, str]:
         for each in latest(work.instance, work.scope.key(FRAGMENTS), log, count=1)
         if not work.swept or run_of(each) in runs
     }
-    return {log: str(token) for log, token in found.items() if token}
+    tokens = {log: str(token) for log, token in found.items() if token}
+    return {log: token for log, token in tokens.items() if not work.swept or not holds(work, log, token)}
 
 
 def _executed_again(work: Work) -> set[str]:

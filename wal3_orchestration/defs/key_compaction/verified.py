@@ -6,14 +6,16 @@ of the new log from being deleted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster import MetadataValue
 
 from wal3_orchestration.building import LogCheck
+from wal3_orchestration.defs.key_compaction.work import IDENTITY
 from wal3_orchestration.log_records import LogRecords
 from wal3_orchestration.log_state import read_manifests
-from wal3_orchestration.outcomes import Verdict
+from wal3_orchestration.outcomes import Verdict, latest, value_of
 from wal3_orchestration.runbook import Section
 
 if TYPE_CHECKING:
@@ -66,6 +68,13 @@ def judge_installed(work: Work, done: Sequence[Installed]) -> Iterator[Verdict]:
                 blocking=problem is not None,
                 log_id=None if problem is None else problem.log_id,
             )
+
+
+def holds(work: Work, log: str, token: str) -> bool:
+    """Return whether a pass was installed, verified and found to hold, as what was recorded last of the log says."""
+    recorded = latest(work.instance, work.scope.key(INSTALLED), log, count=1)
+    verified = any(value_of(each, IDENTITY) == token and value_of(each, "verified") for each in recorded)
+    return verified and log not in _problems(replace(work, logs=[log]))
 
 
 def unverified(work: Work) -> dict[str, KnownProblem]:

@@ -136,15 +136,16 @@ class Installed:
 def install_log(
     store: ObjectStore, log: str, token: str, limits: CollectionResource, *, always: bool = False
 ) -> Installed:
-    """Install a merged pass, once, and verify a log that is small enough; an installed one again with ``always``.
+    """Install a merged pass, once, and verify a log that is small enough; with ``always``, also without a pass.
 
-    A pass that was overtaken is no failure: the log stays as dirty as it was, and is chosen again.
+    A pass that an earlier try has installed is verified as well: that try may have ended before. One that was overtaken
+    is no failure: the log stays as dirty as it was, and is chosen again.
     """
     compactor = KeyCompactor(store, log, options=options_of(limits))
     try:
         done = compactor.install(token) if token else None
-        fresh = done is not None and done.overtaken is None and not done.repeated
-        small = (fresh or always) and LogReader.open(
+        there = done is not None and done.overtaken is None
+        small = (there or always) and LogReader.open(
             store, log
         ).manifest().num_bytes <= limits.compaction_verified_bytes_max
         verified = compactor.verify() if small else None
@@ -155,6 +156,7 @@ def install_log(
             return Installed(outcome=_overtaken(log, token, "what it left was deleted as orphans"))
         refusal = Refusal.of(error)
         return Installed(outcome=Outcome(log=log, refusal=refusal))
+    fresh = there and done is not None and not done.repeated
     metadata: dict[str, Value] = {"installed": fresh, IDENTITY: token, "verified": verified is not None}
     if done is not None:
         metadata |= {
@@ -166,7 +168,7 @@ def install_log(
     return Installed(
         outcome=Outcome(
             log=log,
-            notable=fresh,
+            notable=there,
             state=f"overtaken {token}" if done is not None and done.overtaken else IDLE,
             metadata=metadata,
         ),
