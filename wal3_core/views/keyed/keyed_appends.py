@@ -106,9 +106,13 @@ class KeyedAppends:
         if not expected:
             return writer.append_many(records) if await_durable else writer.submit_many(records)
         conditional = ConditionalAppend(writer, self._tails, expected, records, self._runtime)
-        with self._lock:
-            self._conditional.add(conditional.outcome)
-        conditional.begin(self._options.tries_max)
+        try:
+            with self._lock:
+                self._conditional.add(conditional.outcome)
+            conditional.begin(self._options.tries_max)
+        except BaseException as failure:
+            conditional.give_up(failure)
+            raise
         return self._runtime.wait(conditional.outcome) if await_durable else conditional.outcome
 
     def close(self) -> None:
