@@ -117,6 +117,8 @@ class KeyedAppends:
 
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome. Reads go on."""
+        # Before the lock, which a thread of the parent may have held when this process was forked.
+        self._runtime.check_process()
         with self._lock:
             self._closed, writer, conditional = True, self._writer, list(self._conditional)
         for outcome in conditional:
@@ -136,6 +138,7 @@ class KeyedAppends:
 
     def _opened(self) -> LogWriter:
         """Return the writer, which is opened at the first append."""
+        self._runtime.check_process()
         with self._lock:
             writer, closed = self._writer, self._closed
         if closed:
