@@ -27,8 +27,8 @@ EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
         ("queue-enqueue", 2, 70),
         ("queue-dequeue", 2, 50),
         # By a signal handler.
-        ("queue-closed", 2, 70),
-        ("keyed-append", EVERY, 400),
+        ("queue-closed", 4, 70),
+        ("keyed-append", 3 * EVERY, 400),
     ],
 )
 def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every: int, places: int) -> None:
