@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import (
     FIRST_COMPLETED,
     FIRST_EXCEPTION,
+    CancelledError,
     Future,
     InvalidStateError,
     ThreadPoolExecutor,
@@ -16,7 +17,7 @@ from concurrent.futures import (
 
 import pytest
 
-from wal3_core.runtime import Outcome
+from wal3_core.runtime import CancellableOutcome, Outcome
 
 DONE_S_MAX = 60
 
@@ -143,3 +144,46 @@ def test_wait_ends_with_its_timeout() -> None:
         Outcome[int]().result(0.01)
     with pytest.raises(TimeoutError):
         Outcome[int]().exception(0)
+
+
+@pytest.mark.parametrize("make", [CancellableOutcome, Future])
+def test_it_is_cancelled_until_a_thread_has_begun_with_it(make: type[Future[int]]) -> None:
+    cancelled, begun, done, called = make(), make(), make(), []
+    cancelled.add_done_callback(called.append)
+
+    assert (cancelled.cancel(), cancelled.cancelled(), cancelled.done()) == (True, True, True)
+    assert called == [cancelled]
+    assert not cancelled.set_running_or_notify_cancel()
+    assert wait([cancelled], DONE_S_MAX).done == {cancelled}
+    for ask in (cancelled.result, cancelled.exception):
+        with pytest.raises(CancelledError):
+            ask(0)
+
+    assert not begun.running()
+    assert begun.set_running_or_notify_cancel()
+    assert (begun.running(), begun.cancel(), begun.cancelled()) == (True, False, False)
+    begun.set_result(1)
+    done.set_result(2)
+    assert (begun.result(), done.result(), begun.running(), done.cancel()) == (1, 2, False, False)
+
+
+def test_cancel_that_is_interrupted_counts() -> None:
+    outcome = CancellableOutcome[int]()
+    outcome.__dict__["_is_cancelled"] = True
+
+    assert not outcome.set_running_or_notify_cancel()
+    assert outcome.cancelled()
+
+
+def test_those_whom_an_interrupted_thread_has_left_asleep_are_woken() -> None:
+    outcome, awake = Outcome[None](), threading.Event()
+    sleeper = threading.Thread(target=lambda: (outcome.result(DONE_S_MAX), awake.set()), daemon=True)
+    sleeper.start()
+    while not outcome._sleepers:
+        pass
+    # As far as a thread comes that is interrupted when it sets it.
+    outcome.__dict__["_final"] = (None, None)
+
+    outcome.set_or_rouse()
+
+    assert awake.wait(DONE_S_MAX)

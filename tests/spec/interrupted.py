@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core import (
     ClosedError,
+    DelayQueue,
     Delivery,
     FeedReader,
     FeedSubscription,
@@ -24,6 +25,7 @@ from wal3_core import (
     Fleet,
     FleetOptions,
     InvalidRequestError,
+    KeyedLog,
     LogReader,
     LogWriter,
     SubscriptionOptions,
@@ -259,6 +261,45 @@ def acknowledge_rest(subscription: FeedSubscription, acknowledged: set[object]) 
             acknowledged.add(item.message)
 
 
+def queue_survives(kind: str, number: int) -> bool:
+    """Interrupt a queue's caller, or let a signal handler call the queue then; False when there is no such place."""
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = MemoryStore(runtime)
+        DelayQueue.create(store, "a", runtime=runtime)
+        queue = DelayQueue.open(store, "a", runtime=runtime)
+        queue.enqueue(b"first")
+        if kind == "queue-closed":
+            caller = Caller(number, queue.close)
+            with contextlib.suppress(ClosedError):
+                caller.interrupts(lambda: queue.enqueue(b"interrupted"))
+            answered(queue.close)
+            return caller.left <= 0
+        calls: dict[str, Callable[[], object]] = {
+            "queue-enqueue": lambda: queue.enqueue(b"interrupted"),
+            "queue-dequeue": lambda: queue.dequeue(timeout_s=0.01),
+        }
+        interrupted = Interrupter(number).interrupts(calls[kind])
+        answered(lambda: queue.enqueue(b"other"))
+        answered(queue.close)
+    return interrupted
+
+
+def keyed_survives(kind: str, number: int) -> bool:
+    """Interrupt a conditional append at its n-th place; False when there is no such place."""
+    with ThreadRuntime(workers_max=4) as runtime:
+        store = MemoryStore(runtime)
+        log = KeyedLog.open_or_initialize(store, "a", runtime=runtime)
+        interrupted = Interrupter(number).interrupts(lambda: log.append(b"k", b"interrupted", expect_tail=0))
+        closed: list[object] = []
+        answered(lambda: log.append(b"l", b"other", expect_tail=0))
+        answered(lambda: closed.append(log.close()))
+        bodies = [record.body for record in LogReader.open(store, "a", runtime=runtime).records()]
+        # The interrupt is its caller's alone.
+        assert closed, f"{kind} {number}: expected the log to be closed, found an error"
+        assert sorted(bodies) in ([b"interrupted", b"other"], [b"other"]), f"{kind} {number}: {bodies}"
+    return interrupted
+
+
 def goes_on(handled: str, number: int) -> bool:
     """Let a signal handler call a writer at the n-th place of an append; False when there is no such place."""
     with ThreadRuntime(workers_max=4) as runtime:
@@ -283,7 +324,12 @@ def goes_on(handled: str, number: int) -> bool:
 
 def main(kind: str, every: int) -> None:
     handled = kind.removeprefix("handler:")
-    kinds: dict[str, Callable[[str, int], bool]] = {"fleet": fleet_survives, "feed": feed_survives}
+    kinds: dict[str, Callable[[str, int], bool]] = {
+        "fleet": fleet_survives,
+        "feed": feed_survives,
+        "queue": queue_survives,
+        "keyed": keyed_survives,
+    }
     at = kinds.get(kind.partition("-")[0], survives)
     for number in range(1, PLACES_MAX, every):
         if not (at(kind, number) if handled == kind else goes_on(handled, number)):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from wal3_core import (
     CorruptError,
+    InvalidRequestError,
     LogAt,
     LogReader,
     LogWriter,
@@ -153,3 +154,10 @@ def test_reader_s_own_limit_holds_for_copies_and_pinned_reads(memory_store: Memo
 def test_defaults_are_within_the_limits() -> None:
     assert replace(WriterOptions()).batch_bytes_max < FRAGMENT_BYTES_MAX
     assert expanded_bytes(WriterOptions().fragment_bytes_max, WriterOptions().batch_records_max) < 100 * MIB
+
+
+def test_mapping_is_refused_as_only_its_keys_would_be_appended(memory_store: MemoryStore) -> None:
+    with LogWriter.open_or_initialize(memory_store, "a") as writer:
+        with pytest.raises(InvalidRequestError, match="records: expected an iterable of records, found dict"):
+            writer.append_many({b"key": b"value"})
+        assert writer.append_many({b"key": b"value"}.values()).offset == 1

@@ -55,6 +55,16 @@ def with_null_in_dictionary(values: list[bytes | None]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array([4, 3, 2, 1, 0]), pa.array(values[::-1], pa.large_binary()))
 
 
+def dictionary_of_views(values: list[bytes | None]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([4, 3, 2, 1, 0]), pa.array(values[::-1], pa.binary_view()))
+
+
+def full_dictionary(values: list[bytes | None]) -> pa.Array:
+    """Its indices have no number left that names no value."""
+    places = [None if value is None else place for place, value in enumerate(values)]
+    return pa.DictionaryArray.from_arrays(pa.array(places, pa.int8()), pa.array([*values, *[b""] * 123], pa.binary()))
+
+
 def sliced(values: list[bytes | None]) -> pa.Array:
     return pa.array([b"before", *values, None, b"behind"], pa.binary()).slice(1, len(values))
 
@@ -74,8 +84,8 @@ def chunks_of_dictionaries(values: list[bytes | None]) -> pa.ChunkedArray:
 ARRAYS: dict[str, Callable[[list[bytes | None]], pa.Array]] = {
     "binary": lambda values: pa.array(values, pa.binary()),
     "large": lambda values: pa.array(values, pa.large_binary()),
-    **{made.__name__: made for made in (dictionary, with_null_in_dictionary, sliced, views)},
-    **{made.__name__: made for made in (chunked, chunks_of_dictionaries)},
+    **{made.__name__: made for made in (dictionary, with_null_in_dictionary, full_dictionary)},
+    **{made.__name__: made for made in (dictionary_of_views, sliced, views, chunked, chunks_of_dictionaries)},
 }
 
 

@@ -24,10 +24,18 @@ EVERY = int(os.environ.get("WAL3_TEST_INTERRUPTS_EVERY", "9"))
         ("fleet-again", 1, 80),
         ("feed-reader", EVERY, 300),
         ("feed-subscription", EVERY, 400),
+        ("queue-enqueue", 2, 70),
+        ("queue-dequeue", 2, 50),
+        # By a signal handler.
+        ("queue-closed", 4, 70),
+        ("keyed-append", 3 * EVERY, 400),
     ],
 )
 def test_interrupt_at_any_place_of_a_call_harms_no_other_caller(call: str, every: int, places: int) -> None:
-    """Regression: it left a lock held, or an append that no thread drove, and all later callers waited forever."""
+    """Regression: it left a lock held, or an append that no thread drove, and all later callers waited forever.
+
+    That of a conditional append was raised to the thread that closed its log.
+    """
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spec.interrupted", call, str(every)],
         timeout=600,

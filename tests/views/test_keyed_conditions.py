@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from tests.spec.collecting import QUICK, Later
 from tests.stores import FaultyStore
 from tests.views.keyed_queries import LOG, OPTIONS, restored_under
 from wal3_core import (
+    ClosedError,
     ContentionError,
     KeyedLog,
     KeyedOptions,
@@ -166,6 +169,35 @@ def test_closing_does_not_wait_for_a_conditional_append_that_was_not_begun(memor
 
     assert not closing.is_alive()
     assert caught.value.__traceback__ is not None
+
+
+def test_forked_process_closes_nothing_and_does_not_wait_for_the_parent_s_appends(memory_store: MemoryStore) -> None:
+    """Regression: a child that left the log's block waited for ever, as none of the parent's threads is there."""
+    store, forked = FaultyStore(memory_store), threading.Event()
+    log = KeyedLog.open_or_initialize(store, LOG)
+    log.append(b"k", b"1")
+
+    def until_forked(kind: str, path: str) -> None:
+        if kind == "create" and "/log/" in path:
+            forked.wait(WAIT_S)
+
+    store.before = until_forked
+    under_way = log.append(b"k", b"2", expect_tail=1, await_durable=False)
+    pid = os.fork()
+    if not pid:
+        signal.alarm(WAIT_S)
+        code = 1
+        try:
+            for call in (log.close, lambda: log.append(b"k", b"of the child")):
+                with pytest.raises(ClosedError):
+                    call()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    forked.set()
+    assert under_way.result(WAIT_S).offset == 2
+    log.close()
 
 
 def test_callback_of_a_conditional_append_may_wait_for_other_conditional_appends(memory_store: MemoryStore) -> None:

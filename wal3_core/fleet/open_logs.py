@@ -182,8 +182,7 @@ class OpenLogs:
             return
         with self.lock:
             for room in self._waiting:
-                if not room.done():
-                    room.set_result(None)
+                room.set_or_rouse()
             self._waiting.clear()
 
     def _await_room(self, room: Outcome[None], log: str, until_s: float | None, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures._base import FINISHED, PENDING
 from contextvars import ContextVar
 from functools import partial
@@ -112,6 +112,13 @@ class Outcome(Future[T]):
         """Set it to an error; InvalidStateError if it has an outcome."""
         self._settle((None, exception))
 
+    def set_or_rouse(self: Outcome[None]) -> None:
+        """Set it to None; if it is set, wake the threads that an interrupted one, which set it, has left asleep."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_result(None)
+            return
+        self._rouse()
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {id(self):#x} {'done' if self.done() else 'running'}>"
 
@@ -119,10 +126,8 @@ class Outcome(Future[T]):
         # One call decides which of two threads sets it.
         if self.__dict__.setdefault("_final", final) is not final:
             raise InvalidStateError(f"{self!r}: expected an outcome that is set once")
-        sleepers = self._sleepers
-        while sleepers:
-            with contextlib.suppress(IndexError):
-                cast("list[threading.Lock]", sleepers).pop().release()
+        if self._sleepers:
+            self._rouse()
         if self.__dict__.setdefault("_made", _NEVER_MADE) is not _NEVER_MADE:
             self._notify(final[1])
         if self._calls:
@@ -131,6 +136,12 @@ class Outcome(Future[T]):
                 self._call_each()
             else:
                 held.append(self._call_each)
+
+    def _rouse(self) -> None:
+        for sleeper in tuple(self._sleepers):
+            # It may have been woken already; it leaves the list by itself.
+            with contextlib.suppress(RuntimeError):
+                sleeper.release()
 
     # What the standard library's functions over several futures use of each.
 
@@ -195,3 +206,39 @@ class Outcome(Future[T]):
         finally:
             with contextlib.suppress(ValueError):
                 sleepers.remove(sleeper)
+
+
+class CancellableOutcome(Outcome[T]):
+    """An outcome that can be cancelled until a thread has begun with it, by ``set_running_or_notify_cancel``."""
+
+    def cancel(self) -> bool:
+        """Cancel it, unless it has its outcome or a thread has begun with it; return whether it is cancelled."""
+        if not self.done():
+            self._decide(is_cancelled=True)
+        return self.cancelled()
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._final is not None and isinstance(self._final[1], CancelledError)
+
+    def running(self) -> bool:
+        """Whether a thread has begun with it, and its outcome is not known yet."""
+        return self.__dict__.get("_is_cancelled") is False and not self.done()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Begin with it; False if it was cancelled."""
+        self._decide(is_cancelled=False)
+        return not self.cancelled()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until it has its outcome; TimeoutError after ``timeout`` seconds, CancelledError if cancelled."""
+        error = super().exception(timeout)
+        if isinstance(error, CancelledError):
+            raise error
+        return error
+
+    def _decide(self, *, is_cancelled: bool) -> None:
+        # One call decides; the thread that made it may have been interrupted then.
+        if self.__dict__.setdefault("_is_cancelled", is_cancelled):
+            with contextlib.suppress(InvalidStateError):
+                self.set_exception(CancelledError())

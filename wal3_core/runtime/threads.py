@@ -74,7 +74,7 @@ class ThreadRuntime:
         atexit.register(self.close)
         self._timers = TimerThread(lambda task, share: self.spawn(task, share=share))
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
-        self._topics_lock = threading.Lock()
+        self._topics_lock = OwnedLock()
         # The topics that are awaited now, or were recently and will be again.
         self._topics: WeakValueDictionary[str, _Topic] = WeakValueDictionary()
         self._recent_topics: deque[_Topic] = deque(maxlen=_TOPICS_KEPT_MAX)
@@ -110,7 +110,7 @@ class ThreadRuntime:
         if _forks != self._forks:
             message = f"process {os.getpid()}: expected process {self._process}: open logs again after a fork"
             raise ClosedError(message)
-        if self._workers.lock.owned():
+        if self._workers.lock.owned() or self._topics_lock.owned():
             raise reentered("this process's workers")
 
     def lock(self) -> Lock:
@@ -163,14 +163,23 @@ class ThreadRuntime:
 
     def publish(self, topic: str) -> None:
         """Wake the threads that await the topic."""
+        try:
+            self._tell(topic)
+        except BaseException:
+            # Interrupted: those who await it would sleep on.
+            self._tell(topic)
+            raise
+
+    def _tell(self, topic: str) -> None:
         with self._topics_lock:
             found = self._topics.get(topic)
             # No thread awaits it.
             if found is None:
                 return
-            news, found.news = found.news, Outcome()
             found.version = next(self._versions)
-        news.set_result(None)
+            # Replaced last: what was begun and interrupted is found again.
+            found.news.set_or_rouse()
+            found.news = Outcome()
 
     def await_topic(self, topic: str, seen: int, timeout_s: float) -> int:
         """Block until the topic moves beyond ``seen``, or for ``timeout_s``."""

@@ -6,14 +6,13 @@ Works in a folder of its own, and removes it. Source: docs/protocol.md, "Object 
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from wal3_core.errors import LogError, UnavailableError
-from wal3_core.runtime import US_PER_S, Runtime, shared_runtime
+from wal3_core.runtime import US_PER_S, Outcome, Runtime, shared_runtime
 from wal3_core.storage.object_store import (
     Done,
     Etag,
@@ -291,8 +290,8 @@ class _Examination:
                 self._runtime.wait(future)
         return [self._runtime.wait(future) for future in futures]
 
-    def _start(self, task: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
+    def _start(self, task: Callable[[], T]) -> Outcome[T]:
+        future: Outcome[T] = Outcome()
 
         def run() -> None:
             try:

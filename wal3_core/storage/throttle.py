@@ -171,8 +171,7 @@ class _Waiter:
         self.woken: Outcome[None] = Outcome()
 
     def wake(self) -> None:
-        if not self.woken.done():
-            self.woken.set_result(None)
+        self.woken.set_or_rouse()
 
 
 class Throttle:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import pyarrow as pa
 
-from wal3_core.arguments import several
+from wal3_core.arguments import several, wrong
 from wal3_core.errors import InvalidRequestError
 from wal3_core.model.parquet import binary_array
 from wal3_core.model.record import Message, check_message
@@ -72,6 +73,9 @@ def one_record(body: bytes | None, key: bytes | None, options: WriterOptions) ->
 def check_records(records: Iterable[bytes | Message], options: WriterOptions) -> Columns:
     """Check the records of an append; InvalidRequestError names the record and what is wrong with it."""
     several(records, "records")
+    if isinstance(records, Mapping):
+        # Only its keys would be appended.
+        raise wrong("records", "an iterable of records", records)
     # One more than fits shows that there are too many, however many there are.
     listed = list(islice(records, options.batch_records_max + 1))
     if not listed:

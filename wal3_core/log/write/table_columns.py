@@ -98,7 +98,9 @@ def _lengths(values: pa.Array) -> _Lengths:
     if pa.types.is_dictionary(values.type):
         # Behind the values, the length of a null.
         lengths = np.append(_lengths(values.dictionary), 0)
-        found: _Lengths = lengths[values.indices.fill_null(len(values.dictionary)).to_numpy(zero_copy_only=False)]
+        # As wide as it takes: a type of few bits may have no number left for the length of a null.
+        places = values.indices.cast(pa.int64()).fill_null(len(values.dictionary))
+        found: _Lengths = lengths[places.to_numpy(zero_copy_only=False)]
         return found
     if pa.types.is_null(values.type):
         return np.zeros(len(values), dtype=np.int64)
@@ -113,9 +115,16 @@ def _lengths(values: pa.Array) -> _Lengths:
 def _copy(name: str, column: pa.ChunkedArray) -> pa.BinaryArray:
     try:
         # Concatenated, they are in buffers of their own, even if there is one.
-        return pa.concat_arrays(column.cast(pa.binary()).chunks)
+        return pa.concat_arrays([_without_views(chunk).cast(pa.binary()) for chunk in column.chunks])
     except pa.ArrowException as error:
         raise _unusable(name, error) from error
+
+
+def _without_views(values: pa.Array) -> pa.Array:
+    """Return an array that Arrow can cast: it takes no values out of a dictionary of views."""
+    if not pa.types.is_dictionary(values.type) or not pa.types.is_binary_view(values.type.value_type):
+        return values
+    return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(pa.binary()))
 
 
 def _unusable(name: str, error: BaseException) -> InvalidRequestError:

@@ -66,7 +66,7 @@ class Vigil:
             self.news += 1
             woken, self._sleepers = self._sleepers, {}
         for sleeper in woken:
-            _wake(sleeper)
+            sleeper.set_or_rouse()
 
     def rouse(self, follower: Follower) -> bool:
         """Wake the threads of a follower that sleep here, to see that it has closed; True if one of them watches."""
@@ -74,7 +74,7 @@ class Vigil:
             woken = [own for own, each in self._sleepers.items() if each is follower]
             watches = self._watcher is not None and self._watching is follower
         for sleeper in woken:
-            _wake(sleeper)
+            sleeper.set_or_rouse()
         return watches
 
     def _is_on(self, seen: int, limit_s: float | None) -> bool:
@@ -107,9 +107,4 @@ class Vigil:
                 self._watcher = called
                 self._watched_s = self._runtime.monotonic_s()
         if called is not None:
-            _wake(called)
-
-
-def _wake(sleeper: Outcome[None]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
+            called.set_or_rouse()

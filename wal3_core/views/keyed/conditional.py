@@ -5,10 +5,12 @@ The record lands exactly at the end of the log that was looked at, or not at all
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import ConditionNotMetError, ContentionError, TailMismatchError
+from wal3_core.errors import ConditionNotMetError, ContentionError, TailMismatchError, UnknownDurabilityError
 from wal3_core.log.write.outcomes import call_each
 from wal3_core.runtime import Outcome, callbacks_held
 from wal3_core.workers import Share
@@ -50,15 +52,21 @@ class ConditionalAppend:
         self.outcome: Outcome[LogPosition] = Outcome()
 
     def begin(self, tries_max: int) -> None:
-        """Make the first of ``tries_max`` tries; raises what keeps it from being made, but for another last record."""
+        """Make the first of ``tries_max`` tries; raises what keeps it from being made, but for another last record.
+
+        Then it is to be given up.
+        """
         try:
             self._submit(tries_max)
         except TailMismatchError as error:
             self.outcome.set_exception(error)
-        except BaseException as failure:
-            # No try is under way: nothing may wait for it.
-            self.outcome.set_exception(failure)
-            raise
+
+    def give_up(self, failure: BaseException) -> None:
+        """End the wait for it: its caller failed to begin it, or was interrupted."""
+        interrupted = not isinstance(failure, Exception)
+        # A try may be under way by then, and may have ended it. Those who wait for its end were not interrupted.
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_exception(UnknownDurabilityError("interrupted") if interrupted else failure)
 
     def _submit(self, tries_left: int) -> None:
         future = self._writer.submit_many(self._records, expect_next=self._end())
@@ -99,7 +107,7 @@ class ConditionalAppend:
             else:
                 self.outcome.set_exception(_crowded(error))
         except BaseException as failure:  # noqa: BLE001 - it is raised where the outcome is awaited
-            self.outcome.set_exception(failure)
+            self.give_up(failure)
 
 
 def _crowded(error: ConditionNotMetError) -> ContentionError:

@@ -106,13 +106,19 @@ class KeyedAppends:
         if not expected:
             return writer.append_many(records) if await_durable else writer.submit_many(records)
         conditional = ConditionalAppend(writer, self._tails, expected, records, self._runtime)
-        with self._lock:
-            self._conditional.add(conditional.outcome)
-        conditional.begin(self._options.tries_max)
+        try:
+            with self._lock:
+                self._conditional.add(conditional.outcome)
+            conditional.begin(self._options.tries_max)
+        except BaseException as failure:
+            conditional.give_up(failure)
+            raise
         return self._runtime.wait(conditional.outcome) if await_durable else conditional.outcome
 
     def close(self) -> None:
         """Accept no more appends, and block until those submitted have their outcome. Reads go on."""
+        # Before the lock, which a thread of the parent may have held when this process was forked.
+        self._runtime.check_process()
         with self._lock:
             self._closed, writer, conditional = True, self._writer, list(self._conditional)
         for outcome in conditional:
@@ -132,6 +138,7 @@ class KeyedAppends:
 
     def _opened(self) -> LogWriter:
         """Return the writer, which is opened at the first append."""
+        self._runtime.check_process()
         with self._lock:
             writer, closed = self._writer, self._closed
         if closed:

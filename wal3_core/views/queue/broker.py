@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import (
+    ClosedError,
     ConditionNotMetError,
     CursorConflictError,
     FencedError,
@@ -270,6 +271,11 @@ class Broker:
 
     def close(self) -> None:
         """Do what was asked for so far, and end."""
+        try:
+            self.inbox.check_reentry()
+        except ClosedError:
+            # A forked child: the broker is the parent's.
+            return
         self.inbox.close()
         self._thread.join()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import LogError
 from wal3_core.model.position import LogPosition
+from wal3_core.runtime import Outcome
 from wal3_core.runtime.loggers import QUEUE
 from wal3_core.views.queue.answering import give
 from wal3_core.views.queue.checkpoint import encode, table_of
@@ -14,7 +14,7 @@ from wal3_core.views.queue.encoding import part_key
 from wal3_core.views.queue.loading import CURSOR, Tail
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.cursor_store import CursorStore
@@ -68,7 +68,7 @@ class Checkpointer:
 
     def want(self) -> Future[None]:
         """Begin one with the next turn; the future is done when key compaction can go up to it."""
-        future: Future[None] = Future()
+        future: Outcome[None] = Outcome()
         self._wanted.append(future)
         return future
 
@@ -117,7 +117,7 @@ class Checkpointer:
             witness = self._cursors.load(CURSOR)
             if witness is None:
                 self._cursors.init(CURSOR, end)
-                self._wanted.append(Future())
+                self._wanted.append(Outcome())
             elif witness.cursor.position.offset < begun_at.offset:
                 self._cursors.save(CURSOR, begun_at, witness)
         except LogError as error:
@@ -133,7 +133,7 @@ class Checkpointer:
         """Give those who wait an error; one that was wanted is written later all the same, unless this was the last."""
         if self._wanted or self._awaited:
             self.give_up(error)
-            self._wanted = [] if last else [Future()]
+            self._wanted = [] if last else [Outcome()]
 
     def give_up(self, error: Exception) -> None:
         """Give those who wait an error."""

@@ -46,7 +46,8 @@ class DelayQueue:
 
     Each call returns when its effect is durable. To open a queue takes it from the broker before, whose calls raise
     FencedError from then on. When the store fails a call, its error says whether it may have had its effect, as of an
-    append; the queue is then loaded again from its log. Any call raises ClosedError after ``close``.
+    append; the queue is then loaded again from its log. Any call raises ClosedError after ``close``. One from a signal
+    handler or a ``__del__`` that interrupts another call, and could only wait for it, raises InvalidRequestError.
     """
 
     def __init__(self, store: ObjectStore, log: str, options: QueueOptions, runtime: Runtime) -> None:
@@ -250,11 +251,9 @@ class DelayQueue:
         An operation whose future is cancelled before its turn is not done. Callbacks of the future run in the broker's
         thread, and must not wait for another operation.
         """
-        self._runtime.check_process()
         return self._broker.inbox.put(operation, timeout_s)
 
     def _look(self, ask: Callable[[QueueState, int], Any]) -> Any:  # noqa: ANN401 - what is asked for, read by then
-        self._runtime.check_process()
         return self._wait(self._broker.inbox.put(Look(ask), None))
 
     def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wal3_core.errors import ClosedError, OverloadedError
+from wal3_core.runtime import CancellableOutcome, reentered
 from wal3_core.views.queue.operations import Enqueue, Requeue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from wal3_core.runtime import Runtime
     from wal3_core.views.queue.operations import Dequeue, Operation
@@ -117,9 +118,16 @@ class Inbox:
         """Whether no more operations are taken."""
         return self._closed is not None
 
+    def check_reentry(self) -> None:
+        """Refuse a call that interrupts another one of the same thread, and could only wait for it."""
+        self._runtime.check_process()
+        if self._lock.owned():
+            raise reentered(f"queue {self._url}")
+
     def put(self, operation: Operation | Look, timeout_s: float | None) -> Future[Any]:
         """Add an operation; block while too many bytes wait, ``timeout_s`` seconds at most: then OverloadedError."""
-        call = Call(operation, Future(), _size(operation))
+        self.check_reentry()
+        call = Call(operation, CancellableOutcome(), _size(operation))
         since_s = self._runtime.monotonic_s()
         version = -1
         while not self._add(call):
