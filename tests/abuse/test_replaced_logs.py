@@ -6,18 +6,33 @@ No step fails for it, nothing of the new log is lost, and nothing keeps it from 
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.orchestration.checked import check_of, recorded_by
 from tests.orchestration.test_key_compaction import append, compact_by_key
-from tests.stores import FaultyStore
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, destroy, scrub
+from tests.stores import FaultyStore, damage, life_store
+from wal3_core import (
+    CursorStore,
+    LogAt,
+    LogPosition,
+    LogReader,
+    LogWriter,
+    RepairReport,
+    copy,
+    destroy,
+    repair_log,
+    scrub,
+)
 from wal3_core.compaction.compactor import KeyCompactor
+from wal3_core.fleet.asking import ask
 from wal3_core.fleet.survey import survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.backends.memory import MemoryStore
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
 from wal3_orchestration.defs.garbage_collection.work import delete_log, mark_orphans, orphans_of, prune_log
 from wal3_orchestration.defs.key_compaction.assets import JOB as COMPACTION
@@ -35,7 +50,6 @@ if TYPE_CHECKING:
 
     from wal3_core.compaction.verifying import Verification
     from wal3_core.log.collect.planner import Plan
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
@@ -203,6 +217,45 @@ def _replaced_at(memory_store: MemoryStore, place: int, step: Callable[[ObjectSt
     assert outcome.refusal is None, (place, outcome.refusal)
     if asked >= place:
         _assert_whole(memory_store, LOG)
+    return asked >= place
+
+
+# ---------------------------------------------------------------------- between a verification and a repair
+
+
+def test_log_that_is_replaced_at_any_request_of_a_repair_stays_as_it_is(memory_store: MemoryStore) -> None:
+    place = 1
+    while _repaired_until(memory_store, place):
+        place += 1
+        assert place < PLACES_MAX
+    assert place > 2
+
+
+def _repaired_until(memory_store: MemoryStore, place: int) -> bool:
+    """Repair a damaged log that is replaced just before request number ``place``; return whether it got there."""
+    backup = MemoryStore(shared_runtime(), name="backup")
+    if place > 1:
+        destroy(memory_store, LOG)
+    _write(memory_store, LOG)
+    copy(LogAt(memory_store, LOG), LogAt(backup, LOG))
+    damage(life_store(memory_store, LOG), LogReader.open(memory_store, LOG).scan()[0].path)
+    store, asked, at_once = FaultyStore(memory_store), 0, Lock()
+
+    def before(_kind: str, _path: str) -> None:
+        nonlocal asked
+        with at_once:
+            asked += 1
+            if asked == place:
+                _replace(memory_store, LOG)
+
+    store.before = before
+    repaired = ask(lambda damaged: repair_log(damaged, LogAt(backup, LOG)), LogAt(store, LOG))
+    # Reads ahead may still go on.
+    with at_once:
+        store.before = lambda _kind, _path: None
+    # It may say that the name has another log by now.
+    assert asked >= place or (isinstance(repaired, RepairReport) and not repaired.problems)
+    _assert_whole(memory_store, LOG)
     return asked >= place
 
 
