@@ -281,7 +281,7 @@ def test_tail_that_a_restored_log_never_had_is_not_believed_though_its_generatio
         assert (log.tail(b"k"), log.tail(b"new"), log.tail(b"other")) == (9, 10, 8)
 
     restored_under(memory_store, gone)
-    # Nobody looks before the log is as long, and its manifest as new, as those that are gone.
+    # No look comes before the log is as long, and its manifest as new, as those that are gone.
     with LogWriter.open(memory_store, LOG, options=TREE) as writer:
         for _ in range(num_later):
             writer.append(b"2", key=b"other")

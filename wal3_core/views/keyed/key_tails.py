@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import MissingError, UnavailableError
 from wal3_core.model.fragment import FragmentPointer
-from wal3_core.model.setsum import EMPTY
+from wal3_core.model.history import History
 from wal3_core.views.keyed.key_index import KeyMatch
 from wal3_core.views.keyed.key_reader import load_matching
 from wal3_core.views.keyed.shared_reads import each_ahead
@@ -18,25 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.setsum import Setsum
     from wal3_core.model.snapshot import Pointer
     from wal3_core.views.keyed.key_reader import KeyReader
 
 _KNOWN_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
-    """A key's last record below an offset, 0 for none, in the log that had ``setsum`` there, after the pass ``token``.
-
-    A later pass may have dropped the record. And an older manifest may have been restored, and the log have grown
-    beyond that offset again, with other records: then its setsum there is another one.
-    """
+    """A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record."""
 
     tail: int
-    limit: int
-    setsum: Setsum
-    token: str
+    history: History
 
 
 class KeyTails:
@@ -68,36 +61,23 @@ class KeyTails:
         raise UnavailableError(message)
 
     def _find(self, key: bytes, manifest: Manifest) -> int:
-        first, token, match = manifest.first.position.offset, manifest.compaction.token, KeyMatch(key)
+        first, match = manifest.first.position.offset, KeyMatch(key)
         with self._lock:
             known = self._known.get(key)
-        if known is None or known.token != token or known.limit <= first:
-            tail = self._last(match, manifest.pointers, first)
-        else:
-            tail = self._last(match, manifest.pointers, known.limit)
-            if not tail and known.setsum == manifest.setsum - self._setsum_from(manifest.pointers, known.limit):
+        if known is not None and not known.history.is_comparable(manifest):
+            known = None
+        tail = self._last(match, manifest.pointers, first if known is None else known.history.limit)
+        if not tail and known is not None:
+            if known.history.goes_on_in(manifest, self._keys.load_snapshot):
                 tail = known.tail if known.tail >= first else 0
-            elif not tail:
+            else:
                 tail = self._last(match, manifest.pointers, first)
-        end = manifest.next.position.offset
         with self._lock:
-            self._known[key] = _Known(tail=tail, limit=end, setsum=manifest.setsum, token=token)
+            self._known[key] = _Known(tail, History.of(manifest))
             self._known.move_to_end(key)
             while len(self._known) > _KNOWN_MAX:
                 self._known.popitem(last=False)
         return tail
-
-    def _setsum_from(self, pointers: Sequence[Pointer], offset: int) -> Setsum:
-        """Sum up what lies at or after an offset; of one in the middle of a fragment the sum is a wrong one."""
-        found = EMPTY
-        for pointer in reversed(pointers):
-            if pointer.limit.offset <= offset:
-                break
-            if isinstance(pointer, FragmentPointer) or pointer.start.offset >= offset:
-                found += pointer.setsum
-            else:
-                found += self._setsum_from(self._keys.load_snapshot(pointer).pointers, offset)
-        return found
 
     def _last(self, match: KeyMatch, pointers: Sequence[Pointer], floor: int) -> int:
         count = max(1, self._keys.options.prefetch_fragments)
