@@ -94,6 +94,29 @@ def test_follower_of_a_log_that_was_restored_and_has_grown_beyond_its_place_is_t
         list(offsets)
 
 
+def test_reader_and_consumer_that_were_told_of_a_restore_are_told_again(memory_store: MemoryStore) -> None:
+    append(memory_store, 3, "common")
+    reader = FeedReader.open(memory_store, LOG, options=RARELY)
+    options = ConsumerOptions(reader=RARELY, idle_s=0.1, auto_commit=False)
+    with Consumer(memory_store, LOG, "c", options=options) as consumer:
+
+        def gone() -> None:
+            append(memory_store, 2, "gone")
+            assert len([reader.recv(0.1) for _ in range(5)]) == len([next(consumer) for _ in range(5)]) == 5
+            with pytest.raises(StopIteration):
+                next(consumer)
+            assert reader.recv(0.1) is None
+
+        restored_under(memory_store, gone)
+        append(memory_store, 5, "other")
+
+        for _ in range(3):
+            with pytest.raises(InvalidRequestError, match="older manifest was restored"):
+                next(consumer)
+            with pytest.raises(InvalidRequestError, match="older manifest was restored"):
+                reader.recv(0.1)
+
+
 @pytest.mark.parametrize("following", FOLLOWERS)
 def test_follower_goes_on_whatever_maintenance_does(
     memory_store: MemoryStore, following: Callable[[MemoryStore], Iterator[int]]

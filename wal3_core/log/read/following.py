@@ -174,6 +174,10 @@ class Following:
         over = self.sealed is not None or self._waiting.wait(self._topic, version) is None
         return None if over else []
 
+    def go_back(self, start: ReadStart) -> None:
+        """Look again from a place before the one that was reached; what is known of the log stays known."""
+        self.start, self.sealed, self._looking = start, None, None
+
     def wake(self) -> None:
         """End the pause of a thread that waits in ``step``."""
         self._runtime.publish(self._topic)
