@@ -24,7 +24,7 @@ from wal3_core.log.collect.collector import Collector
 from wal3_core.log.log_stores import LogStores
 from wal3_core.log.read.scan import select
 from wal3_core.model.compacting import announce_compaction
-from wal3_core.model.paths import pass_path, pass_token
+from wal3_core.model.paths import pass_token
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.model.snapshot import sum_setsums
 from wal3_core.options import UNLIMITED
@@ -330,31 +330,6 @@ def test_all_that_a_pass_has_left_which_was_never_installed_is_deleted_as_orphan
         (1, installed, False),
         (4, installed, False),
     }
-
-
-@pytest.mark.parametrize("damaged", [0, 1])
-def test_damaged_record_of_an_installed_pass_stops_no_collection(memory_store: MemoryStore, damaged: int) -> None:
-    store = ClockStore(memory_store)
-    grown(store)
-    never_installed, tokens = merged(store), list[str]()
-    for number in range(2):
-        append(store, [(b"a", b"%d" % number)])
-        tokens.append(compactor(store).compact(force=True).token or "")
-    objects = life_store(store, LOG)
-    replaced = len([*objects.list_objects("log/")])
-    data = objects.read(pass_path(tokens[damaged]))
-    assert data is not None
-    objects.delete(pass_path(tokens[damaged]))
-    objects.create(pass_path(tokens[damaged]), data[:-1])
-
-    for _ in range(2):
-        store.pass_s(2 * DAY_S)
-        collect(store, LOG, options=LATER)
-
-    # What nothing refers to is gone. Whether the other pass was installed long ago nothing says: its record stays.
-    assert len([*objects.list_objects("log/")]) < replaced
-    assert objects.head(pass_path(never_installed)) is not None
-    assert held(store) == [(5, b"b", b"2"), (6, b"c", b"1"), (8, b"a", b"1")]
 
 
 def test_pass_that_is_installed_while_its_record_is_taken_for_an_orphan_keeps_it(memory_store: MemoryStore) -> None:
