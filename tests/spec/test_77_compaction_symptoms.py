@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spec.collecting import LOG, NOW, ClockStore, Later, count_requests, documents, replant
+from tests.spec.collecting import LATER, LOG, NOW, ClockStore, Later, count_requests, documents, replant
 from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log
 from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
@@ -281,3 +281,30 @@ def test_tombstone_stays_for_its_retention_after_the_first_pass() -> None:
     compactor(store).compact(force=True)
 
     assert [key for _, key, _ in held(store)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damaged_record_of_an_installed_pass_stops_no_collection(memory_store: MemoryStore, damaged: int) -> None:
+    store = ClockStore(memory_store)
+    keyed_log(store)
+    append(store, [(b"a", b"1"), (b"b", b"1")], [(b"c", b"0"), (b"a", b"2")], [(b"b", b"2"), (b"c", b"1")])
+    never_installed, tokens = compactor(store).merge().token, list[str]()
+    assert never_installed is not None
+    for number in range(2):
+        append(store, [(b"a", b"%d" % number)])
+        tokens.append(compactor(store).compact(force=True).token or "")
+    objects = life_store(store, LOG)
+    replaced = len([*objects.list_objects("log/")])
+    data = objects.read(pass_path(tokens[damaged]))
+    assert data is not None
+    objects.delete(pass_path(tokens[damaged]))
+    objects.create(pass_path(tokens[damaged]), data[:-1])
+
+    for _ in range(2):
+        store.pass_s(2 * DAY_S)
+        collect(store, LOG, options=LATER)
+
+    # What nothing refers to is gone. Whether the other pass was installed long ago nothing says: its record stays.
+    assert len([*objects.list_objects("log/")]) < replaced
+    assert objects.head(pass_path(never_installed)) is not None
+    assert held(store) == [(5, b"b", b"2"), (6, b"c", b"1"), (8, b"a", b"1")]

@@ -167,6 +167,23 @@ def test_subscription_that_does_not_pin_gets_a_gap_for_messages_that_were_compac
     assert messages(taken(pinned)) == [1, 2, 5, 6]
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_cursor_that_begins_to_pin_where_the_log_was_collected_is_refused(
+    memory_store: MemoryStore, *, moved: bool
+) -> None:
+    published(memory_store, range(1, 30))
+    cursors, subscribed = CursorStore(memory_store, "f"), Subscribed(token="0" * 16, topics=("*",), pins=False)
+    witness = cursors.init("s", LogPosition(1, 0), subscribed=subscribed)
+    if moved:
+        witness = cursors.save("s", LogPosition(2, 0), witness, subscribed=subscribed)
+    collected_to(memory_store, "f", 20)
+
+    with pytest.raises(GarbageCollectedError, match="it is now at 20"):
+        cursors.save("s", LogPosition(3, 0), witness, subscribed=replace(subscribed, pins=True))
+
+    assert cursors.offsets() == {"s": 20}
+
+
 @pytest.mark.parametrize("updated", [False, True])
 def test_copy_has_the_subscription_that_does_not_pin_and_its_gap(memory_store: MemoryStore, *, updated: bool) -> None:
     published(memory_store, range(1, 30))

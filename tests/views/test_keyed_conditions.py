@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.collecting import QUICK, Later
+from tests.spec.compacting import append, compactor, keyed_log
 from tests.stores import FaultyStore
-from tests.views.keyed_queries import LOG, OPTIONS, restored_under
+from tests.views.keyed_queries import LOG, OPTIONS, TREE, restored_under
 from wal3_core import (
     ClosedError,
     ContentionError,
@@ -262,3 +263,48 @@ def test_conditional_append_to_a_log_that_was_restored_meanwhile_compares_with_w
 
     with pytest.raises(TailMismatchError):
         log.append(b"k", b"3", expect_tail=1)
+
+
+@pytest.mark.parametrize("num_later", [2, 3, 4, 12])
+def test_tail_that_a_restored_log_never_had_is_not_believed_though_its_generation_was_passed(
+    memory_store: MemoryStore, num_later: int
+) -> None:
+    log = KeyedLog.open_or_initialize(memory_store, LOG, options=OPTIONS)
+    with LogWriter.open(memory_store, LOG, options=TREE) as writer:
+        for number in range(8):
+            writer.append(b"1", key=b"k" if number == 3 else b"other")
+
+    def gone() -> None:
+        with LogWriter.open(memory_store, LOG) as writer:
+            writer.append(b"2", key=b"k")
+            writer.append(b"3", key=b"new")
+        assert (log.tail(b"k"), log.tail(b"new"), log.tail(b"other")) == (9, 10, 8)
+
+    restored_under(memory_store, gone)
+    # No look comes before the log is as long, and its manifest as new, as those that are gone.
+    with LogWriter.open(memory_store, LOG, options=TREE) as writer:
+        for _ in range(num_later):
+            writer.append(b"2", key=b"other")
+
+    with pytest.raises(TailMismatchError) as refused:
+        log.append(b"k", b"3", expect_tail=9)
+    assert refused.value.tail == 4
+    assert (log.tail(b"k"), log.tail(b"new"), log.tail(b"other")) == (4, 0, 8 + num_later)
+    assert log.append(b"k", b"3", expect_tail=4).offset == 9 + num_later
+
+
+def test_tail_after_a_pass_that_was_restored_away_is_not_believed_after_another_pass(memory_store: MemoryStore) -> None:
+    keyed_log(memory_store, delete_retention_s=0)
+    append(memory_store, [(b"other", b"1")], [(b"k", None)], [(b"other", b"2")])
+    log = KeyedLog.open(memory_store, LOG, options=OPTIONS)
+    assert compactor(memory_store).compact(force=True).installed
+
+    def gone() -> None:
+        assert compactor(memory_store).compact(force=True).num_expired == 1
+        assert log.tail(b"k") == 0
+
+    restored_under(memory_store, gone)
+    # As many passes, and the same records: but this one stays below the tombstone.
+    assert compactor(memory_store).compact(limit_offset=2, force=True).installed
+
+    assert log.tail(b"k") == 2

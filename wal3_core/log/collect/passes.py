@@ -72,13 +72,13 @@ class InstalledPasses:
         if token == self._compaction.token or self._deleted_us[token] is not None:
             return True
         try:
-            record = self._passes.load(token)
+            return self._has(self._passes.load(token))
         except MissingError:
             # The record is written before the install, and goes with the lists.
             return False
         except CorruptError:
+            # Its own record is damaged, or one that leads to those of its time.
             return True
-        return self._has(record)
 
     def _has(self, record: PassRecord) -> bool:
         passes, number = self._compaction.passes, record.number

@@ -189,10 +189,13 @@ class Stream:
 
     def _begin(self, place: Place) -> None:
         self._following: Following = place.reader.following(place.given, self._waiting)
+        self._clear()
+        self.place = place
+
+    def _clear(self) -> None:
         self.ready: list[ConsumedRecord] = []
         self.at = 0
         self.torn = False
-        self.place = place
 
     @property
     def waiting(self) -> bool:
@@ -202,7 +205,8 @@ class Stream:
     def fill(self, places: dict[str, Place]) -> bool:
         """Have records ready if the log, or its successor, holds more now; ``places`` gets each log that is opened."""
         if self.torn:
-            self._begin(self.place)
+            self._following.go_back(self.place.given)
+            self._clear()
         while not self.waiting and not self.ended:
             self.torn = True
             taken, log = self._following.take(self._opening.options.batch_records_max), self.place.log

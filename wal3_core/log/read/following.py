@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import LogError
+from wal3_core.errors import CorruptError, InvalidRequestError, LogError
 from wal3_core.log.read.scan import begun, floor_of
+from wal3_core.model.history import History
 from wal3_core.model.position import AtTime
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.position import ReadStart
     from wal3_core.model.record import Record
+    from wal3_core.model.snapshot import Snapshot, SnapshotPointer
     from wal3_core.options import ReaderOptions
     from wal3_core.runtime import Runtime
 
@@ -52,10 +55,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is followed: ``manifest`` loads the newest one, ``records`` reads a manifest's records from a start."""
+    """What is followed: ``manifest`` loads the newest one, ``records`` reads a manifest's records from a start.
+
+    ``load`` loads a snapshot.
+    """
 
     manifest: Callable[[], Manifest]
     records: Callable[[ReadStart, Manifest], Iterator[Record]]
+    load: Callable[[SnapshotPointer], Snapshot]
 
 
 class Following:
@@ -83,6 +90,8 @@ class Following:
         self.start = start
         self.sealed: Manifest | None = None
         self._looking: Iterator[Record] | None = None
+        # Of the log up to where a look has read it to its end.
+        self._history: History | None = None
 
     def records(self) -> Iterator[Record]:
         """Go through the records, and wait for more at the log's end."""
@@ -99,6 +108,7 @@ class Following:
         The next look continues after the last record that this one has given.
         """
         manifest = self._source.manifest()
+        self._check_history(manifest)
         # Even before there is any record: one appended and collected between two looks must not be skipped.
         self.start = begun(manifest, self.start)
         lag = manifest.next.position.offset - (floor_of(self.start) or 0)
@@ -110,8 +120,24 @@ class Following:
         if not isinstance(self.start, AtTime):
             # What lies behind the last record was dropped, and may be collected.
             self.start = manifest.next.position.offset
+        self._history = History.of(manifest)
         if manifest.seal is not None:
             self.sealed = manifest
+
+    def _check_history(self, manifest: Manifest) -> None:
+        """Refuse a log in which other records lie before the place that was reached: none of them would be given."""
+        history = self._history
+        # If it ends before that place, the start is refused.
+        if history is None or manifest.next.position.offset < history.limit or not history.is_comparable(manifest):
+            return
+        # A snapshot that is missing was replaced since, or is damaged: the read comes to it.
+        with contextlib.suppress(CorruptError):
+            if not history.goes_on_in(manifest, self._source.load):
+                message = (
+                    f"log {self._log}: expected the records before offset {history.limit} to be those that were read,"
+                    f" found others: an older manifest was restored meanwhile: open it again where it is to go on"
+                )
+                raise InvalidRequestError(message)
 
     def take(self, count: int, bytes_max: int | None = None) -> list[Record]:
         """Return the next records that the log holds now, at most ``count``; none at its end.
@@ -147,6 +173,10 @@ class Following:
             return taken
         over = self.sealed is not None or self._waiting.wait(self._topic, version) is None
         return None if over else []
+
+    def go_back(self, start: ReadStart) -> None:
+        """Look again from a place before the one that was reached; what is known of the log stays known."""
+        self.start, self.sealed, self._looking = start, None, None
 
     def wake(self) -> None:
         """End the pause of a thread that waits in ``step``."""

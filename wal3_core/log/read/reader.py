@@ -253,7 +253,7 @@ class LogReader(Tables):
         """Return what ``follow`` goes through, for callers that want to know why it ended."""
         waiting = waiting or Waiting(self._runtime, self._options, idle_s=None)
         log = share_of(self._store).log.rstrip("/")
-        source = Source(self.manifest, self._followed)
+        source = Source(self.manifest, self._followed, self._snapshots.load)
         return Following(source, self._runtime, waiting, topic=self._manifests.url, log=log, start=start)
 
     def _followed(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:

@@ -98,7 +98,7 @@ class CursorStore:
             # It belongs to a life that is over, so nothing relies on it.
             self._store.delete(cursor_path(name))
             raise
-        self._held[name] = witness.etag
+        self._remember_held(name, witness)
         return witness
 
     @checked(name=check_cursor_name)
@@ -150,7 +150,7 @@ class CursorStore:
         # The process that moved it there may have died before its check.
         if self._held.get(name) != witness.etag or position.offset < before.position.offset:
             self._check_still_held(name, saved, witness)
-        self._held[name] = saved.etag
+        self._remember_held(name, saved)
         return saved
 
     def list(self) -> dict[str, Witness]:
@@ -269,6 +269,13 @@ class CursorStore:
             self._manifest()
         if denied is not None:
             raise denied
+
+    def _remember_held(self, name: str, saved: Witness) -> None:
+        """Spare the next move forward its check; but not that of a cursor that kept nothing, and is to pin by then."""
+        if saved.cursor.pins:
+            self._held[name] = saved.etag
+        else:
+            self._held.pop(name, None)
 
     def _check_still_held(self, name: str, saved: Witness, before: Witness | None) -> None:
         first = self._manifest().first_kept.position

@@ -136,6 +136,9 @@ class FeedReader:
     def _begin(self, place: int | BegunAtTime) -> None:
         self._place = place
         self._following: Following = self._tail.followed(place, self._manifest)
+        self._clear()
+
+    def _clear(self) -> None:
         self._ready: deque[Record] = deque()
         # Set while records are on their way: after an interrupt they are read again.
         self._torn = False
@@ -149,7 +152,8 @@ class FeedReader:
     def _next(self, until_s: float | None) -> FeedMessage | None:
         """Return the next message that the log holds now; what no pattern matches is passed, until a time."""
         if self._torn:
-            self._begin(self._place)
+            self._following.go_back(self._place)
+            self._clear()
         while self._ready or self._take():
             record = self._ready[0]
             topic = topic_of(record, self._tail.url)

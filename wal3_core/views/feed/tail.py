@@ -288,7 +288,8 @@ class Tail(LogReader):
         """Return a pass over the log from a start; ``manifest`` says how it looks for a newer one."""
         log = share_of(self._store).log.rstrip("/")
         waiting = Waiting(self._runtime, self._options, idle_s=None)
-        return Following(Source(manifest, self._read_on), self._runtime, waiting, topic=self.url, log=log, start=start)
+        source = Source(manifest, self._read_on, self._snapshots.load)
+        return Following(source, self._runtime, waiting, topic=self.url, log=log, start=start)
 
     def _read_on(self, start: ReadStart, manifest: Manifest) -> Iterator[Record]:
         """Go through a manifest's records: those that all followers share, or else by requests of this one."""

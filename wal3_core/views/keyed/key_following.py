@@ -22,7 +22,7 @@ def follow_keys(keys: KeyReader, match: KeyMatch, start: int | None, idle_s: flo
     """Return a pass over the records of some keys that waits for more at the log's end."""
     follower = _Follower(keys, match, start or 0)
     waiting = Waiting(keys.runtime, keys.options, idle_s=idle_s)
-    source = Source(follower.manifest, follower.records)
+    source = Source(follower.manifest, follower.records, keys.load_snapshot)
     log = keys.share.log.rstrip("/")
     return Following(source, keys.runtime, waiting, topic=keys.stores.url, log=log, start=start)
 

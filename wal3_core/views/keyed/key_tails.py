@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.errors import MissingError, UnavailableError
 from wal3_core.model.fragment import FragmentPointer
+from wal3_core.model.history import History
 from wal3_core.views.keyed.key_index import KeyMatch
 from wal3_core.views.keyed.key_reader import load_matching
 from wal3_core.views.keyed.shared_reads import each_ahead
@@ -23,18 +24,12 @@ if TYPE_CHECKING:
 _KNOWN_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
-    """A key's last record below an offset, 0 for none, by a manifest that ``passes`` compactions have gone over."""
+    """A key's last record, 0 for none, in a log that had this history: a later pass may have dropped the record."""
 
     tail: int
-    limit: int
-    passes: int
-    generation: int
-
-    def holds_in(self, manifest: Manifest) -> bool:
-        """Tell whether a manifest has it, too: a pass may have dropped the record, and a restore all at the end."""
-        return self.passes == manifest.compaction.passes and self.generation <= manifest.generation
+    history: History
 
 
 class KeyTails:
@@ -66,15 +61,19 @@ class KeyTails:
         raise UnavailableError(message)
 
     def _find(self, key: bytes, manifest: Manifest) -> int:
-        first, end = manifest.first.position.offset, manifest.next.position.offset
+        first, match = manifest.first.position.offset, KeyMatch(key)
         with self._lock:
             known = self._known.get(key)
-        before, limit = (known.tail, known.limit) if known is not None and known.holds_in(manifest) else (0, first)
-        found = self._last(KeyMatch(key), manifest.pointers, limit)
-        tail = found or (before if before >= first else 0)
+        if known is not None and not known.history.is_comparable(manifest):
+            known = None
+        tail = self._last(match, manifest.pointers, first if known is None else known.history.limit)
+        if not tail and known is not None:
+            if known.history.goes_on_in(manifest, self._keys.load_snapshot):
+                tail = known.tail if known.tail >= first else 0
+            else:
+                tail = self._last(match, manifest.pointers, first)
         with self._lock:
-            passes = manifest.compaction.passes
-            self._known[key] = _Known(tail=tail, limit=end, passes=passes, generation=manifest.generation)
+            self._known[key] = _Known(tail, History.of(manifest))
             self._known.move_to_end(key)
             while len(self._known) > _KNOWN_MAX:
                 self._known.popitem(last=False)
