@@ -66,7 +66,7 @@ class Answers:
         for future, result in self._results:
             if not isinstance(result, WithValues):
                 give(future, result, None)
-            elif self._values.missing(result.rows):
+            elif not self._values.has_all(result.rows):
                 self._readers.submit(self._read, future, result, created_ms)
             else:
                 self._read(future, result, created_ms)

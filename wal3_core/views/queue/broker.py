@@ -78,7 +78,7 @@ class Broker:
         self.inbox = Inbox(options.bytes_waiting_max, self.url, runtime, self._is_here)
         self._taken = Taken(self.url, self._loader.reader, self._readers, runtime, self.inbox)
         self._line = Line(runtime)
-        self._ahead: Future[list[bytes]] | None = None
+        self._ahead: Future[None] | None = None
         self._prefetch_again_s = 0.0
         self._clock = QueueClock(runtime)
         self._sound = True
@@ -263,9 +263,9 @@ class Broker:
             return
         self._prefetch_again_s = now_s + _PREFETCH_EVERY_S
         soon = self._clock.now_ms() + int(self._options.prefetch_s * MS_PER_S)
-        missing = self.values.missing(row for row, _ in self.state.head(count, soon))
-        if missing and (self._ahead is None or self._ahead.done()):
-            self._ahead = self._readers.submit(self.values.read, missing, self.state.created_ms)
+        rows = [row for row, _ in self.state.head(count, soon)]
+        if (self._ahead is None or self._ahead.done()) and not self.values.has_all(rows):
+            self._ahead = self._readers.submit(self.values.read_ahead, rows)
 
     # ------------------------------------------------------------------ the end
 

@@ -83,9 +83,22 @@ class Values:
             self._parts.move_to_end(part.start)
             return part
 
-    def missing(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the items whose values are not in memory."""
-        return [row for row in rows if self._known(row.offset) is None]
+    def has_all(self, rows: Iterable[Row]) -> bool:
+        """Tell whether the values of items are in memory."""
+        return all(self._known(row.offset) is not None for row in rows)
+
+    def read_ahead(self, rows: Iterable[Row]) -> None:
+        """Load the values of items that are not in memory, in their order, as many as may stay there."""
+        left, wanted = self._bytes_max, []
+        for row in rows:
+            left -= row.length + _BODY_BYTES
+            if left < 0:
+                break
+            wanted.append(row.offset)
+        part: _Part | None = None
+        for offset in sorted(wanted):
+            if part is None or not part.start <= offset < part.limit:
+                part = self._known(offset) or self._load(offset)
 
     def read(self, rows: Sequence[Row], created_ms: int) -> list[bytes]:
         """Return the values of items, in their order; CorruptError when a record is not theirs."""
