@@ -76,7 +76,14 @@ def test_what_a_pass_replaced_stays_until_the_pass_is_found_to_hold(
     assert [num_replaced(fleet, log) for log in two] == [0, 0]
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["the store does not answer", "the run dies"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param(False, id="the store does not answer"),
+        # Once, at the end of a long run of all tests, the second run installed nothing: why is not known yet.
+        pytest.param(True, id="the run dies", marks=pytest.mark.repeat),
+    ],
+)
 def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installed(
     two: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, left: bool
 ) -> None:
