@@ -13,7 +13,7 @@ from wal3_core.options import Limits
 from wal3_core.views.queue.encoding import value_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from wal3_core.log.read.reader import LogReader
     from wal3_core.model.manifest import Manifest
@@ -95,18 +95,14 @@ class Values:
             if left < 0:
                 break
             wanted.append(row.offset)
-        part: _Part | None = None
-        for offset in sorted(wanted):
-            if part is None or not part.start <= offset < part.limit:
-                part = self._known(offset) or self._load(offset)
+        for _ in self._parts_of(sorted(wanted)):
+            pass
 
     def read(self, rows: Sequence[Row], created_ms: int) -> list[bytes]:
         """Return the values of items, in their order; CorruptError when a record is not theirs."""
         found: dict[int, bytes] = {}
-        part: _Part | None = None
-        for row in sorted(rows, key=lambda row: row.offset):
-            if part is None or not part.start <= row.offset < part.limit:
-                part = self._known(row.offset) or self._load(row.offset)
+        in_order = sorted(rows, key=lambda row: row.offset)
+        for row, part in zip(in_order, self._parts_of(row.offset for row in in_order), strict=True):
             what = f"queue {self._url}: item {row.id}"
             body = part.body(row.offset)
             if body is None:
@@ -118,6 +114,14 @@ class Values:
                 raise CorruptError(message)
             found[row.id] = value
         return [found[row.id] for row in rows]
+
+    def _parts_of(self, offsets: Iterable[int]) -> Iterator[_Part]:
+        """Yield the part that has each of some rising offsets; one that is too large to be kept is read once."""
+        part: _Part | None = None
+        for offset in offsets:
+            if part is None or not part.start <= offset < part.limit:
+                part = self._known(offset) or self._load(offset)
+            yield part
 
     def _load(self, offset: int) -> _Part:
         """Read the fragment that has a record; it may have been replaced, by key compaction, or moved since."""
