@@ -217,12 +217,11 @@ def _once_of_write(request: WriteRequest) -> Once | None:
 
 def _install(request: WriteRequest, messages: Sequence[WriterCommitMessage | None], once: Once | None) -> None:
     """Install, log by log, several at a time."""
-    lost = sum(not isinstance(message, Staged) for message in messages)
-    if lost:
+    found = [message.fragments for message in messages if isinstance(message, Staged)]
+    if lost := len(messages) - len(found):
         message = f"write: expected what each of {len(messages)} tasks has staged, found nothing of {lost}"
         raise NotDurableError(message)
     store = open_store(request.store)
-    found = [message.fragments for message in messages if isinstance(message, Staged)]
     staged = {
         log: list(chain.from_iterable(each.get(log, ()) for each in found)) for log in sorted(set().union(*found))
     }
