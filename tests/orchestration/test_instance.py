@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance
 
 from wal3_orchestration.deployment.files import settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+CHECKOUT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.slow
@@ -21,3 +20,7 @@ def test_instance_starts_with_the_project_s_settings_and_without_a_dialog(tmp_pa
         assert not instance.nux_enabled
         assert not instance.telemetry_enabled
         assert instance.get_concurrency_config().run_queue_config is not None
+
+
+def test_checkout_s_settings_are_those_that_init_writes() -> None:
+    assert (CHECKOUT / "dagster.yaml").read_text() == settings()
