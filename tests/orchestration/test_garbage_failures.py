@@ -7,12 +7,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import DagsterInstance, ReexecutionOptions, RetryPolicy, execute_job, reconstructable
+from dagster import DagsterInstance, RetryPolicy
 
+from tests.orchestration.executed_again import deletion_sweep, execute_again
 from tests.stores import FaultyStore, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, UnavailableError, scrub
 from wal3_core.log.collect.deleter import Deleter
-from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.garbage_collection import assets
 from wal3_orchestration.defs.garbage_collection.assets import COLLECTION, DELETION
 from wal3_orchestration.outcomes import latest, run_of, value_of
@@ -21,7 +21,6 @@ from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run, Write
-    from dagster import JobDefinition
 
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
@@ -87,10 +86,6 @@ class _Killed(BaseException):
     """The end of a process, of which nothing in it takes notice."""
 
 
-def deletion_sweep() -> JobDefinition:
-    return defs().resolve_job_def("deletion_sweep")
-
-
 @pytest.mark.slow
 def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_is_continued_when_executed_again(
     known: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
@@ -110,8 +105,7 @@ def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_is_conti
     with monkeypatch.context() as patch:
         patch.setattr(assets, "delete_log", dying)
         died = run("", DELETION.request_sweep(SCOPE))
-    options = ReexecutionOptions.from_failure(died.run_id, instance)
-    again = execute_job(reconstructable(deletion_sweep), instance, reexecution_options=options, raise_on_error=False)
+    again = execute_again(deletion_sweep, died.run_id, instance)
 
     assert (died.success, again.success) == (False, True)
     deleted = {

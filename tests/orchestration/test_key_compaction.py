@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from dagster import AssetKey, ReexecutionOptions, RetryPolicy, execute_job, reconstructable
+from dagster import AssetKey, RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad, recorded_by
+from tests.orchestration.executed_again import compaction_sweep, execute_again
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Message, scrub, seal
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.errors import CorruptError, UnavailableError
 from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.storage.documents.policy_store import PolicyStore
-from wal3_orchestration.definitions import defs
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.outcomes import HERE, ON_SPARK
 from wal3_orchestration.partitions import LOGS_NAME, run_request
@@ -25,7 +25,7 @@ from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition, JobExecutionResult
+    from dagster import DagsterInstance, ExecuteInProcessResult
 
     from wal3_core.compaction.reports import KeyCompactionReport
     from wal3_core.storage.object_store import ObjectStore
@@ -266,10 +266,6 @@ def test_sealed_log_is_compacted(five: list[str], fleet: ObjectStore, run: Run) 
     assert five
 
 
-def compaction_sweep() -> JobDefinition:
-    return defs().resolve_job_def("compaction_sweep")
-
-
 @pytest.mark.slow
 def test_run_executed_again_from_its_failed_step_installs_what_the_failed_one_has_merged(
     five: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
@@ -279,16 +275,11 @@ def test_run_executed_again_from_its_failed_step_installs_what_the_failed_one_ha
     def fail(_: KeyCompactor, token: str) -> None:
         raise CorruptError(f"pass {token}")
 
-    def again(run_id: str) -> JobExecutionResult:
-        options = ReexecutionOptions.from_failure(run_id, instance)
-        job = reconstructable(compaction_sweep)
-        return execute_job(job, instance, reexecution_options=options, raise_on_error=False)
-
     with monkeypatch.context() as patch:
         patch.setattr(KeyCompactor, "install", fail)
         first = run("", JOB.request_sweep(SCOPE))
-        second = again(first.run_id)
-    third = again(second.run_id)
+        second = execute_again(compaction_sweep, first.run_id, instance)
+    third = execute_again(compaction_sweep, second.run_id, instance)
 
     assert [each.success for each in (first, second, third)] == [False, False, True]
     assert [keys_of(fleet, log) for log in five] == [COMPACTED] * 5

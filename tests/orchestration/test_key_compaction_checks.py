@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from dagster import ReexecutionOptions, RetryPolicy, execute_job, reconstructable
+from dagster import RetryPolicy
 
 from tests.orchestration.checked import check_of, found_bad
-from tests.orchestration.test_key_compaction import append, compact_by_key, compaction_sweep, keys_of
+from tests.orchestration.executed_again import compaction_sweep, execute_again
+from tests.orchestration.test_key_compaction import append, compact_by_key, keys_of
 from tests.stores import life_store
 from wal3_core import CursorStore, LogPosition, LogReader
 from wal3_core.compaction.compactor import KeyCompactor
@@ -23,7 +24,7 @@ from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from conftest import Run
-    from dagster import DagsterInstance, ExecuteInProcessResult, JobExecutionResult
+    from dagster import DagsterInstance
 
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.compaction.verifying import Verification
@@ -76,14 +77,7 @@ def test_what_a_pass_replaced_stays_until_the_pass_is_found_to_hold(
     assert [num_replaced(fleet, log) for log in two] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param(False, id="the store does not answer"),
-        # Once, at the end of a long run of all tests, the second run installed nothing: why is not known yet.
-        pytest.param(True, id="the run dies", marks=pytest.mark.repeat),
-    ],
-)
+@pytest.mark.parametrize("left", [False, True], ids=["the store does not answer", "the run dies"])
 def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installed(
     two: list[str], run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, left: bool
 ) -> None:
@@ -100,7 +94,7 @@ def test_pass_is_verified_although_the_run_was_interrupted_after_it_was_installe
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
 
     result = run("", JOB.request_sweep(SCOPE))
-    again = _executed_again(result, instance) if left else result
+    again = execute_again(compaction_sweep, result.run_id, instance) if left else result
 
     assert (result.success, again.success) == (not left, True)
     assert sorted(calls) == ["a", "a", "b"]
@@ -137,11 +131,6 @@ def test_run_fails_for_a_pass_that_an_earlier_try_of_it_has_found_not_to_hold(
 
 class _Killed(BaseException):
     """The end of a process, of which nothing in it takes notice."""
-
-
-def _executed_again(failed: ExecuteInProcessResult, instance: DagsterInstance) -> JobExecutionResult:
-    options = ReexecutionOptions.from_failure(failed.run_id, instance)
-    return execute_job(reconstructable(compaction_sweep), instance, reexecution_options=options, raise_on_error=False)
 
 
 def test_pass_whose_setsums_do_not_add_up_is_not_installed(
