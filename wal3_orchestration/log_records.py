@@ -7,7 +7,7 @@ it. One value per log and asset, so that two runs over different logs never over
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,12 +28,17 @@ class KnownProblem:
     """What a check found wrong with a log, whether that stops later steps, and the URL of the damaged object.
 
     ``log_id`` is the life of the log that it was found in, where that matters: the name may have another log by now.
+    ``found_by`` is the run that found it last, and which try of its step: a step ends only what it knew when it began.
     """
 
     problem: str
     blocking: bool = False
     file: str | None = None
     log_id: str | None = None
+    found_by: str | None = None
+
+
+_PROBLEM_FIELDS = [each.name for each in fields(KnownProblem)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +58,16 @@ class LogRecord:
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
         problems = {
-            check: [known.problem[:_CHARS_MAX], known.blocking, known.file, *filter(None, [known.log_id])]
+            check: [known.problem[:_CHARS_MAX], known.blocking, known.file, known.log_id, known.found_by]
             for check, known in self.problems.items()
         }
-        fields = {
+        said = {
             "state": self.state,
             "number": self.number,
             "problems": problems,
             "due": [self.due_s, self.due_from] if self.due_s else None,
         }
-        return json.dumps({label: value for label, value in fields.items() if value})
+        return json.dumps({label: value for label, value in said.items() if value})
 
     @classmethod
     def from_text(cls, text: str) -> LogRecord:
@@ -73,8 +78,9 @@ class LogRecord:
             state=found.get("state", ""),
             number=found.get("number", 0),
             problems={
-                check: KnownProblem(problem=problem, blocking=blocking, file=file, log_id=log_id[0] if log_id else None)
-                for check, (problem, blocking, file, *log_id) in found.get("problems", {}).items()
+                # Those that an earlier version wrote have fewer fields.
+                check: KnownProblem(**dict(zip(_PROBLEM_FIELDS, known, strict=False)))
+                for check, known in found.get("problems", {}).items()
             },
             due_s=due_s,
             due_from=due_from,
