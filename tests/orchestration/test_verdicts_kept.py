@@ -9,6 +9,7 @@ import pytest
 
 from tests.orchestration.checked import check_of
 from tests.orchestration.test_key_compaction import append, compact_by_key
+from tests.orchestration.test_key_compaction_checks import num_replaced
 from tests.stores import damage, life_store
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_orchestration.defs import verification
@@ -129,6 +130,44 @@ def test_what_a_run_of_chosen_logs_has_found_bad_stands_although_it_dies_before_
     assert not result.success
     assert _is_bad(instance, "a")
     assert not run("", DELETION.request_sweep(SCOPE), NOW).success
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("request_later", [ONE, SWEEP], ids=["chosen", "sweep"])
+def test_no_pass_is_made_over_one_that_does_not_hold(
+    keyed: list[str],
+    fleet: ObjectStore,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    request_later: RunRequest,
+) -> None:
+    """Regression: the next pass was verified in its place, and what the one before had replaced was deleted."""
+    verify, bad = KeyCompactor.verify, set[str]()
+
+    def first_is_bad(compactor: KeyCompactor) -> Verification | None:
+        found = verify(compactor)
+        assert found is not None
+        if compactor.log == "a" and not bad:
+            bad.add(found.token)
+        return _lost(found) if found.token in bad else found
+
+    monkeypatch.setattr(KeyCompactor, "verify", first_is_bad)
+    run("", SWEEP)
+    replaced = num_replaced(fleet, "a")
+    for log in keyed:
+        append(fleet, log, "kl", "km", "ln")
+
+    later = run("compaction_job", request_later)
+    deleted = run("", DELETION.request_sweep(SCOPE), NOW)
+
+    assert not later.success
+    assert not deleted.success
+    assert num_replaced(fleet, "a") == replaced > 0
+    # What was wrong is repaired, by hand: the pass that follows holds.
+    KeyCompactor(fleet, "a").compact(force=True)
+    assert run("compaction_job", ONE).success
+    assert run("", DELETION.request_sweep(SCOPE), NOW).success
+    assert num_replaced(fleet, "a") == 0
 
 
 class _Killed(BaseException):
