@@ -109,13 +109,21 @@ class LogRecords:
         """Remember each log's record; writes only what is new."""
         texts = {f"{self._prefix}{log}": record.to_text() for log, record in records.items()}
         for some in _few(list(texts)):
-            before = self._storage.get_cursor_values(set(some))
-            # SQLite's storage drops new keys that come with one that exists.
-            for known in (False, True):
-                keys = [key for key in some if (key in before) is known]
-                changed = {key: texts[key] for key in keys if texts[key] != before.get(key)}
-                if changed:
-                    self._storage.set_cursor_values(changed)
+            self._save({key: texts[key] for key in some})
+
+    def _save(self, texts: Mapping[str, str]) -> None:
+        if not texts:
+            return
+        before = self._storage.get_cursor_values(set(texts))
+        changed = {key: text for key, text in texts.items() if key in before and before[key] != text}
+        if changed:
+            self._storage.set_cursor_values(changed)
+        new = {key: text for key, text in texts.items() if key not in before}
+        if new:
+            # SQLite's storage drops new keys that come with one that exists, which another run may have set just now.
+            self._storage.set_cursor_values(new)
+            there = self._storage.get_cursor_values(set(new))
+            self._save({key: text for key, text in new.items() if key not in there})
 
 
 def _few(items: Sequence[str]) -> Iterator[Sequence[str]]:
