@@ -13,6 +13,7 @@ from tests.orchestration.test_key_compaction_checks import num_replaced
 from tests.stores import damage, life_store
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_orchestration.defs import verification
+from wal3_orchestration.defs.garbage_collection import assets
 from wal3_orchestration.defs.garbage_collection.assets import DELETION
 from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
 
     from wal3_core import ScrubReport
     from wal3_core.compaction.verifying import Verification
+    from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
+    from wal3_orchestration.defs.garbage_collection.work import Due
+    from wal3_orchestration.outcomes import Outcome
+
+    Keep = Callable[[str], Outcome | None]
 
 SCOPE = Scope()
 ONE, SWEEP = run_request("a", "a"), JOB.request_sweep(SCOPE)
@@ -168,6 +174,31 @@ def test_no_pass_is_made_over_one_that_does_not_hold(
     assert run("compaction_job", ONE).success
     assert run("", DELETION.request_sweep(SCOPE), NOW).success
     assert num_replaced(fleet, "a") == 0
+
+
+@pytest.mark.slow
+def test_what_a_pass_replaced_stays_if_the_pass_is_found_bad_while_another_log_is_deleted(
+    keyed: list[str], fleet: ObjectStore, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a deletion asked once for a thousand logs what had been found of each."""
+    assert run("", SWEEP).success
+    replaced, verify, delete_log = num_replaced(fleet, "b"), KeyCompactor.verify, assets.delete_log
+    judged: list[bool] = []
+
+    def slow(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int, keep: Keep) -> Due:
+        if not judged:
+            with monkeypatch.context() as patch:
+                patch.setattr(KeyCompactor, "verify", lambda compactor: _lost(verify(compactor)))
+                judged.append(run("compaction_job", run_request("b", "b")).success)
+        return delete_log(store, log, options, objects_max=objects_max, keep=keep)
+
+    monkeypatch.setattr(assets, "delete_log", slow)
+    deleted = run("", DELETION.request_sweep(SCOPE), NOW)
+
+    assert judged == [False]
+    assert not deleted.success
+    assert [num_replaced(fleet, log) for log in keyed] == [0, replaced]
+    assert replaced
 
 
 class _Killed(BaseException):
