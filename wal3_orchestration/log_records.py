@@ -7,7 +7,7 @@ it. One value per log and asset, so that two runs over different logs never over
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,12 +28,17 @@ class KnownProblem:
     """What a check found wrong with a log, whether that stops later steps, and the URL of the damaged object.
 
     ``log_id`` is the life of the log that it was found in, where that matters: the name may have another log by now.
+    ``found_by`` is the run that found it last, and which try of its step: a step ends only what it knew when it began.
     """
 
     problem: str
     blocking: bool = False
     file: str | None = None
     log_id: str | None = None
+    found_by: str | None = None
+
+
+_PROBLEM_FIELDS = [each.name for each in fields(KnownProblem)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +58,16 @@ class LogRecord:
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
         problems = {
-            check: [known.problem[:_CHARS_MAX], known.blocking, known.file, *filter(None, [known.log_id])]
+            check: [known.problem[:_CHARS_MAX], known.blocking, known.file, known.log_id, known.found_by]
             for check, known in self.problems.items()
         }
-        fields = {
+        said = {
             "state": self.state,
             "number": self.number,
             "problems": problems,
             "due": [self.due_s, self.due_from] if self.due_s else None,
         }
-        return json.dumps({label: value for label, value in fields.items() if value})
+        return json.dumps({label: value for label, value in said.items() if value})
 
     @classmethod
     def from_text(cls, text: str) -> LogRecord:
@@ -73,8 +78,9 @@ class LogRecord:
             state=found.get("state", ""),
             number=found.get("number", 0),
             problems={
-                check: KnownProblem(problem=problem, blocking=blocking, file=file, log_id=log_id[0] if log_id else None)
-                for check, (problem, blocking, file, *log_id) in found.get("problems", {}).items()
+                # Those that an earlier version wrote have fewer fields.
+                check: KnownProblem(**dict(zip(_PROBLEM_FIELDS, known, strict=False)))
+                for check, known in found.get("problems", {}).items()
             },
             due_s=due_s,
             due_from=due_from,
@@ -103,13 +109,21 @@ class LogRecords:
         """Remember each log's record; writes only what is new."""
         texts = {f"{self._prefix}{log}": record.to_text() for log, record in records.items()}
         for some in _few(list(texts)):
-            before = self._storage.get_cursor_values(set(some))
-            # SQLite's storage drops new keys that come with one that exists.
-            for known in (False, True):
-                keys = [key for key in some if (key in before) is known]
-                changed = {key: texts[key] for key in keys if texts[key] != before.get(key)}
-                if changed:
-                    self._storage.set_cursor_values(changed)
+            self._save({key: texts[key] for key in some})
+
+    def _save(self, texts: Mapping[str, str]) -> None:
+        if not texts:
+            return
+        before = self._storage.get_cursor_values(set(texts))
+        changed = {key: text for key, text in texts.items() if key in before and before[key] != text}
+        if changed:
+            self._storage.set_cursor_values(changed)
+        new = {key: text for key, text in texts.items() if key not in before}
+        if new:
+            # SQLite's storage drops new keys that come with one that exists, which another run may have set just now.
+            self._storage.set_cursor_values(new)
+            there = self._storage.get_cursor_values(set(new))
+            self._save({key: text for key, text in new.items() if key not in there})
 
 
 def _few(items: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -4,6 +4,9 @@ A run of an asset records each of its logs. A sweep records one materialization 
 the run, and reports the logs whose state is not the one that was recorded last, each with the id of the run. So
 what Dagster stores follows what was written, not how many logs there are; and what a sweep holds in memory does not
 either, as it records slice by slice.
+
+What a check found bad is remembered at once, and stands until a step finds it good that knew of it when it began: runs
+may be at work on a log at once, and a slow one may have judged what was there before.
 """
 
 from __future__ import annotations
@@ -65,7 +68,10 @@ class Recorder:
         self._plotted: list[Outcome] | None = [] if len(self._known()) <= PLOTTED_LOGS_MAX else None
         # A run of chosen logs records them at its end, and remembers them then.
         self._chosen: list[Outcome] = []
-        self._unsaved: dict[str, LogRecord] = {}
+        self._unsaved: list[Outcome] = []
+        self._known_before = _stamps(
+            record for some in slices(work.logs) for record in self._records.load(some).items()
+        )
         self._found: dict[str, CheckFindings] = {}
         self._retried: Retried | None = None
         self.failures = Failures()
@@ -101,14 +107,20 @@ class Recorder:
         new = [each for each in done if not self._work.swept or _is_new(each, before)]
         if self._plotted is not None:
             self._plotted += new
-        after = _after(outcomes, verdicts, before)
+        by = f"{self._work.context.run_id}/{self._work.context.retry_number}"
+        with_outcome = {each.log for each in outcomes}
+        self._records.save(_judged(verdicts, before, with_outcome, known=self._known_before, by=by))
         if self._work.swept:
             self._sums.add(done, new)
             self._report(new)
-            self._records.save(after)
+            self._remember(outcomes)
         else:
             self._chosen += done
-            self._unsaved |= after
+            self._unsaved += outcomes
+
+    def _remember(self, outcomes: Sequence[Outcome]) -> None:
+        """Remember the states, beside the problems that are known by now."""
+        self._records.save(_states(outcomes, self._records.load(each.log for each in outcomes)))
 
     def _report(self, new: Iterable[Outcome]) -> None:
         """Report, and do not yield: an event of a run is larger by a kilobyte, and each is stored twice."""
@@ -125,7 +137,7 @@ class Recorder:
         else:
             yield from _chosen(work, self._chosen, said)
         yield from (_over_time(work, each) for each in self._plotted or ())
-        self._records.save(self._unsaved)
+        self._remember(self._unsaved)
         yield from self._checks()
 
     def fail(self, section: Section) -> None:
@@ -237,29 +249,44 @@ def _over_time(work: Work, outcome: Outcome) -> AssetObservation:
     return AssetObservation(work.key, partition=outcome.log, metadata=numbers, tags=_version_tag(outcome))
 
 
-def _after(
-    outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], before: Mapping[str, LogRecord]
+Stamp = tuple[str, str, str | None]
+
+
+def _stamps(records: Iterable[tuple[str, LogRecord]]) -> set[Stamp]:
+    """Return of each problem its log, its check, and the step that found it."""
+    return {(log, check, known.found_by) for log, record in records for check, known in record.problems.items()}
+
+
+def _judged(
+    verdicts: Iterable[Verdict], before: Mapping[str, LogRecord], with_outcome: set[str], *, known: set[Stamp], by: str
 ) -> dict[str, LogRecord]:
-    """Return the new record of each log that was judged or has an outcome."""
-    found = {each.log: each for each in outcomes}
-    judged: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        judged.setdefault(verdict.log, []).append(verdict)
-    after = {}
-    for log in dict.fromkeys([*found, *judged]):
-        old = before.get(log, NOTHING)
-        new = replace(old, **_state(found.get(log), judged.get(log), old))
-        if log in judged:
-            new = replace(new, problems={**_kept(old, judged[log]), **_problems(judged[log])})
-        if new != old:
-            after[log] = new
-    return after
-
-
-def _state(outcome: Outcome | None, judged: Sequence[Verdict] | None, old: LogRecord) -> dict[str, Any]:
-    if outcome is None:
+    """Return the new record of each log whose problems are other ones now: a good verdict ends only ``known`` ones."""
+    after: dict[str, LogRecord] = {}
+    for each in verdicts:
+        old = after.get(each.log) or before.get(each.log, NOTHING)
+        problems, name = dict(old.problems), each.check.name
+        if each.problem is not None:
+            problems[name] = KnownProblem(
+                problem=each.problem, blocking=each.blocking, file=each.file, log_id=each.log_id, found_by=by
+            )
+        elif name in problems and (each.log, name, problems[name].found_by) in known:
+            del problems[name]
         # Refused by a check: what is found once it no longer is, is new.
-        return {"state": ""} if judged else {}
+        state = old.state if each.log in with_outcome else ""
+        after[each.log] = replace(old, problems=problems, state=state)
+    return {log: record for log, record in after.items() if record != before.get(log, NOTHING)}
+
+
+def _states(outcomes: Sequence[Outcome], before: Mapping[str, LogRecord]) -> dict[str, LogRecord]:
+    """Return the new record of each log whose state is another one now."""
+    found = {each.log: each for each in outcomes}
+    after = {
+        log: replace(old, **_state(each, old)) for log, each in found.items() for old in [before.get(log, NOTHING)]
+    }
+    return {log: record for log, record in after.items() if record != before.get(log, NOTHING)}
+
+
+def _state(outcome: Outcome, old: LogRecord) -> dict[str, Any]:
     if outcome.refusal is not None and outcome.state is None:
         return {}
     if outcome.state == IDLE and not old.state:
@@ -271,19 +298,6 @@ def _state(outcome: Outcome | None, judged: Sequence[Verdict] | None, old: LogRe
         due_s = old.due_s if waits else shared_runtime().now_us() / US_PER_S
         due = {"due_s": due_s, "due_from": outcome.due_from}
     return {"state": outcome.fingerprint, "number": number, **due}
-
-
-def _kept(old: LogRecord, judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
-    names = {verdict.check.name for verdict in judged}
-    return {name: problem for name, problem in old.problems.items() if name not in names}
-
-
-def _problems(judged: Sequence[Verdict]) -> dict[str, KnownProblem]:
-    return {
-        each.check.name: KnownProblem(problem=each.problem, blocking=each.blocking, file=each.file, log_id=each.log_id)
-        for each in judged
-        if each.problem is not None
-    }
 
 
 def _passed_lately(work: Work, found: AssetCheckEvaluation) -> bool:

@@ -323,7 +323,10 @@ REMEDIES = (
                 "The pass's record, `compaction/PASS.TOKEN.json` in the folder of the log's life, names these files as"
                 " `members`: copy them to another place."
             ),
-            "Any Parquet reader reads them. Append again what is missing.",
+            (
+                "Any Parquet reader reads them. Append again what is missing. Then run `wal3 compact LOG --force`, and"
+                " launch `compaction_job` for the log: the check passes once that pass holds."
+            ),
         ),
     ),
     Remedy(

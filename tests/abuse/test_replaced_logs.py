@@ -158,7 +158,7 @@ def _prune(store: ObjectStore, plan: Plan) -> Outcome:
 
 def _delete(store: ObjectStore, plan: Plan) -> Outcome:
     del plan
-    return delete_log(store, LOG, AT_ONCE, objects_max=1_000).outcome
+    return delete_log(store, LOG, AT_ONCE, objects_max=1_000, keep=lambda _: None).outcome
 
 
 def _mark(store: ObjectStore, plan: Plan) -> Outcome:

@@ -20,11 +20,14 @@ from wal3_orchestration.partitions import LOGS_NAME, run_request
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Run, Write
 
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.garbage_collection.work import Due
+    from wal3_orchestration.outcomes import Outcome
 
 SCOPE = Scope()
 DELETED = SCOPE.key("deleted_garbage")
@@ -97,10 +100,17 @@ def test_deletion_that_dies_between_two_logs_has_recorded_the_first_and_is_conti
     assert run("", COLLECTION.request_sweep(SCOPE)).success
     delete = assets.delete_log
 
-    def dying(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
+    def dying(
+        store: ObjectStore,
+        log: str,
+        options: CollectorOptions,
+        *,
+        objects_max: int,
+        keep: Callable[[str], Outcome | None],
+    ) -> Due:
         if log == known[1]:
             raise _Killed
-        return delete(store, log, options, objects_max=objects_max)
+        return delete(store, log, options, objects_max=objects_max, keep=keep)
 
     with monkeypatch.context() as patch:
         patch.setattr(assets, "delete_log", dying)

@@ -22,6 +22,8 @@ from wal3_orchestration.scope import Scope
 from wal3_orchestration.store_checks import CheckFindings, evaluate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from conftest import Run
     from dagster import DagsterInstance, ExecuteInProcessResult
 
@@ -165,3 +167,24 @@ def test_check_of_thousands_of_bad_logs_counts_all_and_shows_the_first() -> None
     assert str(check.description).startswith("log-0000: torn; log-0001: torn; log-0002: torn; and 2497 more")
     assert str(check.metadata["bad logs"].value).endswith("\n\nand 2450 more")
     assert sum(len(str(value.value)) for value in check.metadata.values()) < 20_000
+
+
+def test_log_is_remembered_although_another_run_begins_to_remember_its_neighbour(instance: DagsterInstance) -> None:
+    """Regression: SQLite's storage drops new keys that come with one that exists, as the neighbour's did by then."""
+    records, other = (LogRecords(Scope(), instance, "verification") for _ in range(2))
+    bad = LogRecord(problems={"sound": KnownProblem(problem="bad")})
+    storage = instance.daemon_cursor_storage
+    load, begun = storage.get_cursor_values, []
+
+    def overtaken(keys: set[str]) -> Mapping[str, str]:
+        found = load(keys)
+        if not begun:
+            begun.append(True)
+            other.save({"a": bad})
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "get_cursor_values", overtaken)
+        records.save({"a": bad, "b": bad})
+
+    assert records.load(["a", "b"]) == {"a": bad, "b": bad}

@@ -9,6 +9,8 @@ each log; the manifest's CAS keeps them safe, not the order of runs.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import Definitions, MetadataValue
@@ -237,7 +239,7 @@ def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
     large: list[Due] = []
     others = [_kept(log, known.problem) for log, known in kept.items()]
     for log in (log for log in work.logs if log not in kept):
-        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min)
+        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min, keep=partial(_found_bad, work))
         if due.on_spark:
             large.append(due)
         elif due.outcome.notable:
@@ -245,11 +247,18 @@ def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
             recorder.add([due.outcome])
         else:
             others.append(due.outcome)
-    recorder.add(others)
-    if large:
+    bad = {each.log: refused for each in large if (refused := _found_bad(work, each.log)) is not None}
+    recorder.add([*others, *bad.values()])
+    if large := [each for each in large if each.log not in bad]:
         spark, url = spark_session(work.scope.spark(work.context)), work.scope.store(work.context).url
         outcomes, retried = delete_logs(spark, url, large, options)
         recorder.add([outcomes[each.log] for each in large], retried=retried)
+
+
+def _found_bad(work: Work, log: str) -> Outcome | None:
+    """Return the refusal to delete a log's garbage if its pass was found bad since the step began, hours ago maybe."""
+    known = unverified(replace(work, logs=[log])).get(log)
+    return None if known is None else _kept(log, known.problem)
 
 
 def _kept(log: str, problem: str) -> Outcome:

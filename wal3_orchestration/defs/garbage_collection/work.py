@@ -17,7 +17,7 @@ from wal3_core.spark.collect import delete_objects
 from wal3_orchestration.outcomes import IDLE, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -124,8 +124,18 @@ def _cutoff_offset(collected: Sequence[Garbage]) -> int:
     return max((garbage.first.position.offset for garbage in collected if garbage.first is not None), default=0)
 
 
-def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objects_max: int) -> Due:
-    """Delete a log's due garbage, unless it is ``objects_max`` objects or more; finish what other runs began."""
+def delete_log(
+    store: ObjectStore,
+    log: str,
+    options: CollectorOptions,
+    *,
+    objects_max: int,
+    keep: Callable[[str], Outcome | None],
+) -> Due:
+    """Delete a log's due garbage, unless it is ``objects_max`` objects or more; finish what other runs began.
+
+    ``keep`` is asked right before something is deleted: with an outcome, nothing is.
+    """
     try:
         documents = Collector(store, log, options=options).resume_unmarked()
         deleter = Deleter(store, log, options=options)
@@ -134,11 +144,13 @@ def delete_log(store: ObjectStore, log: str, options: CollectorOptions, *, objec
         due = tuple(each for each in looked if not isinstance(each, DeletionReport))
         if sum(each.garbage.num_fragments + len(each.garbage.orphans) for each in due) >= objects_max:
             return Due(log=log, garbage=due, waiting=waiting, outcome=Outcome(log=log), on_spark=True)
+        if due and (kept := keep(log)) is not None:
+            return Due(log=log, outcome=kept)
         done = [LogDeletion(log=log, deleted=deleted) for deleted in deleter.delete_due(due)]
         return Due(log=log, garbage=due, waiting=waiting, outcome=_deleted(log, due, waiting, done))
     except LogReplacedError:
         # The name has another life since the first request: the garbage of that one is deleted.
-        return delete_log(store, log, options, objects_max=objects_max)
+        return delete_log(store, log, options, objects_max=objects_max, keep=keep)
     except LogError as error:
         return Due(log=log, outcome=Outcome(log=log, refusal=Refusal.of(error)))
 

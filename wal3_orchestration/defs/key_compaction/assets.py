@@ -18,7 +18,7 @@ from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, holds, judge_installed
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, holds, judge_installed, unverified
 from wal3_orchestration.defs.key_compaction.work import (
     IDENTITY,
     Merged,
@@ -47,7 +47,7 @@ from wal3_orchestration.runbook import Section
 from wal3_orchestration.triggers import LogSchedule, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dagster import EventLogRecord
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from wal3_core.compaction.reports import KeyCompactionPlan
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.key_compaction.work import Outline
+    from wal3_orchestration.log_records import KnownProblem
     from wal3_orchestration.outcomes import Value
     from wal3_orchestration.recording import Event
     from wal3_orchestration.resources import CollectionResource
@@ -175,17 +176,19 @@ def merge_compactions(work: Work) -> Iterator[Event]:
     recorder, transient = Recorder(work), Failures()
     with retried_only_when_unavailable(work.context):
         opened, ordered = work.open(), _ordered(work)
-        refused = _refused(replace(work, logs=list(ordered)), POSSIBLE)
+        to_merge = replace(work, logs=list(ordered))
+        # A pass over one that does not hold would be verified in its place, and what that has replaced deleted.
+        refused, unsure = _refused(to_merge, POSSIBLE), unverified(to_merge)
         for log, held_bytes in ordered.items():
-            if log not in refused:
+            if log not in refused and log not in unsure:
                 done = _merged_before(work, log) or merge_log(opened, log, work.limits, *_engine(work, held_bytes))
                 # Recorded at once: a step that dies later does not merge the log again.
                 recorder.add([done.outcome], _proven(done), retried=done.retried)
                 if done.outcome.refusal is not None and done.outcome.refusal.transient:
                     transient.add(log, done.outcome.refusal)
-        merged = ordered.keys() - refused.keys()
+        merged = ordered.keys() - refused.keys() - unsure.keys()
         for some in work.slices():
-            recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged]))
+            recorder.add(*_not_merged(some, [log for log in some.logs if log not in merged], unsure))
         yield from recorder.finish()
         transient.raise_together(len(work.logs))
     if work.last or not work.swept:
@@ -199,12 +202,15 @@ def _proven(done: Merged) -> list[Verdict]:
     return [Verdict(check=PROOF, log=done.outcome.log, problem=done.problem, blocking=done.problem is not None)]
 
 
-def _not_merged(work: Work, others: Sequence[str]) -> tuple[list[Outcome], list[Verdict]]:
+def _not_merged(
+    work: Work, others: Sequence[str], unsure: Mapping[str, KnownProblem]
+) -> tuple[list[Outcome], list[Verdict]]:
     """Return what is known of logs that were not merged: nothing is recorded, their last merge stays on their pages."""
     refused, due = _refused(work, POSSIBLE), set(_due(work))
     # What failed before is no longer due: someone else has compacted it.
     judged = [log for log in others if log not in refused and log not in due]
-    outcomes = [refused.get(log) or Outcome(log=log, state=IDLE) for log in others]
+    why = {log: {"reason": f"{VERIFIED.name}: {known.problem}"} for log, known in unsure.items()}
+    outcomes = [refused.get(log) or Outcome(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
     return outcomes, [Verdict(check=PROOF, log=log, problem=None) for log in judged]
 
 
@@ -259,7 +265,7 @@ def _engine(work: Work, held_bytes: int) -> tuple[Engine | None, str]:
 
 
 def install_compactions(work: Work) -> Iterator[Event]:
-    """Install each pass that was merged, and verify it."""
+    """Install each pass that was merged, and verify it; the last pass again where that does not hold."""
     recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
         opened = work.open()
@@ -271,10 +277,12 @@ def install_compactions(work: Work) -> Iterator[Event]:
 
 
 def _install_slice(work: Work, store: ObjectStore, recorder: Recorder) -> None:
-    refused, tokens = _refused(work, POSSIBLE, PROOF), _tokens(work)
-    installed = [log for log in work.logs if log not in refused and (log in tokens or not work.swept)]
+    refused, unsure = _refused(work, POSSIBLE, PROOF), unverified(work)
+    tokens = dict.fromkeys(unsure, "") if work.swept else dict.fromkeys(work.logs, "")
+    tokens |= {log: token for log, token in _tokens(work).items() if log not in unsure}
+    installed = [log for log in work.logs if log not in refused and log in tokens]
     for log in installed:
-        done = install_log(store, log, tokens.get(log, ""), work.limits, always=not work.swept)
+        done = install_log(store, log, tokens[log], work.limits, always=not work.swept or log in unsure)
         # Recorded at once: a step that dies later keeps what was found about the pass.
         recorder.add([done.outcome], list(judge_installed(replace(work, logs=[log]), [done])))
     others = replace(work, logs=[log for log in work.logs if log not in set(installed)])

@@ -1,5 +1,7 @@
 """What the verification of each log's last pass has found: it stands until a later one, or until the log is another.
 
+Until then no other pass is made: it would be verified alone, and what the one before it has replaced be deleted.
+
 The name of a log that was destroyed may lead to another one. That its predecessor's pass did not hold keeps nothing
 of the new log from being deleted.
 """
