@@ -28,6 +28,7 @@ from .keyed import keyed_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
@@ -315,6 +316,30 @@ def test_slice_counts_with_its_own_bytes(memory_store: MemoryStore) -> None:
         assert 2**20 < writer.stats().bytes_held < 2**21
         del large
         assert pa.total_allocated_bytes() - before < 0
+
+
+@pytest.mark.parametrize("kind", [pa.binary(1024), pa.large_binary()], ids=str)
+def test_slice_far_behind_the_beginning_of_its_column(
+    memory_store: MemoryStore, tmp_path: Path, kind: pa.DataType
+) -> None:
+    """Regression: with 4 GiB of fixed-size values before the slice, the rows at the column's beginning were appended.
+
+    Large values were refused there.
+    """
+    width, before = 1024, 2**22
+    file = tmp_path / "values"
+    # The gap takes no space, and no memory.
+    with file.open("wb") as sparse:
+        sparse.write(b"0" * 8 * width)
+        sparse.seek(before * width)
+        sparse.write(b"1" * 8 * width)
+    values = pa.memory_map(str(file)).read_buffer()
+    bounds = [] if pa.types.is_fixed_size_binary(kind) else [np.arange(before + 9, dtype=np.int64) * width]
+    column = pa.Array.from_buffers(kind, before + 8, [None, *map(pa.py_buffer, bounds), values])
+    with LogWriter.open_or_initialize(memory_store, LOG) as writer:
+        writer.append_table(pa.table({"body": column}).slice(before, 8))
+
+    assert rows(memory_store) == [(None, b"1" * width)] * 8
 
 
 def test_keyed_log_takes_tables_with_keys_alone(memory_store: MemoryStore) -> None:

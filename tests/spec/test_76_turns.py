@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stores import CountingStore, FaultyStore
-from wal3_core import CollectorOptions, CursorStore, LogReader, LogWriter, PinStore, WriterOptions, collect, seal
+from wal3_core import (
+    CollectorOptions,
+    CursorStore,
+    LogReader,
+    LogWriter,
+    PinStore,
+    StoreDeniedError,
+    WriterOptions,
+    collect,
+    seal,
+)
 from wal3_core.log.write.breath import Breath
 from wal3_core.runtime import ThreadRuntime
 
@@ -153,3 +163,23 @@ def test_interrupt_in_a_pause_on_the_caller_s_thread_leaves_a_working_writer(
 
     assert writer.append(b"2").offset == 2
     assert [record.body for record in LogReader.open(memory_store, "a").records()] == [b"1", b"2"]
+
+
+def test_writers_of_one_log_that_never_pause_append_in_turns(memory_store: MemoryStore) -> None:
+    """Regression: one that had met the other looked at the manifest for ever, beyond its appends' delivery timeout."""
+    over = threading.Event()
+
+    def refuse(_kind: str, _path: str) -> None:
+        if over.is_set():
+            raise StoreDeniedError("the test is over")
+
+    store = FaultyStore(memory_store, before=refuse)
+    LogWriter.initialize(store, "a")
+    writers = [LogWriter.open(store, "a", options=WriterOptions(commit_pause_s_max=0)) for _ in range(2)]
+    try:
+        offsets = [writer.submit(b"x").result(20).offset for _ in range(10) for writer in writers]
+    finally:
+        # Ends what would still run.
+        over.set()
+
+    assert offsets == list(range(1, 21))

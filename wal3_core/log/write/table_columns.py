@@ -27,6 +27,7 @@ a_table = instance_of(pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 _SHOWN_MAX = 200
 # Of a view in an array of the type binary_view; the first four are its length.
 _VIEW_BYTES = 16
+_BOUND_MAX = 2**31 - 1
 
 
 def check_table(table: Rows, options: WriterOptions) -> Columns:
@@ -115,16 +116,19 @@ def _lengths(values: pa.Array) -> _Lengths:
 def _copy(name: str, column: pa.ChunkedArray) -> pa.BinaryArray:
     try:
         # Concatenated, they are in buffers of their own, even if there is one.
-        return pa.concat_arrays([_without_views(chunk).cast(pa.binary()) for chunk in column.chunks])
+        return pa.concat_arrays([_castable(chunk).cast(pa.binary()) for chunk in column.chunks])
     except pa.ArrowException as error:
         raise _unusable(name, error) from error
 
 
-def _without_views(values: pa.Array) -> pa.Array:
+def _castable(values: pa.Array) -> pa.Array:
     """Return an array that Arrow can cast: it takes no values out of a dictionary of views."""
-    if not pa.types.is_dictionary(values.type) or not pa.types.is_binary_view(values.type.value_type):
-        return values
-    return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(pa.binary()))
+    if pa.types.is_dictionary(values.type):
+        views = pa.types.is_binary_view(values.type.value_type)
+        # What it takes out of another dictionary, it casts then.
+        return pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(pa.binary())) if views else values
+    # Arrow counts the bytes before a slice, in 32 bits: it would refuse the slice, or take other rows for it.
+    return pa.concat_arrays([values]) if values.get_total_buffer_size() > _BOUND_MAX else values
 
 
 def _unusable(name: str, error: BaseException) -> InvalidRequestError:

@@ -63,7 +63,9 @@ class Turns:
 
     def waits(self, *, idle: bool) -> bool:
         """Whether the manifest must be looked at before the next cut; ``idle``: nothing is in flight."""
-        return self._waiting or (idle and self._shared and self._runtime.monotonic_s() - self._known_s > self._s(_REST))
+        # However short a cycle may be by the options: else what was seen just now would be too old at once, for ever.
+        known_for_s = max(self._s(_REST), _CYCLE_S_MIN)
+        return self._waiting or (idle and self._shared and self._runtime.monotonic_s() - self._known_s > known_for_s)
 
     def may_look(self) -> bool:
         """Whether it is time to look."""
