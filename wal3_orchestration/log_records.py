@@ -46,7 +46,8 @@ class LogRecord:
     """The state that was recorded last, how many states were before it, and the problems of each check.
 
     ``due_s`` is since when garbage waits to be pruned, in seconds since 1970; 0 when none does. ``due_from`` says where
-    the log began then, and which life of it that was.
+    the log began then, and which life of it that was. ``unproven`` is the token of a pass that a run has begun to
+    install, and not verified yet.
     """
 
     state: str = ""
@@ -54,6 +55,7 @@ class LogRecord:
     problems: Mapping[str, KnownProblem] = field(default_factory=dict)
     due_s: float = 0.0
     due_from: str = ""
+    unproven: str = ""
 
     def to_text(self) -> str:
         """Format; short, because there is one for each log and asset."""
@@ -66,6 +68,7 @@ class LogRecord:
             "number": self.number,
             "problems": problems,
             "due": [self.due_s, self.due_from] if self.due_s else None,
+            "unproven": self.unproven,
         }
         return json.dumps({label: value for label, value in said.items() if value})
 
@@ -84,6 +87,7 @@ class LogRecord:
             },
             due_s=due_s,
             due_from=due_from,
+            unproven=found.get("unproven", ""),
         )
 
 

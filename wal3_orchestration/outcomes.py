@@ -142,6 +142,12 @@ def run_of(found: EventLogRecord) -> str:
     return said.removeprefix(f"{RUN} ") if said.startswith(RUN) else found.run_id
 
 
+def executed_again(instance: DagsterInstance, run_id: str) -> set[str]:
+    """Return the ids of a run and of those that it executes again."""
+    _, runs = instance.get_run_group(run_id) or ("", [])
+    return {run_id, *(run.run_id for run in runs)}
+
+
 def value_of(found: EventLogRecord, label: str) -> object:
     """Return a materialization's metadata value for a label; None when it has none."""
     materialization = found.asset_materialization

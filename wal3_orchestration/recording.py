@@ -107,7 +107,7 @@ class Recorder:
         new = [each for each in done if not self._work.swept or _is_new(each, before)]
         if self._plotted is not None:
             self._plotted += new
-        by = f"{self._work.context.run_id}/{self._work.context.retry_number}"
+        by = f"{self._work.context.run.run_id}/{self._work.context.retry_number}"
         with_outcome = {each.log for each in outcomes}
         self._records.save(_judged(verdicts, before, with_outcome, known=self._known_before, by=by))
         if self._work.swept:

@@ -17,6 +17,7 @@ import boto3
 from dagster import ConfigurableResource, EnvVar, ResourceDependency
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource
+from pydantic import model_validator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -41,6 +42,15 @@ _WHEN = (
 )
 
 
+def _check_numbers(resource: object) -> object:
+    """Refuse negative numbers and NaN: no number exceeds NaN, so no check would warn."""
+    for name, value in vars(resource).items():
+        if isinstance(value, int | float) and not value >= 0:
+            message = f"{name}: expected a number of at least 0, found {value}"
+            raise ValueError(message)
+    return resource
+
+
 class StoreResource(ConfigurableResource["StoreResource"]):
     """The object store that holds the logs: ``store`` is its URL; when it is empty, WAL3_STORE is used.
 
@@ -54,6 +64,8 @@ class StoreResource(ConfigurableResource["StoreResource"]):
     logs_lost_max: int = 10
     logs_lost_fraction_max: float = 0.5
     s3: ResourceDependency[S3Resource]
+
+    _numbers = model_validator(mode="after")(_check_numbers)
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -180,6 +192,8 @@ class CollectionResource(ConfigurableResource["CollectionResource"]):
     queue_dead_max: int = 0
     queue_pending_max: int = 1_000_000
 
+    _numbers = model_validator(mode="after")(_check_numbers)
+
     def options(self) -> CollectorOptions:
         """Return the library's options."""
         return CollectorOptions(interval_s=self.waiting_s, fraction_max=self.fraction_max)
@@ -222,6 +236,8 @@ class RollUpResource(ConfigurableResource["RollUpResource"]):
     waiting_max: int = 1_000_000
     late_s_max: float = 60 * 60
     unprocessed_max: int = 0
+
+    _numbers = model_validator(mode="after")(_check_numbers)
 
     def options(self, markers_max: int) -> RollUpOptions:
         """Return the library's options for a roll-up that reads at most so many markers."""

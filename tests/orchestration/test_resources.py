@@ -4,13 +4,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
 from dagster_aws.s3 import S3Resource
 
 from wal3_core import LogWriter, list_logs
-from wal3_orchestration.resources import StoreResource, spark_resource
+from wal3_orchestration.resources import CollectionResource, RollUpResource, StoreResource, spark_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -66,6 +70,21 @@ def test_endpoint_in_the_url_wins_over_the_resources() -> None:
     url = "s3://bucket/prefix?endpoint=http://one&region=r"
 
     assert StoreResource(store=url, s3=S3Resource(endpoint_url="http://two")).url == url
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (CollectionResource, {"planned_s_max": float("nan")}),
+        (CollectionResource, {"compactions_max": -1}),
+        (RollUpResource, {"late_s_max": float("nan")}),
+        (StoreResource, {"logs_lost_fraction_max": float("nan"), "s3": S3Resource()}),
+    ],
+)
+def test_limit_that_no_number_exceeds_is_refused_by_name(kind: Callable[..., object], given: dict[str, Any]) -> None:
+    name = next(iter(given))
+    with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0, found"):
+        kind(**given)
 
 
 def test_spark_runs_here_unless_the_environment_names_a_cluster() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from dagster import RetryPolicy
 
 from tests.orchestration.checked import check_of
 from tests.orchestration.test_key_compaction import append, compact_by_key
@@ -199,6 +200,64 @@ def test_what_a_pass_replaced_stays_if_the_pass_is_found_bad_while_another_log_i
     assert not deleted.success
     assert [num_replaced(fleet, log) for log in keyed] == [0, replaced]
     assert replaced
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests", [(ONE, ONE), (ONE, SWEEP), (SWEEP, SWEEP), (SWEEP, ONE)])
+def test_what_a_pass_replaced_stays_until_the_pass_of_a_run_that_died_is_verified(
+    keyed: list[str],
+    fleet: ObjectStore,
+    run: Run,
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    requests: tuple[RunRequest, RunRequest],
+) -> None:
+    """Regression: a later sweep, which did not execute the run again, took no notice of the pass."""
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda _policy, _attempt: 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyCompactor, "verify", _die)
+        assert not run("compaction_job", requests[0]).success
+    replaced = num_replaced(fleet, "a")
+
+    deleted = run("", DELETION.request_sweep(SCOPE), NOW)
+
+    assert not deleted.success
+    assert num_replaced(fleet, "a") == replaced > 0
+    assert "launch compaction_job for the log" in _why(deleted)
+    # It is verified first, and nothing is merged over it.
+    append(fleet, "a", "kl", "km", "ln")
+    assert run("compaction_job", requests[1]).success
+    assert LogRecords(SCOPE, instance, INSTALLED).load(["a"])["a"].unproven == ""
+    assert run("", DELETION.request_sweep(SCOPE), NOW).success
+    assert num_replaced(fleet, "a") == 0
+    assert keyed
+
+
+@pytest.mark.slow
+def test_pass_that_was_never_installed_or_is_not_the_last_one_keeps_nothing(
+    keyed: list[str], fleet: ObjectStore, run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyCompactor, "install", _die)
+        assert not run("", SWEEP).success
+    assert LogRecords(SCOPE, instance, INSTALLED).load(["a"])["a"].unproven
+
+    KeyCompactor(fleet, "a").compact()
+
+    assert run("", DELETION.request_sweep(SCOPE), NOW).success
+    # What is left is what the run that died has merged.
+    assert num_replaced(fleet, "a") == 1
+    assert keyed
+
+
+def _why(failed: ExecuteInProcessResult) -> str:
+    """Return what a run of one step says of its failure."""
+    (step,) = failed.filter_events(lambda event: event.is_step_failure)
+    return str(step.step_failure_data.error)
+
+
+def _die(*_: object) -> NoReturn:
+    raise _Killed
 
 
 class _Killed(BaseException):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster import Definitions, MetadataValue
 
-from wal3_core.errors import CollectionRefusedError
+from wal3_core.errors import CollectionRefusedError, UnavailableError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.fleet.survey import Survey, survey_log
 from wal3_core.log.collect.planner import Plan
@@ -26,7 +26,7 @@ from wal3_orchestration.at_once import at_once
 from wal3_orchestration.building import LogAsset, LogCheck
 from wal3_orchestration.defs.garbage_collection.alarms import never_pruned, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.defs.garbage_collection.work import Due, delete_log, delete_logs, prune_log
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, unverified
+from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, unproven, unverified
 from wal3_orchestration.failures import Failures, retried_only_when_unavailable
 from wal3_orchestration.jobs import LogJob, build_jobs
 from wal3_orchestration.log_records import LogRecord, LogRecords
@@ -235,11 +235,11 @@ def delete(work: Work) -> Iterator[Event]:
 
 
 def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
-    limits, options, kept = work.limits, work.limits.options(), unverified(work)
+    limits, options, kept = work.limits, work.limits.options(), _kept(work)
     large: list[Due] = []
-    others = [_kept(log, known.problem) for log, known in kept.items()]
+    others = list(kept.values())
     for log in (log for log in work.logs if log not in kept):
-        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min, keep=partial(_found_bad, work))
+        due = delete_log(opened, log, options, objects_max=limits.spark_objects_min, keep=partial(_kept_now, work))
         if due.on_spark:
             large.append(due)
         elif due.outcome.notable:
@@ -247,7 +247,7 @@ def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
             recorder.add([due.outcome])
         else:
             others.append(due.outcome)
-    bad = {each.log: refused for each in large if (refused := _found_bad(work, each.log)) is not None}
+    bad = {each.log: refused for each in large if (refused := _kept_now(work, each.log)) is not None}
     recorder.add([*others, *bad.values()])
     if large := [each for each in large if each.log not in bad]:
         spark, url = spark_session(work.scope.spark(work.context)), work.scope.store(work.context).url
@@ -255,16 +255,22 @@ def _delete_slice(work: Work, opened: ObjectStore, recorder: Recorder) -> None:
         recorder.add([outcomes[each.log] for each in large], retried=retried)
 
 
-def _found_bad(work: Work, log: str) -> Outcome | None:
-    """Return the refusal to delete a log's garbage if its pass was found bad since the step began, hours ago maybe."""
-    known = unverified(replace(work, logs=[log])).get(log)
-    return None if known is None else _kept(log, known.problem)
+def _kept_now(work: Work, log: str) -> Outcome | None:
+    """Return the refusal to delete a log's garbage, if there is one by now: the step may have begun hours ago."""
+    return _kept(replace(work, logs=[log])).get(log)
 
 
-def _kept(log: str, problem: str) -> Outcome:
-    """Refuse to delete what may be needed to repair a log that was compacted by key."""
-    refusal = Refusal(kind=CollectionRefusedError.__name__, message=f"{VERIFIED.name}: {problem}")
-    return Outcome(log=log, refusal=refusal)
+def _kept(work: Work) -> dict[str, Outcome]:
+    """Refuse to delete what may be needed to repair a log that was compacted by key.
+
+    A pass that is not verified yet may be so in a moment.
+    """
+    waiting = {log: (UnavailableError, known) for log, known in unproven(work).items()}
+    bad = {log: (CollectionRefusedError, known) for log, known in unverified(work).items()}
+    return {
+        log: Outcome(log=log, refusal=Refusal(kind=kind.__name__, message=f"{VERIFIED.name}: {known.problem}"))
+        for log, (kind, known) in {**waiting, **bad}.items()
+    }
 
 
 PLANNED = LogAsset(

@@ -18,7 +18,15 @@ from wal3_core.errors import KeyCompactionRefusedError
 from wal3_core.fleet.outcomes import Refusal
 from wal3_core.spark import SparkEngine
 from wal3_orchestration.building import LogAsset, LogCheck
-from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED, holds, judge_installed, unverified
+from wal3_orchestration.defs.key_compaction.verified import (
+    INSTALLED,
+    VERIFIED,
+    holds,
+    judge_installed,
+    note,
+    unproven,
+    unverified,
+)
 from wal3_orchestration.defs.key_compaction.work import (
     IDENTITY,
     Merged,
@@ -36,6 +44,7 @@ from wal3_orchestration.outcomes import (
     ON_SPARK,
     Outcome,
     Verdict,
+    executed_again,
     fingerprint,
     latest,
     run_of,
@@ -177,8 +186,8 @@ def merge_compactions(work: Work) -> Iterator[Event]:
     with retried_only_when_unavailable(work.context):
         opened, ordered = work.open(), _ordered(work)
         to_merge = replace(work, logs=list(ordered))
-        # A pass over one that does not hold would be verified in its place, and what that has replaced deleted.
-        refused, unsure = _refused(to_merge, POSSIBLE), unverified(to_merge)
+        # A pass over one that may not hold would be verified in its place, and what that has replaced be deleted.
+        refused, unsure = _refused(to_merge, POSSIBLE), {**unproven(to_merge), **unverified(to_merge)}
         for log, held_bytes in ordered.items():
             if log not in refused and log not in unsure:
                 done = _merged_before(work, log) or merge_log(opened, log, work.limits, *_engine(work, held_bytes))
@@ -207,8 +216,8 @@ def _not_merged(
 ) -> tuple[list[Outcome], list[Verdict]]:
     """Return what is known of logs that were not merged: nothing is recorded, their last merge stays on their pages."""
     refused, due = _refused(work, POSSIBLE), set(_due(work))
-    # What failed before is no longer due: someone else has compacted it.
-    judged = [log for log in others if log not in refused and log not in due]
+    # What failed before is no longer due: someone else has compacted it. An unsure log is for the next step.
+    judged = [log for log in others if log not in refused and (log not in due or log in unsure)]
     why = {log: {"reason": f"{VERIFIED.name}: {known.problem}"} for log, known in unsure.items()}
     outcomes = [refused.get(log) or Outcome(log=log, state=IDLE, metadata=why.get(log, {})) for log in others]
     return outcomes, [Verdict(check=PROOF, log=log, problem=None) for log in judged]
@@ -265,7 +274,7 @@ def _engine(work: Work, held_bytes: int) -> tuple[Engine | None, str]:
 
 
 def install_compactions(work: Work) -> Iterator[Event]:
-    """Install each pass that was merged, and verify it; the last pass again where that does not hold."""
+    """Install each pass that was merged, and verify it; the last pass again where it does not hold or may not."""
     recorder = Recorder(work)
     with retried_only_when_unavailable(work.context):
         opened = work.open()
@@ -277,14 +286,19 @@ def install_compactions(work: Work) -> Iterator[Event]:
 
 
 def _install_slice(work: Work, store: ObjectStore, recorder: Recorder) -> None:
-    refused, unsure = _refused(work, POSSIBLE, PROOF), unverified(work)
-    tokens = dict.fromkeys(unsure, "") if work.swept else dict.fromkeys(work.logs, "")
-    tokens |= {log: token for log, token in _tokens(work).items() if log not in unsure}
+    refused, bad = _refused(work, POSSIBLE, PROOF), unverified(work)
+    unsure = {**unproven(work), **bad}
+    tokens = dict.fromkeys(unsure if work.swept else work.logs, "")
+    tokens |= {log: token for log, token in _tokens(work).items() if log not in bad}
     installed = [log for log in work.logs if log not in refused and log in tokens]
     for log in installed:
+        if tokens[log]:
+            note(work, log, tokens[log])
         done = install_log(store, log, tokens[log], work.limits, always=not work.swept or log in unsure)
         # Recorded at once: a step that dies later keeps what was found about the pass.
         recorder.add([done.outcome], list(judge_installed(replace(work, logs=[log]), [done])))
+        if done.outcome.refusal is None:
+            note(work, log, "")
     others = replace(work, logs=[log for log in work.logs if log not in set(installed)])
     recorder.add(
         [refused.get(log) or Outcome(log=log, state=IDLE) for log in others.logs], list(judge_installed(others, []))
@@ -297,7 +311,7 @@ def _tokens(work: Work) -> dict[str, str]:
     A run that executes a failed one again from its failed step installs what that one has merged. An earlier try of
     the step may have installed some; those that it found to hold are left out.
     """
-    runs = _executed_again(work) if work.swept else set()
+    runs = executed_again(work.instance, work.context.run_id) if work.swept else set()
     found = {
         log: value_of(each, IDENTITY)
         for log in (_due(work) if work.swept else work.logs)
@@ -306,12 +320,6 @@ def _tokens(work: Work) -> dict[str, str]:
     }
     tokens = {log: str(token) for log, token in found.items() if token}
     return {log: token for log, token in tokens.items() if not work.swept or not holds(work, log, token)}
-
-
-def _executed_again(work: Work) -> set[str]:
-    """Return the ids of this run and of those that it executes again."""
-    _, runs = work.instance.get_run_group(work.context.run_id) or ("", [])
-    return {work.context.run_id, *(run.run_id for run in runs)}
 
 
 def _refused(work: Work, *checks: LogCheck) -> dict[str, Outcome]:

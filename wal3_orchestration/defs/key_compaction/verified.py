@@ -15,7 +15,7 @@ from dagster import MetadataValue
 
 from wal3_orchestration.building import LogCheck
 from wal3_orchestration.defs.key_compaction.work import IDENTITY
-from wal3_orchestration.log_records import LogRecords
+from wal3_orchestration.log_records import NOTHING, KnownProblem, LogRecords
 from wal3_orchestration.log_state import read_manifests
 from wal3_orchestration.outcomes import Verdict, latest, value_of
 from wal3_orchestration.runbook import Section
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wal3_orchestration.defs.key_compaction.work import Installed
-    from wal3_orchestration.log_records import KnownProblem
     from wal3_orchestration.work import Work
 
 INSTALLED = "installed_manifest"
@@ -87,6 +86,32 @@ def unverified(work: Work) -> dict[str, KnownProblem]:
     known = _problems(work)
     now = {log: manifest.log_id for log, manifest in read_manifests(work.open(), known)} if known else {}
     return {log: each for log, each in known.items() if each.log_id in {None, now.get(log, each.log_id)}}
+
+
+def unproven(work: Work) -> dict[str, KnownProblem]:
+    """Return the logs whose last pass a run has installed, and not verified yet: it is about to, or it has died."""
+    records = LogRecords(work.scope, work.instance, INSTALLED).load(work.logs)
+    begun = {log: record.unproven for log, record in records.items() if record.unproven}
+    # If the log has another pass by now, or the name another log, this one was never installed, or is not the last.
+    now = {log: found.compaction.token for log, found in read_manifests(work.open(), begun)} if begun else {}
+    return {
+        log: KnownProblem(
+            problem=f"expected pass {token} to be verified, found it installed only; if its run has ended, launch"
+            f" {work.scope.named('compaction_job')} for the log"
+        )
+        for log, token in begun.items()
+        if now.get(log, token) == token
+    }
+
+
+def note(work: Work, log: str, token: str) -> None:
+    """Remember the pass that is about to be installed, or with an empty token that it has been verified, if it can be.
+
+    So a run that dies in between leaves a pass that is known to be unproven.
+    """
+    records = LogRecords(work.scope, work.instance, INSTALLED)
+    known = records.load([log]).get(log, NOTHING)
+    records.save({log: replace(known, unproven=token)})
 
 
 def _problems(work: Work) -> dict[str, KnownProblem]:
