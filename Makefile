@@ -38,7 +38,7 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
-test: java setup lint ## Everything that must hold: linters, types, tests (some 12 minutes on two cores)
+test: java setup lint ## Everything that must hold: linters, types, tests (some 11 minutes on two cores)
 	@# The types are checked beside the tests.
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not repeat and not cluster"; tests=$$?; wait $$types && exit $$tests
 
