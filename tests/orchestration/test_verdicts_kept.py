@@ -12,6 +12,7 @@ from tests.orchestration.checked import check_of
 from tests.orchestration.test_key_compaction import append, compact_by_key
 from tests.orchestration.test_key_compaction_checks import num_replaced
 from tests.stores import damage, life_store
+from wal3_core import LogReader
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_orchestration.defs import verification
 from wal3_orchestration.defs.garbage_collection import assets
@@ -226,7 +227,9 @@ def test_what_a_pass_replaced_stays_until_the_pass_of_a_run_that_died_is_verifie
     assert "launch compaction_job for the log" in _why(deleted)
     # It is verified first, and nothing is merged over it.
     append(fleet, "a", "kl", "km", "ln")
+    last = LogReader.open(fleet, "a").manifest().compaction.token
     assert run("compaction_job", requests[1]).success
+    assert LogReader.open(fleet, "a").manifest().compaction.token == last
     assert LogRecords(SCOPE, instance, INSTALLED).load(["a"])["a"].unproven == ""
     assert run("", DELETION.request_sweep(SCOPE), NOW).success
     assert num_replaced(fleet, "a") == 0
