@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wal3_core import CollectorOptions, InvalidRequestError, ReaderOptions, WriterOptions
+from wal3_core.log.read.following import Waiting
 from wal3_core.options import (
     FRAGMENT_BYTES_MAX,
     FRAGMENT_RECORDS_MAX,
@@ -14,6 +15,8 @@ from wal3_core.options import (
     SnapshotCompactorOptions,
     SnapshotOptions,
 )
+from wal3_core.runtime import shared_runtime
+from wal3_core.storage.retry import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,3 +67,20 @@ def test_options_at_their_limits_are_accepted() -> None:
     ReaderOptions(prefetch_fragments=0, prefetch_snapshots=0, snapshots_loaded_max=0)
     RetryOptions(attempts_max=1, pause_s_min=0, pause_s_max=0)
     CollectorOptions(interval_s=0, fraction_max=1, orphans_max=0)
+
+
+def test_polls_grow_slower_also_after_a_first_pause_of_0() -> None:
+    """With ``poll_s_min`` 0 a follower of a log at rest once sent requests without a pause, for ever."""
+    waiting = Waiting(shared_runtime(), ReaderOptions(poll_s_min=0), idle_s=None)
+
+    pauses = [waiting.pause_s() for _ in range(14)]
+
+    assert pauses[:4] == [0, 0.001, 0.002, 0.004]
+    assert pauses[-1] == ReaderOptions().poll_s_max
+
+
+def test_pauses_between_tries_grow_also_after_a_first_one_of_0() -> None:
+    tries = list(attempts(RetryOptions(timeout_s=0.1, pause_s_min=0), shared_runtime()))
+
+    # A hundred thousand before.
+    assert len(tries) < 20

@@ -20,6 +20,7 @@ from wal3_core import (
     LogWriter,
     Message,
     Origin,
+    ReaderOptions,
     RepairReport,
     SnapshotPointer,
     bootstrap,
@@ -163,6 +164,18 @@ def test_sound_log_is_read_and_not_written(store: ObjectStore) -> None:
     assert (report.repaired, report.problems, report.num_fragments) == ((), (), 8)
     assert not +counting.written
     assert reported[-1] == (39, 39)
+
+
+def test_fragment_beyond_a_lower_limit_of_the_reader_is_no_bad_one(store: ObjectStore) -> None:
+    """It was replaced by itself again and again, for two minutes."""
+    filled(store)
+    by_copy(store)
+    counting = CountingStore(store)
+
+    report = repair_log(LogAt(counting, A, ReaderOptions(fragment_expanded_bytes_max=1)), LogAt(counting, B))
+
+    assert (report.repaired, report.problems, report.num_fragments) == ((), (), 8)
+    assert not +counting.written
 
 
 def test_dry_run_names_what_would_be_repaired_and_writes_nothing(store: ObjectStore) -> None:

@@ -59,6 +59,11 @@ def test_directories_whose_names_are_not_utf8_are_different_stores(tmp_path: Pat
         "file:///tmp/a#b",
         "s3://bucket/a#b",
         "s3://bucket/caf%E9",
+        "s3://bucket/a//b",
+        "s3://bucket/a%2F%2Fb",
+        "s3://bucket/./a",
+        "gs://bucket/a/../b",
+        "az://container/a%7Fb",
     ],
 )
 def test_url_with_an_unreadable_part_is_refused_by_name(url: str) -> None:

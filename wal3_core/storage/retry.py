@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The pause after one of 0, which would never grow by doubling.
+_PAUSE_S_LEAST = 0.001
+
 
 class Addressed(Protocol):
     """A store, or a wrapper of one: it has a URL."""
@@ -44,6 +47,11 @@ def within(options: RetryOptions, timeout_s: float) -> RetryOptions:
     return replace(options, timeout_s=max(0.0, timeout_s if given is None else min(given, timeout_s)))
 
 
+def longer_s(pause_s: float, pause_s_max: float) -> float:
+    """Return the pause after a pause that was in vain."""
+    return min(max(2 * pause_s, _PAUSE_S_LEAST), pause_s_max)
+
+
 def attempts(options: RetryOptions, runtime: Runtime) -> Iterator[int]:
     """Count the tries from 1, sleeping between them; the last one starts when the timeout is over."""
     until_s = runtime.monotonic_s() + (TIMEOUT_S if options.timeout_s is None else options.timeout_s)
@@ -55,7 +63,7 @@ def attempts(options: RetryOptions, runtime: Runtime) -> Iterator[int]:
             return
         if attempt < options.attempts_max:
             runtime.sleep(min(pause_s * (0.5 + runtime.jitter()), left_s))
-            pause_s = min(pause_s * 2, options.pause_s_max)
+            pause_s = longer_s(pause_s, options.pause_s_max)
 
 
 def until_answered(load: Callable[[], T], options: RetryOptions, runtime: Runtime) -> T:

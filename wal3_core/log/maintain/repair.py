@@ -22,7 +22,7 @@ from wal3_core.model import parquet
 from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.snapshot import BYTES_MAX as SNAPSHOT_BYTES_MAX
 from wal3_core.model.snapshot import Snapshot
-from wal3_core.options import RetryOptions
+from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, RetryOptions
 from wal3_core.runtime import Runtime, a_runtime, map_ahead, shared_runtime
 from wal3_core.runtime.loggers import MAINTAIN
 from wal3_core.storage.documents.manifest_store import ManifestStore
@@ -90,8 +90,9 @@ def repair_log(
     """Write a log's damaged and missing fragments and snapshots again, from a copy of the log.
 
     Reads every object that the manifest leads to. Changes neither the manifest, nor a sound object, nor one that only
-    a pin keeps. The copy may hold a fragment's records in other fragments; they must have its setsum. ``dry_run``
-    writes nothing. ``progress`` gets the number of records that were looked at, and of all. What the copy cannot repair
+    a pin keeps. A limit of ``log.reading`` that is lower than the default one counts as that: no sound fragment is
+    beyond it. The copy may hold a fragment's records in other fragments; they must have its setsum. ``dry_run`` writes
+    nothing. ``progress`` gets the number of records that were looked at, and of all. What the copy cannot repair
     is in the report. LogNotFoundError when either is no log, InvalidRequestError when both are the same, CorruptError
     when the log's manifest is damaged, UnavailableError when a store does not answer: what was repaired until then
     stays repaired, and the next call repairs the rest.
@@ -108,6 +109,9 @@ class _Repairing:
 
     def __init__(self, log: LogAt, copy: LogAt, runtime: Runtime, *, dry_run: bool) -> None:
         self._log = log
+        # With a lower limit, a sound fragment would be taken for a damaged one.
+        expanded_bytes_max = max(log.reading.fragment_expanded_bytes_max, FRAGMENT_EXPANDED_BYTES_MAX)
+        self._reading = replace(log.reading, verify=True, fragment_expanded_bytes_max=expanded_bytes_max)
         self._runtime = runtime
         self._dry_run = dry_run
         self._retry = RetryOptions()
@@ -116,7 +120,7 @@ class _Repairing:
             message = f"log {root.url}: expected a copy of it, found itself"
             raise InvalidRequestError(message)
         self._url = root.url
-        self._reader = LogReader(log.store, log.log, options=replace(log.reading, verify=True), runtime=runtime)
+        self._reader = LogReader(log.store, log.log, options=self._reading, runtime=runtime)
         self._manifest = self._reader.manifest()
         self._objects = ManifestStore(root, runtime, self._retry, log_id=self._manifest.log_id).objects
         self._source = RepairSource(copy, runtime)
@@ -194,7 +198,7 @@ class _Repairing:
 
         def is_sound(data: bytes) -> bool:
             try:
-                parquet.decode(data, pointer, expanded_bytes_max=self._log.reading.fragment_expanded_bytes_max)
+                parquet.decode(data, pointer, expanded_bytes_max=self._reading.fragment_expanded_bytes_max)
             except CorruptError:
                 return False
             return len(data) == pointer.num_bytes

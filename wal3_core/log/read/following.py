@@ -11,6 +11,7 @@ from wal3_core.errors import CorruptError, InvalidRequestError, LogError
 from wal3_core.log.read.scan import begun, floor_of
 from wal3_core.model.history import History
 from wal3_core.model.position import AtTime
+from wal3_core.storage.retry import longer_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ class Waiting:
             if left_s <= 0:
                 return None
             pause_s = min(pause_s, left_s)
-        self._pause_s = min(self._pause_s * 2, self._options.poll_s_max)
+        self._pause_s = longer_s(self._pause_s, self._options.poll_s_max)
         return pause_s
 
     def wait(self, topic: str, version: int) -> int | None:

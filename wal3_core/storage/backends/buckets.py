@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S_MAX = 24 * 60 * 60
 _REQUEST_S_MIN = 0.001
+_CONTROL = re.compile("[\0-\x1f\x7f]")
 
 
 def open_remote(
@@ -57,11 +58,7 @@ def _remote_store(
     if options.get("etags", "unquoted") != "unquoted":
         message = f"store URL: expected etags=unquoted, or no such option, found {options['etags']!r}"
         raise InvalidRequestError(message)
-    try:
-        folder = unquote(parts.path, errors="strict")
-    except UnicodeDecodeError as error:
-        message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
-        raise InvalidRequestError(message) from error
+    folder = _folder_of(parts)
     client_options = _timeouts(options)
     bucket = parts.netloc
     match parts.scheme:
@@ -79,6 +76,22 @@ def _remote_store(
             )
     # The options stay in the URL: another process that opens it (a Spark worker) needs them too.
     return RemoteStore(parts.geturl(), clients, folder=folder, unquoted_etags="etags" in options)
+
+
+def _folder_of(parts: SplitResult) -> str:
+    """Return the folder in a bucket; InvalidRequestError for one that obstore does not take."""
+    try:
+        folder = unquote(parts.path, errors="strict").strip("/")
+    except UnicodeDecodeError as error:
+        message = f"store URL: expected a folder in UTF-8, found {parts.geturl()!r} ({error})"
+        raise InvalidRequestError(message) from error
+    if folder and (_CONTROL.search(folder) or {"", ".", ".."} & set(folder.split("/"))):
+        message = (
+            f"store URL: expected a folder without empty or dotted parts and control characters, found"
+            f" {parts.geturl()!r}"
+        )
+        raise InvalidRequestError(message)
+    return folder
 
 
 def _timeouts(options: Mapping[str, str]) -> ClientConfig:

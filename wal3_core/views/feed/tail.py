@@ -18,6 +18,7 @@ from wal3_core.log.read.following import Following, Source, Waiting
 from wal3_core.log.read.reader import LogReader
 from wal3_core.runtime import Outcome, later
 from wal3_core.storage.object_store import share_of
+from wal3_core.storage.retry import longer_s
 from wal3_core.views.feed.recent import Recent
 from wal3_core.views.feed.vigil import WATCH_S_MAX, Vigil
 
@@ -157,7 +158,7 @@ class Tail(LogReader):
         manifest = self._latest(manifest, begun_s)
         news = before is None or manifest.generation != before.generation
         options = self._options
-        self._pause_s = options.poll_s_min if news else min(2 * self._pause_s, options.poll_s_max)
+        self._pause_s = options.poll_s_min if news else longer_s(self._pause_s, options.poll_s_max)
         if news and before is not None and self._runtime.await_topic(self.url, -1, 0.0) == version:
             # It came from another process: its commits wake none of the others.
             self._runtime.publish(self.url)
