@@ -75,6 +75,14 @@ def test_errors_are_those_of_a_queue(memory_store: MemoryStore) -> None:
             client.enqueue_many("mail", [NewItem(b"b")])
 
 
+def test_time_that_is_no_number_is_refused_not_waited_for(server: Running) -> None:
+    client = QueueClient(server.url)
+    client.create("mail", QueueDefinition())
+
+    with pytest.raises(InvalidRequestError, match="timeout_s: expected a number of seconds, found float nan"):
+        client.dequeue("mail", timeout_s=float("nan"))
+
+
 def test_token_is_sent_and_its_absence_explained(memory_store: MemoryStore) -> None:
     with serving(memory_store, tokens=[TOKEN]) as server:
         assert QueueClient(server.url, TOKEN).names() == []

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.spark.logs import collect, fill
-from wal3_core import InvalidRequestError, LogReader, LogWriter, destroy, migrate
+from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.stream import LogStreamReader
@@ -258,6 +258,17 @@ def test_cursor_keeps_what_is_not_read_and_follows_what_is(local_url: str, local
     again = Query(local_url, cursor="stream")
     again.batch()
     assert cursors.load("stream") == witness
+
+
+def test_cursor_of_a_subscription_is_not_moved(local_url: str, local_store: ObjectStore) -> None:
+    fill(local_store, "a", fragments=1)
+    FeedSubscription.open(local_store, "a", "stream").close()
+    before = CursorStore(local_store, "a").list()
+
+    with pytest.raises(InvalidRequestError, match="found that of a subscription to a feed"):
+        Query(local_url, cursor="stream").batch()
+
+    assert CursorStore(local_store, "a").list() == before
 
 
 def test_options_of_batches_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from wal3_core import (
@@ -19,6 +20,9 @@ from wal3_core import (
     LogWriter,
     Message,
 )
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_install import install_staged
+from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -48,6 +52,21 @@ def test_name_of_a_subscription_is_not_a_consumer_s_and_the_other_way_round(memo
         cursors.save("subscription", LogPosition(1, 0), before["subscription"], keys=[(b"k", 3)])
 
     assert cursors.list() == before
+
+
+def test_cursor_of_a_writer_that_repeats_appends_is_no_consumer_s(memory_store: MemoryStore) -> None:
+    LogWriter.initialize(memory_store, LOG)
+    once = Once("writer-nightly", "batch 7")
+    table = pa.table([[b"k"], [b"x"]], schema=MESSAGE_SCHEMA)
+    # Its process dies before it knows.
+    install_staged(memory_store, LOG, Stager(memory_store, LOG).stage(table), once=once)
+
+    with pytest.raises(InvalidRequestError, match="found that of a writer"):
+        KeyedLog.open(memory_store, LOG).consumer(once.cursor)
+    with pytest.raises(InvalidRequestError, match="found that of a writer"), Consumer(memory_store, LOG, once.cursor):
+        pass
+
+    assert install_staged(memory_store, LOG, Stager(memory_store, LOG).stage(table), once=once).repeated
 
 
 def test_cursor_of_both_is_refused(memory_store: MemoryStore) -> None:

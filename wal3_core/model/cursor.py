@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from wal3_core.errors import CorruptError
+from wal3_core.errors import CorruptError, InvalidRequestError
 from wal3_core.model import strict_json
 from wal3_core.model.named_append import NAMED_APPENDS_MAX, NamedAppend
 from wal3_core.model.paths import NO_LOG, WRITER_CURSOR, LogId, check_log_id
@@ -108,6 +108,16 @@ class Cursor:
         fields.finish()
         cursor.check(fields.what)
         return cursor
+
+    def check_plain(self, what: str) -> None:
+        """Refuse to read by the cursor of something else: what it passes would count as acknowledged, or not appended.
+
+        InvalidRequestError names ``what`` was to read.
+        """
+        if self.subscribed is not None or self.appends:
+            found = "a subscription to a feed" if self.subscribed is not None else "a writer that repeats appends"
+            message = f"{what}: expected the cursor of a consumer, found that of {found}: take another name"
+            raise InvalidRequestError(message)
 
     def check(self, what: str) -> None:
         """Refuse keys that are not in order, or not ahead of the position, or in the cursor of a subscription."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
+from wal3_core.arguments import checked, seconds
 from wal3_core.errors import (
     FencedError,
     InvalidRequestError,
@@ -105,6 +106,7 @@ class QueueClient:
         found: list[Json] = self._call("POST", f"{_path(name)}/enqueue_many", body)["items"]
         return found
 
+    @checked(timeout_s=seconds)
     def dequeue(self, name: str, count: int = 1, *, timeout_s: float = 0.0, lease_s: float | None = None) -> list[Json]:
         """Lease items; wait for the first one. A value that is UTF-8 is in ``text``, another as base64 in ``value``."""
         until_s = self._runtime.monotonic_s() + timeout_s

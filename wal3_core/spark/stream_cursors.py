@@ -31,7 +31,10 @@ class StreamCursors:
         self._at: dict[tuple[str, LogId], int] = {}
 
     def begin(self, places: Mapping[str, tuple[LogId, int]]) -> None:
-        """Create the cursors of logs that have none, at these offsets."""
+        """Create the cursors of logs that have none, at these offsets.
+
+        InvalidRequestError for the cursor of a subscription to a feed, or of a writer.
+        """
         self._each({log: place for log, place in places.items() if (log, place[0]) not in self._at})
 
     def commit(self, places: Mapping[str, tuple[LogId, int]]) -> None:
@@ -55,7 +58,8 @@ class StreamCursors:
             witness = cursors.load(self._name)
             if witness is None:
                 witness = self._created(cursors, self._position(log, log_id, offset))
-            elif witness.cursor.position.offset < offset:
+            witness.cursor.check_plain(f"log {log}, cursor {self._name} of a stream")
+            if witness.cursor.position.offset < offset:
                 witness = cursors.save(self._name, self._position(log, log_id, offset), witness)
         except (LogNotFoundError, LogReplacedError):
             # What the stream makes of that, its next look at the log says.

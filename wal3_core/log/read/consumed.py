@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from wal3_core.errors import CursorConflictError, GarbageCollectedError, InvalidRequestError, LogNotFoundError
+from wal3_core.errors import CursorConflictError, GarbageCollectedError, LogNotFoundError
 from wal3_core.log.read.reader import LogReader
 from wal3_core.log.read.scan import check_start
 from wal3_core.log.read.succession import continuing
@@ -64,7 +64,7 @@ class Opening:
         """Open a log, and the consumer's cursor in it, which is created when there is none.
 
         In a successor, a new cursor begins where the log before it ends. InvalidRequestError for the cursor of a
-        subscription to a feed.
+        subscription to a feed, or of a writer.
         """
         life = self.log_id if before is None else None
         reader = LogReader(self.store, log, options=self.options.reader, runtime=self.runtime, log_id=life)
@@ -79,13 +79,7 @@ class Opening:
         witness = cursors.load(self.name) or self._created(
             cursors, log, start, _first_position(reader, manifest, start)
         )
-        if witness.cursor.subscribed is not None:
-            # Its messages would count as acknowledged.
-            message = (
-                f"log {log}, consumer {self.name}: expected the cursor of a consumer, found that of a subscription to a"
-                f" feed: take another name"
-            )
-            raise InvalidRequestError(message)
+        witness.cursor.check_plain(f"log {log}, consumer {self.name}")
         return Place(self, log, reader, cursors, witness)
 
     def _created(self, cursors: CursorStore, log: str, start: ConsumerStart, position: LogPosition) -> Witness:

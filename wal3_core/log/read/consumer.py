@@ -102,7 +102,7 @@ class Consumer:
     def __enter__(self) -> Self:
         """Open the logs and the cursors; LogNotFoundError for a log that does not exist.
 
-        InvalidRequestError for the name of a subscription to a feed.
+        InvalidRequestError for the name of a subscription to a feed, or of a writer's cursor.
         """
         places = {log: self._opening.place(log) for log in self._logs}
         self._waiting = Waiting(self._runtime, self._options.reader, idle_s=self._options.idle_s)

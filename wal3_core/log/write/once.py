@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wal3_core.arguments import flag, integer, make_plain, text
-from wal3_core.errors import CursorConflictError, InvalidRequestError, UnknownDurabilityError
+from wal3_core.errors import CursorConflictError, InvalidRequestError, NotDurableError, UnknownDurabilityError
 from wal3_core.log.read.scan import select
 from wal3_core.model.named_append import NAMING_DIGITS, SERIES_LENGTH_MAX, NamedAppend, begun, placed
 from wal3_core.model.paths import check_writer_cursor_name
@@ -104,7 +104,16 @@ class Remembering:
             if witness is None:
                 message = f"{self._what}: expected it to stay, found it deleted"
                 raise CursorConflictError(message)
+        self._check_of_writer(witness)
         return self._go_on(witness, staged)
+
+    def _check_of_writer(self, witness: Witness) -> None:
+        """Refuse the cursor of one that reads by that name: it would be moved over what was not read."""
+        cursor = witness.cursor
+        if cursor.subscribed is not None or cursor.keys:
+            found = "a consumer by key" if cursor.keys else "a subscription to a feed"
+            message = f"{self._what}: expected that of a writer, found that of {found}: give the writer another name"
+            raise NotDurableError(message)
 
     def _go_on(self, witness: Witness, staged: int) -> Kept:
         manifest, before = self._manifests.load().manifest, witness.cursor.appends

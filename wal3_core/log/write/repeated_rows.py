@@ -66,6 +66,11 @@ def check_rows(
     WRITER.warning("%s", message)
 
 
+def has_same_rows(held: Iterable[pa.Table], staged: Iterable[pa.Table], num_records: int) -> bool:
+    """Tell whether the log holds what is staged, whatever the order; False if it holds less, or lost some."""
+    return _setsum(staged, num_records) == _setsum(held, num_records) is not None
+
+
 def _setsum(tables: Iterable[pa.Table], num_records: int) -> Setsum | None:
     """Sum keys and bodies, as if all records had one position; None if not all of them are there."""
     total, count = EMPTY, 0

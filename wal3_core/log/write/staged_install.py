@@ -28,7 +28,7 @@ from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.once import Once, Remembering
-from wal3_core.log.write.repeated_rows import check_rows, held_rows
+from wal3_core.log.write.repeated_rows import check_rows, has_same_rows, held_rows
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staging import (
     MESSAGE_SCHEMA,
@@ -40,6 +40,7 @@ from wal3_core.log.write.staging import (
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Epoch
+from wal3_core.model.named_append import NamedAppend
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, WriterOptions
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from wal3_core.log.write.once import Kept
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
-    from wal3_core.model.named_append import NamedAppend
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
@@ -153,15 +153,48 @@ class _Installing:
 
     def _repeated(self, manifest: Manifest, kept: Kept | None) -> InstallReport | None:
         """Return the report of an append that the log has; None if it has to be made on this manifest."""
+        held = self._as_staged(manifest)
         if self._remembering is None or kept is None:
-            held = self._as_staged(manifest)
+            self._check_whole(manifest, held)
             return self._report(held, repeated=True) if held else None
         done = self._remembering.find(manifest, kept)
         if done is None:
             self._remembering.check_kept(kept)
+            self._check_unnamed(held)
             return None
         self._check_rows(self._remembering.once, done)
-        return self._report([], repeated=True)
+        return self._report(held, repeated=True)
+
+    def _check_unnamed(self, held: Sequence[FragmentPointer]) -> None:
+        """Refuse to append under a name what was installed without it, and to delete the log's own as not used."""
+        if held:
+            message = (
+                f"log {self._manifests.url}: expected what no install has put there, found {held[0].path}, which was"
+                f" staged for this append, and installed before without its name: the log has it"
+            )
+            raise UnknownDurabilityError(message)
+
+    def _check_whole(self, manifest: Manifest, held: Sequence[FragmentPointer]) -> None:
+        """Refuse an append of which a part was installed by itself: the rest of it is not in the log.
+
+        Where the rest is no longer staged, it was written again when all was installed.
+        """
+        num_parts = len({part.pointer.path for part in self._parts})
+        if not held or len(held) == num_parts:
+            return
+        start, count = held[0].start.offset, sum(part.pointer.num_records for part in self._parts)
+        there = NamedAppend(naming="", start=start, limit=min(start + count, manifest.next.position.offset))
+        rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+        try:
+            same = has_same_rows(rows, (self._read(part.pointer) for part in self._parts), count)
+        except UnknownDurabilityError:
+            return
+        if not same:
+            message = (
+                f"log {self._manifests.url}: expected all {num_parts} staged fragments, or none, found {len(held)} of"
+                f" them, and other records behind, or none: they were installed by themselves: install the others alone"
+            )
+            raise UnknownDurabilityError(message)
 
     def _check_rows(self, once: Once, done: NamedAppend) -> None:
         log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)

@@ -75,7 +75,7 @@ class Broker:
         self._cursors = CursorStore(store, log, runtime=runtime, log_id=self.log_id)
         self._readers = runtime.executor("wal3-queue-values", _VALUE_READERS)
         self._aside = runtime.executor("wal3-queue-checkpoint", 1)
-        self.inbox = Inbox(options.bytes_waiting_max, self.url, runtime, self._is_here)
+        self.inbox = Inbox(options.bytes_waiting_max, self.url, runtime, self.is_here)
         self._taken = Taken(self.url, self._loader.reader, self._readers, runtime, self.inbox)
         self._line = Line(runtime)
         self._ahead: Future[None] | None = None
@@ -104,7 +104,7 @@ class Broker:
         self._clock.begin_at(loaded.meta.now_ms)
         self.checkpointer = Checkpointer(loaded, self._options, self._aside, self._cursors, self._runtime)
 
-    def _is_here(self) -> bool:
+    def is_here(self) -> bool:
         """Whether this is the broker's thread."""
         return self._thread.is_current()
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
 from wal3_core.arguments import checked, instance_of, integer, optional, seconds, several
-from wal3_core.errors import LogExistsError
+from wal3_core.errors import InvalidRequestError, LogExistsError
 from wal3_core.model.paths import check_log_name
 from wal3_core.runtime import Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -249,7 +249,7 @@ class DelayQueue:
 
         Blocks only while too many bytes wait for their turn, ``timeout_s`` seconds at most: then OverloadedError.
         An operation whose future is cancelled before its turn is not done. Callbacks of the future run in the broker's
-        thread, and must not wait for another operation.
+        thread, and must not wait for another operation: calls that would wait raise InvalidRequestError there.
         """
         return self._broker.inbox.put(operation, timeout_s)
 
@@ -257,6 +257,12 @@ class DelayQueue:
         return self._wait(self._broker.inbox.put(Look(ask), None))
 
     def _wait(self, future: Future[Any]) -> Any:  # noqa: ANN401 - each operation has its own result
+        if self._broker.is_here() and future.cancel():
+            message = (
+                f"queue {self.url}: expected a call that does not wait, found one from a callback, which runs in the"
+                f" thread that would do it: submit the operation"
+            )
+            raise InvalidRequestError(message)
         return self._runtime.wait(future)
 
     def checkpoint(self) -> None:
