@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     from wal3_core import WriterOptions
 
 PROGRESS_S_MAX = 120.0
-STORY_S_MAX = 3600.0
+# Under many faults at once, a writer may try for more than an hour.
+STORY_S_MAX = 4 * 3600.0
 # The share of stories that are all maintenance, crowded into a few seconds.
 BRIEF = 0.4
 # The share of stories in which the log's name is used again.
