@@ -17,10 +17,13 @@ from wal3_core import (
     LogPosition,
     LogReader,
     LogWriter,
+    Origin,
     Record,
     RepairReport,
     SnapshotPointer,
     StoreDeniedError,
+    WriterOptions,
+    bootstrap,
     copy,
     repair_log,
     scrub,
@@ -307,3 +310,18 @@ def test_target_that_is_no_copy_is_still_named_so() -> None:
     with pytest.raises(InvalidRequestError, match="expected a copy of log"):
         update(store)
     assert replace(manifest_of(store, "b"), generation=0).num_records == 36
+
+
+@pytest.mark.parametrize("first", [1, 2**60, 2**64 - 40])
+def test_update_goes_on_inside_a_joined_fragment_however_large_the_offsets_are(first: int) -> None:
+    store = MemoryStore(shared_runtime())
+    options = WriterOptions(batch_records_max=3)
+    bootstrap(
+        store, "a", [Record(first + n, T0, b"k", b"v") for n in range(9)], Origin(first_offset=first), options=options
+    )
+    copy(LogAt(store, "a"), LogAt(store, "b"))
+    append_fragments(store, "a", fragments(3, 50))
+    compact(store, "a", (), [(2, 4)])
+
+    assert update(store) == 9
+    assert records(store, "b") == records(store, "a")

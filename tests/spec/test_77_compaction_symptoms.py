@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.collecting import LATER, LOG, NOW, ClockStore, Later, count_requests, documents, replant
-from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log
+from tests.spec.compacting import DAY_S, OPTIONS, append, compactor, held, keyed_log, records
 from tests.spec.logs import Crashed, manifest_of
 from tests.stores import FaultyStore, life_store
-from wal3_core import CursorStore, LogPosition, LogReader, LogWriter
+from wal3_core import CursorStore, LogPosition, LogReader, LogWriter, Origin, Record, WriterOptions, bootstrap
 from wal3_core.compaction import grouping
 from wal3_core.compaction.compactor import KeyCompactor
-from wal3_core.errors import LogReplacedError, MissingError
+from wal3_core.compaction.engine import LocalWork
+from wal3_core.errors import KeyCompactionRefusedError, LogReplacedError, MissingError
 from wal3_core.log.collect.collection import collect
 from wal3_core.log.maintain.destroyer import destroy
 from wal3_core.model.paths import POLICY, pass_path
@@ -308,3 +309,33 @@ def test_damaged_record_of_an_installed_pass_stops_no_collection(memory_store: M
     assert len([*objects.list_objects("log/")]) < replaced
     assert objects.head(pass_path(never_installed)) is not None
     assert held(store) == [(5, b"b", b"2"), (6, b"c", b"1"), (8, b"a", b"1")]
+
+
+@pytest.mark.parametrize("first", [2**53 - 5, 2**60, 2**63 - 5, 2**63, 2**64 - 30])
+def test_pass_drops_the_same_however_large_the_offsets_are(memory_store: MemoryStore, first: int) -> None:
+    keys = [b"", b"a", b"a\0", b"b"]
+    found = [Record(first + n, n, keys[n * n % 7 % 4], b"%d" % n) for n in range(20)]
+    bootstrap(memory_store, LOG, found, Origin(first_offset=first), options=WriterOptions(batch_records_max=3))
+    keyed_log(memory_store)
+
+    report = compactor(memory_store).compact(force=True)
+
+    newest = {record.key: record for record in found}
+    assert records(memory_store) == sorted(newest.values(), key=lambda record: record.offset)
+    assert report.num_superseded == len(found) - len(newest)
+
+
+def test_pass_whose_merges_left_records_that_were_to_be_dropped_is_not_installed(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed_log(memory_store)
+    append(memory_store, [(b"k", b"1")], [(b"k", b"2")])
+    before, merge = held(memory_store), LocalWork.merge
+    monkeypatch.setattr(LocalWork, "merge", lambda work, groups, losses, how: merge(work, groups, losses[:0], how))
+
+    with pytest.raises(KeyCompactionRefusedError, match="nothing was changed: expected to drop"):
+        compactor(memory_store).compact(force=True)
+
+    monkeypatch.undo()
+    assert held(memory_store) == before
+    assert compactor(memory_store).compact(force=True).num_superseded == 1

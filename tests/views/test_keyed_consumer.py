@@ -19,6 +19,7 @@ from wal3_core import (
     KeyCompactor,
     KeyCompactorOptions,
     KeyedLog,
+    LogAt,
     LogPosition,
     LogReplacedError,
     LogWriter,
@@ -28,7 +29,9 @@ from wal3_core import (
     Record,
     UnavailableError,
     collect,
+    copy,
     destroy,
+    update_copy,
 )
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
@@ -310,3 +313,22 @@ def test_as_many_short_keys_as_a_cursor_takes_are_saved(memory_store: MemoryStor
     assert consumer.save() == 0
 
     assert log.consumer("c").lags() == {b"slow": 1}
+
+
+def test_updated_copy_gives_what_was_finished_in_it_alone(memory_store: MemoryStore) -> None:
+    """A trial on the copy leaves no key ahead of where the consumer of the source is."""
+    log = fill(memory_store, [b"a", b"b", b"c"])
+    consumer = log.consumer("c")
+    consumer.finish(next(log.scan(b"a")))
+    consumer.save()
+    copy(LogAt(memory_store, LOG), LogAt(memory_store, "copy"), with_cursors=True)
+    trial = KeyedLog.open(memory_store, "copy").consumer("c")
+    trial.finish(next(log.scan(b"c")))
+    trial.save()
+    assert CursorStore(memory_store, "copy").list()["c"].cursor.keys == ((b"c", 4),)
+
+    moved = update_copy(LogAt(memory_store, LOG), LogAt(memory_store, "copy"), with_cursors=True)
+
+    again = KeyedLog.open(memory_store, "copy").consumer("c")
+    assert [record.key for record in again.follow(idle_s=0)] == [b"b", b"c"]
+    assert moved.num_cursors == 1

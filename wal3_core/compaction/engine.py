@@ -135,7 +135,8 @@ class LocalWork:
 
         def merged(group: Group) -> Sequence[Merged]:
             start, limit = group.members[0].start.offset, group.members[-1].limit.offset
-            low, high = np.searchsorted(offsets, [start, limit])
+            # As what they are: beside plain integers, numpy compares them as floats, of which many are equal.
+            low, high = np.searchsorted(offsets, np.array([start, limit], dtype=np.uint64))
             return merger.merge(group.members, losses.slice(low, high - low))
 
         count, share = self._options.requests_ahead, share_of(self._objects)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.named_append import NamedAppend
     from wal3_core.model.position import LogPosition
-    from wal3_core.model.subscription import Subscribed
     from wal3_core.storage.documents.cursor_store import CursorStore
     from wal3_core.storage.documents.snapshot_store import SnapshotStore
 
@@ -80,5 +79,5 @@ def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
     return (each for cursor in cursors.values() for each in cursor.appends)
 
 
-def _content(cursor: Cursor) -> tuple[LogPosition, Subscribed | None, tuple[NamedAppend, ...]]:
-    return cursor.position, cursor.subscribed, cursor.appends
+def _content(cursor: Cursor) -> tuple[object, ...]:
+    return cursor.position, cursor.keys, cursor.subscribed, cursor.appends

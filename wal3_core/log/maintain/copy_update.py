@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import pyarrow.compute as pc
+import pyarrow as pa
 
 from wal3_core.arguments import checked, flag, function, instance_of, optional
 from wal3_core.errors import (
@@ -238,7 +238,7 @@ class _Updating:
         if around is None:
             return EMPTY
         table = self._read(around).table
-        return parquet.table_setsum(table.filter(pc.less(table["offset"], offset)))
+        return parquet.table_setsum(table.filter(pa.array(table["offset"].to_numpy() < offset)))
 
     def _is_compacted(self, source: Manifest, cut: Cut, offset: int) -> bool:
         """Tell whether the source lacks records from an offset on, or has a fragment that stands for both sides of it.
