@@ -217,13 +217,13 @@ class Nightly:
             night = dice.choice((number, dice.randrange(number + 1))) % NIGHTS
             once = Once(self.cursor, f"night {night}")
             if dice.random() < 0.1:
-                self._make_others(hand, once, dice)
+                self._make_others(hand, once, dice, f" by mistake in round {number} of {process.name}")
             else:
                 hand.make(once, dice, dice.choice((1, 2)))
 
-    def _make_others(self, hand: NamedHand, once: Once, dice: Random) -> None:
-        """Append other rows under the name, by mistake."""
-        rows = drawn_rows(once, dice, variant=" by mistake")
+    def _make_others(self, hand: NamedHand, once: Once, dice: Random, variant: str) -> None:
+        """Append other rows under the name, which no other attempt has."""
+        rows = drawn_rows(once, dice, variant)
         parts = hand.stage_rows(rows, dice)
         if parts:
             hand.install(once, rows, parts)
