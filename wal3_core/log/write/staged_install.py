@@ -9,6 +9,7 @@ Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -140,7 +141,7 @@ class _Installing:
         """Append; see ``install_staged``."""
         kept = None
         if self._remembering is not None:
-            kept = self._remembering.begin(min(part.pointer.start.offset for part in self._parts))
+            kept = self._remembering.begin(min(part.log_end for part in self._parts))
             self._naming = kept.append.naming
         base = self._manifests.load()
         for _ in range(self._options.reseals_max + 1):
@@ -177,7 +178,8 @@ class _Installing:
     def _check_whole(self, manifest: Manifest, held: Sequence[FragmentPointer]) -> None:
         """Refuse an append of which a part was installed by itself: the rest of it is not in the log.
 
-        Where the rest is no longer staged, it was written again when all was installed.
+        Where the rest is no longer staged, it was written again, if one commit has as many records; else an orphan
+        was collected.
         """
         num_parts = len({part.pointer.path for part in self._parts})
         if not held or len(held) == num_parts:
@@ -185,16 +187,37 @@ class _Installing:
         start, count = held[0].start.offset, sum(part.pointer.num_records for part in self._parts)
         there = NamedAppend(naming="", start=start, limit=min(start + count, manifest.next.position.offset))
         rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+        num_offsets = self._num_offsets_with(manifest, held[0], count)
         try:
-            same = has_same_rows(rows, (self._read(part.pointer) for part in self._parts), count)
+            staged = (self._read(part.pointer) for part in self._parts)
+            same = num_offsets in (None, count) and has_same_rows(rows, staged, count)
         except UnknownDurabilityError:
-            return
+            if num_offsets == count:
+                return
+            raise
         if not same:
             message = (
                 f"log {self._manifests.url}: expected all {num_parts} staged fragments, or none, found {len(held)} of"
                 f" them, and other records behind, or none: they were installed by themselves: install the others alone"
             )
             raise UnknownDurabilityError(message)
+
+    def _num_offsets_with(self, manifest: Manifest, fragment: FragmentPointer, count: int) -> int | None:
+        """Return how many offsets its commit has, looking at ``count`` around it; None if that is not known any more.
+
+        An install is an epoch of its own, of one commit. The manifest forgets epochs, and a pass joins fragments.
+        """
+        bounds = [*(entry.first_seq_no for entry in manifest.epochs), manifest.next.seq_no]
+        at = bisect_right(bounds, fragment.seq_no)
+        if not 0 < at < len(bounds):
+            return None
+        start = LogPosition(max(fragment.start.offset - count, manifest.first.position.offset), 0)
+        limits = Limits(offset=fragment.limit.offset + count)
+        near = select(manifest.pointers, start, limits, self._snapshots.load)
+        of_it = [each for each in near if each.first_seq_no < bounds[at] and bounds[at - 1] <= each.seq_no]
+        if of_it[0].first_seq_no < bounds[at - 1] or bounds[at] <= of_it[-1].seq_no:
+            return None
+        return of_it[-1].limit.offset - of_it[0].start.offset
 
     def _check_rows(self, once: Once, done: NamedAppend) -> None:
         log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)
