@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from tests.spec.logs import bodies
 from wal3_core import FeedSubscription, LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions
+from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.write.staged_install import Once, install_staged
 from wal3_core.log.write.staging import MESSAGE_SCHEMA, Stager
 from wal3_core.model.named_append import NAMED_APPENDS_MAX
+from wal3_core.model.policy import Cleanup, Policy
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
 from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.documents.policy_store import PolicyStore
 from wal3_core.storage.object_store import log_store
 
 if TYPE_CHECKING:
@@ -161,3 +164,27 @@ def test_second_append_of_a_stager_was_staged_where_the_log_ended(log: MemorySto
     with pytest.raises(UnknownDurabilityError, match="expected it at 1 or before"):
         install_staged(log, "a", late, once=ONCE)
     assert bodies(log).count(b"2") == 1
+
+
+@pytest.mark.parametrize("once", [None, ONCE])
+@pytest.mark.parametrize("policy", [{"cleanup": Cleanup.COMPACT}, {"arrange_by_key": True}])
+def test_append_that_was_installed_without_a_name_and_compacted_since_is_not_made_again(
+    log: MemoryStore, once: Once | None, policy: dict[str, Any]
+) -> None:
+    PolicyStore(log, "a").change(lambda _: Policy(min_dirty_percent=0, **policy))
+    early, staged = (Stager(log, "a").stage(keyed(b"k", body)) for body in (b"1", b"2"))
+    install_staged(log, "a", staged)
+    with LogWriter.open(log, "a") as writer:
+        for key in (b"x", b"y"):
+            writer.append(b"other", key=key)
+    assert KeyCompactor(log, "a").compact().installed
+
+    with pytest.raises(UnknownDurabilityError, match="installed before without a name, and compacted since"):
+        install_staged(log, "a", staged, once=once)
+    # What lies in the place of another is not taken for it.
+    assert not install_staged(log, "a", early, once=once).repeated
+    assert bodies(log) == [b"2", b"other", b"other", b"1"]
+
+
+def keyed(key: bytes, body: bytes) -> pa.Table:
+    return pa.table([[key], [body]], schema=MESSAGE_SCHEMA)

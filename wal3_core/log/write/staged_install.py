@@ -9,7 +9,6 @@ Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +28,13 @@ from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.once import Once, Remembering
-from wal3_core.log.write.repeated_rows import check_rows, has_same_rows, held_rows
+from wal3_core.log.write.repeated_rows import (
+    check_not_compacted,
+    check_rows,
+    has_same_rows,
+    held_rows,
+    num_offsets_with,
+)
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staging import (
     MESSAGE_SCHEMA,
@@ -187,7 +192,7 @@ class _Installing:
         start, count = held[0].start.offset, sum(part.pointer.num_records for part in self._parts)
         there = NamedAppend(naming="", start=start, limit=min(start + count, manifest.next.position.offset))
         rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
-        num_offsets = self._num_offsets_with(manifest, held[0], count)
+        num_offsets = num_offsets_with(manifest, held[0], count, self._snapshots.load)
         try:
             staged = (self._read(part.pointer) for part in self._parts)
             same = num_offsets in (None, count) and has_same_rows(rows, staged, count)
@@ -201,23 +206,6 @@ class _Installing:
                 f" them, and other records behind, or none: they were installed by themselves: install the others alone"
             )
             raise UnknownDurabilityError(message)
-
-    def _num_offsets_with(self, manifest: Manifest, fragment: FragmentPointer, count: int) -> int | None:
-        """Return how many offsets its commit has, looking at ``count`` around it; None if that is not known any more.
-
-        An install is an epoch of its own, of one commit. The manifest forgets epochs, and a pass joins fragments.
-        """
-        bounds = [*(entry.first_seq_no for entry in manifest.epochs), manifest.next.seq_no]
-        at = bisect_right(bounds, fragment.seq_no)
-        if not 0 < at < len(bounds):
-            return None
-        start = LogPosition(max(fragment.start.offset - count, manifest.first.position.offset), 0)
-        limits = Limits(offset=fragment.limit.offset + count)
-        near = select(manifest.pointers, start, limits, self._snapshots.load)
-        of_it = [each for each in near if each.first_seq_no < bounds[at] and bounds[at - 1] <= each.seq_no]
-        if of_it[0].first_seq_no < bounds[at - 1] or bounds[at] <= of_it[-1].seq_no:
-            return None
-        return of_it[-1].limit.offset - of_it[0].start.offset
 
     def _check_rows(self, once: Once, done: NamedAppend) -> None:
         log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)
@@ -236,6 +224,11 @@ class _Installing:
     def _append(self, base: Installed) -> InstallReport | Displaced:
         manifest, keyless = base.manifest, any(part.keyless for part in self._parts)
         self._check_takes(base, keyless=keyless)
+        first = self._parts[0].pointer
+        if first.start.offset < max(manifest.compaction.clean_limit, manifest.compaction.arranged):
+            there = NamedAppend(naming="", start=first.start.offset, limit=first.limit.offset)
+            rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+            check_not_compacted(self._manifests.url, first, rows, self._read)
         token = self._naming + self._runtime.token()[len(self._naming) :]
         term = WriterTerm(Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no), manifest.fence)
         pointers = list(self._place(manifest, token))
