@@ -99,7 +99,7 @@ def check_not_compacted(
 
 def _has_row(staged: pa.Table, row: pa.Table) -> bool:
     found: pa.Table = staged.filter(pc.equal(staged["offset"], row["offset"][0])).select(row.column_names)
-    return found.to_pylist() == row.to_pylist()
+    return bool(found.to_pylist() == row.to_pylist())
 
 
 def num_offsets_with(
