@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.spec.logs import bodies
+from tests.stores import FaultyStore
 from wal3_core import FeedSubscription, LogWriter, NotDurableError, UnknownDurabilityError, WriterOptions
 from wal3_core.compaction.compactor import KeyCompactor
 from wal3_core.log.write.once import Once
@@ -189,3 +190,18 @@ def test_append_that_was_installed_without_a_name_and_compacted_since_is_not_mad
 
 def keyed(key: bytes, body: bytes) -> pa.Table:
     return pa.table([[key], [body]], schema=MESSAGE_SCHEMA)
+
+
+def test_repeated_append_deletes_nothing_that_is_installed_without_its_name_meanwhile(log: MemoryStore) -> None:
+    named(log, b"1", ONCE)
+    staged, faulty = Stager(log, "a").stage(table(b"1")), FaultyStore(log)
+
+    def install_meanwhile(_kind: str, path: str) -> None:
+        if path.endswith(staged[0].pointer.path):
+            faulty.before = lambda _kind, _path: None
+            install_staged(log, "a", staged)
+
+    faulty.before = install_meanwhile
+
+    assert install_staged(faulty, "a", staged, once=ONCE).repeated
+    assert bodies(log) == [b"1", b"1"]

@@ -162,14 +162,14 @@ class _Installing:
         held = self._as_staged(manifest)
         if self._remembering is None or kept is None:
             self._check_whole(manifest, held)
-            return self._report(held, repeated=True) if held else None
+            return self._report(held, manifest, repeated=True) if held else None
         done = self._remembering.find(manifest, kept)
         if done is None:
             self._remembering.check_kept(kept)
             self._check_unnamed(held)
             return None
         self._check_rows(self._remembering.once, done)
-        return self._report(held, repeated=True)
+        return self._report(held, manifest, repeated=True)
 
     def _check_unnamed(self, held: Sequence[FragmentPointer]) -> None:
         """Refuse to append under a name what was installed without it, and to delete the log's own as not used."""
@@ -238,9 +238,9 @@ class _Installing:
             base, term, pointers, until_s, keyless=keyless
         )
         match result:
-            case Committed():
+            case Committed(now):
                 self._runtime.publish(self._manifests.url)
-                return self._report(pointers, repeated=False)
+                return self._report(pointers, now.manifest, repeated=False)
             case Displaced():
                 return result
             case SealedOut(found):
@@ -336,10 +336,14 @@ class _Installing:
             raise UnknownDurabilityError(message)
         return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
 
-    def _report(self, pointers: Sequence[FragmentPointer], *, repeated: bool) -> InstallReport:
-        """Delete the staged objects that the log does not use; what that leaves is collected as orphans."""
-        used = {pointer.path for pointer in pointers}
-        unused = [part.pointer.path for part in self._parts if part.pointer.path not in used]
+    def _report(self, pointers: Sequence[FragmentPointer], manifest: Manifest, *, repeated: bool) -> InstallReport:
+        """Delete the staged objects that the log does not use; what that leaves is collected as orphans.
+
+        So is what would fit at the log's end: another install may be putting it there as it is.
+        """
+        used, end = {pointer.path for pointer in pointers}, manifest.next.position.offset
+        parts = (part.pointer for part in self._parts if part.pointer.start.offset < end)
+        unused = [pointer.path for pointer in parts if pointer.path not in used]
         with contextlib.suppress(UnavailableError):
             for _ in map_ahead(self._runtime, self._manifests.objects.delete, unused, count=self._options.uploads_max):
                 pass
