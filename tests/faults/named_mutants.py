@@ -67,7 +67,7 @@ NAMED_MUTANTS = (
     Mutation(
         "a cursor remembers the newest append alone",
         NAMED + "begun",
-        "return (*kept, append)[-NAMED_APPENDS_MAX:]",
+        "return (*(each for each in kept if each not in forgotten), append)",
         "return (append,)",
     ),
     Mutation(

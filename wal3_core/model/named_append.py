@@ -101,11 +101,16 @@ def _placed(append: NamedAppend, pointers: Sequence[FragmentPointer]) -> NamedAp
 
 
 def begun(appends: Iterable[NamedAppend], append: NamedAppend) -> tuple[NamedAppend, ...]:
-    """Return what a cursor remembers when an append begins, the newest last: of a series, the newest alone."""
+    """Return what a cursor remembers when an append begins, the newest last: of a series, the newest alone.
+
+    Those without a series are forgotten first: a number below that of a series is refused, however old it is.
+    """
     kept = [
         each for each in appends if each.naming != append.naming and (not append.series or each.series != append.series)
     ]
-    return (*kept, append)[-NAMED_APPENDS_MAX:]
+    num_over = max(0, len(kept) + 1 - NAMED_APPENDS_MAX)
+    forgotten = sorted(kept, key=lambda each: bool(each.series))[:num_over]
+    return (*(each for each in kept if each not in forgotten), append)
 
 
 class Places:

@@ -39,8 +39,8 @@ class Once:
     The cursor's name begins with ``writer-``: what lies behind such a cursor keeps its paths.
 
     An append may have a ``number`` in a ``series``: who begins one has made all with lower numbers. Then none of these
-    is made again, however old it is. With ``same_rows``, an append that the log has is refused if its records are
-    others now; without, they are left out with a warning.
+    is made again, however old it is, as long as the cursor has no 16 newer series. With ``same_rows``, an append that
+    the log has is refused if its records are others now; without, they are left out with a warning.
     """
 
     cursor: str
@@ -119,6 +119,7 @@ class Remembering:
         manifest, before = self._manifests.load().manifest, witness.cursor.appends
         named = next(filter(self._is_this, before), None)
         append = named or self._new
+        self._check_number(append)
         appends = placed(before if named else (*before, append), self._since(manifest, witness))
         append = next(each for each in appends if each.naming == append.naming)
         if append.is_done:
@@ -130,6 +131,16 @@ class Remembering:
         if (end.offset, appends) != (witness.cursor.position.offset, before):
             witness = self._save(end, witness, appends)
         return Kept(append=append, witness=witness)
+
+    def _check_number(self, append: NamedAppend) -> None:
+        """Refuse one with the name of another of a series: it is neither a repeated one nor a new one."""
+        found, new = (append.series, append.number), (self._new.series, self._new.number)
+        if found != new and append.series and new[0]:
+            message = (
+                f"{self._what}: append {self.once.append[:80]!r}: expected number {found[1]} of {found[0]}, which has"
+                f" this name, found number {new[1]} of {new[0]}: give each append a name of its own"
+            )
+            raise NotDurableError(message)
 
     def _save(self, end: LogPosition, witness: Witness, appends: tuple[NamedAppend, ...]) -> Witness:
         named = replace(witness, cursor=replace(witness.cursor, appends=appends))

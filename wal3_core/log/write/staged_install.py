@@ -28,7 +28,13 @@ from wal3_core.log.read.scan import select
 from wal3_core.log.write.commit import Committed, Committer, Displaced, Failed, SealedOut, Undetermined, WriterTerm
 from wal3_core.log.write.log_clock import LogClock
 from wal3_core.log.write.once import Once, Remembering
-from wal3_core.log.write.repeated_rows import check_rows, has_same_rows, held_rows
+from wal3_core.log.write.repeated_rows import (
+    check_not_compacted,
+    check_rows,
+    has_same_rows,
+    held_rows,
+    num_offsets_with,
+)
 from wal3_core.log.write.snapshotter import rolled_now
 from wal3_core.log.write.staging import (
     MESSAGE_SCHEMA,
@@ -140,7 +146,7 @@ class _Installing:
         """Append; see ``install_staged``."""
         kept = None
         if self._remembering is not None:
-            kept = self._remembering.begin(min(part.pointer.start.offset for part in self._parts))
+            kept = self._remembering.begin(min(part.log_end for part in self._parts))
             self._naming = kept.append.naming
         base = self._manifests.load()
         for _ in range(self._options.reseals_max + 1):
@@ -156,14 +162,14 @@ class _Installing:
         held = self._as_staged(manifest)
         if self._remembering is None or kept is None:
             self._check_whole(manifest, held)
-            return self._report(held, repeated=True) if held else None
+            return self._report(held, manifest, repeated=True) if held else None
         done = self._remembering.find(manifest, kept)
         if done is None:
             self._remembering.check_kept(kept)
             self._check_unnamed(held)
             return None
         self._check_rows(self._remembering.once, done)
-        return self._report(held, repeated=True)
+        return self._report(held, manifest, repeated=True)
 
     def _check_unnamed(self, held: Sequence[FragmentPointer]) -> None:
         """Refuse to append under a name what was installed without it, and to delete the log's own as not used."""
@@ -177,7 +183,8 @@ class _Installing:
     def _check_whole(self, manifest: Manifest, held: Sequence[FragmentPointer]) -> None:
         """Refuse an append of which a part was installed by itself: the rest of it is not in the log.
 
-        Where the rest is no longer staged, it was written again when all was installed.
+        Where the rest is no longer staged, it was written again, if one commit has as many records; else an orphan
+        was collected.
         """
         num_parts = len({part.pointer.path for part in self._parts})
         if not held or len(held) == num_parts:
@@ -185,10 +192,14 @@ class _Installing:
         start, count = held[0].start.offset, sum(part.pointer.num_records for part in self._parts)
         there = NamedAppend(naming="", start=start, limit=min(start + count, manifest.next.position.offset))
         rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+        num_offsets = num_offsets_with(manifest, held[0], count, self._snapshots.load)
         try:
-            same = has_same_rows(rows, (self._read(part.pointer) for part in self._parts), count)
+            staged = (self._read(part.pointer) for part in self._parts)
+            same = num_offsets in (None, count) and has_same_rows(rows, staged, count)
         except UnknownDurabilityError:
-            return
+            if num_offsets == count:
+                return
+            raise
         if not same:
             message = (
                 f"log {self._manifests.url}: expected all {num_parts} staged fragments, or none, found {len(held)} of"
@@ -213,6 +224,11 @@ class _Installing:
     def _append(self, base: Installed) -> InstallReport | Displaced:
         manifest, keyless = base.manifest, any(part.keyless for part in self._parts)
         self._check_takes(base, keyless=keyless)
+        first = self._parts[0].pointer
+        if first.start.offset < max(manifest.compaction.clean_limit, manifest.compaction.arranged):
+            there = NamedAppend(naming="", start=first.start.offset, limit=first.limit.offset)
+            rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+            check_not_compacted(self._manifests.url, first, rows, self._read)
         token = self._naming + self._runtime.token()[len(self._naming) :]
         term = WriterTerm(Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no), manifest.fence)
         pointers = list(self._place(manifest, token))
@@ -222,9 +238,9 @@ class _Installing:
             base, term, pointers, until_s, keyless=keyless
         )
         match result:
-            case Committed():
+            case Committed(now):
                 self._runtime.publish(self._manifests.url)
-                return self._report(pointers, repeated=False)
+                return self._report(pointers, now.manifest, repeated=False)
             case Displaced():
                 return result
             case SealedOut(found):
@@ -320,10 +336,14 @@ class _Installing:
             raise UnknownDurabilityError(message)
         return parquet.decode(data, pointer, expanded_bytes_max=FRAGMENT_EXPANDED_BYTES_MAX, what=what).table
 
-    def _report(self, pointers: Sequence[FragmentPointer], *, repeated: bool) -> InstallReport:
-        """Delete the staged objects that the log does not use; what that leaves is collected as orphans."""
-        used = {pointer.path for pointer in pointers}
-        unused = [part.pointer.path for part in self._parts if part.pointer.path not in used]
+    def _report(self, pointers: Sequence[FragmentPointer], manifest: Manifest, *, repeated: bool) -> InstallReport:
+        """Delete the staged objects that the log does not use; what that leaves is collected as orphans.
+
+        So is what would fit at the log's end: another install may be putting it there as it is.
+        """
+        used, end = {pointer.path for pointer in pointers}, manifest.next.position.offset
+        parts = (part.pointer for part in self._parts if part.pointer.start.offset < end)
+        unused = [pointer.path for pointer in parts if pointer.path not in used]
         with contextlib.suppress(UnavailableError):
             for _ in map_ahead(self._runtime, self._manifests.objects.delete, unused, count=self._options.uploads_max):
                 pass

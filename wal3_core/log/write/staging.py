@@ -47,7 +47,7 @@ class StagedFragment:
     """A fragment that waits to be installed in one life of a log.
 
     It was encoded for the place in its pointer, under that fence. ``num_bytes`` are those of keys and bodies.
-    ``keyless``: one of its records has no key.
+    ``keyless``: one of its records has no key. ``log_end`` is the offset at which the log ended when staging began.
     """
 
     pointer: FragmentPointer
@@ -55,10 +55,11 @@ class StagedFragment:
     fence: int
     num_bytes: int
     keyless: bool
+    log_end: int
 
 
 class Stager:
-    """Stages records of one log, in order. Not safe to share between threads."""
+    """Stages records of one append to one log, in order. Not safe to share between threads."""
 
     @checked(**opening(options=options_of(WriterOptions)))
     def __init__(
@@ -78,6 +79,7 @@ class Stager:
         manifest = self._manifests.load().manifest
         self._keyed, self._fence, self._log_id = manifest.keyed, manifest.fence, manifest.log_id
         self._place = manifest.next
+        self._log_end = manifest.next.position.offset
         # A new one for each stager, as for each writer term: paths are never used again.
         self._token = self._runtime.token()
 
@@ -140,7 +142,12 @@ class Stager:
         self._place = after(pointer)
         keyless = table["key"].null_count > 0
         return StagedFragment(
-            pointer=pointer, log_id=self._log_id, fence=self._fence, num_bytes=num_bytes, keyless=keyless
+            pointer=pointer,
+            log_id=self._log_id,
+            fence=self._fence,
+            num_bytes=num_bytes,
+            keyless=keyless,
+            log_end=self._log_end,
         )
 
 
