@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spec.collecting import crash
 from tests.spec.logs import Crashed, bodies, manifest_of
 from tests.spec.test_91_staged import ONCE, OPTIONS, stage
 from tests.stores import FaultyStore
@@ -197,6 +198,47 @@ def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() 
     ]
     assert repeated == [True, True]
     assert bodies(backup)[-2:] == [b"thursday", b"friday"]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize("naming", [alone, in_series])
+def test_append_to_a_copy_that_is_updated_just_before_its_commit_is_known_to_the_copy(
+    naming: Callable[[str], Once], *, pending: bool
+) -> None:
+    """Regression: the update moved the writer's cursor back to the source's, and the append was made again."""
+    source, backup = outdated(naming, copied=True)
+    update(source, backup)
+    last = naming("wednesday")
+    thursday, friday = (
+        replace(last, append=name, number=last.number + number if last.series else 0)
+        for number, name in enumerate(("thursday", "friday"), start=1)
+    )
+
+    def install(store: ObjectStore, once: Once) -> bool:
+        return install_staged(store, "a", stage(store, (b"k", once.append.encode())), once=once).repeated
+
+    def commits(kind: str, path: str) -> bool:
+        return kind == "replace" and "MANIFEST" in path
+
+    if pending:
+        # The source's writer has died at the same place.
+        dying = FaultyStore(source, before=lambda kind, path: crash() if commits(kind, path) else None)
+        with suppress(Crashed):
+            install(dying, thursday)
+    using = FaultyStore(backup)
+
+    def overtake(kind: str, path: str) -> None:
+        if commits(kind, path):
+            using.before = lambda _kind, _path: None
+            update(source, backup)
+
+    using.before = overtake
+
+    assert not install(using, friday)
+    # What follows moves the cursor beyond it.
+    assert not install(backup, replace(last, append="saturday", series="", number=0))
+    assert install(backup, friday)
+    assert bodies(backup).count(b"friday") == 1
 
 
 @pytest.mark.parametrize("updated", [False, True])

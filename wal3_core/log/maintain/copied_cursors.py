@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wal3_core.log.read.scan import select
 from wal3_core.model.cursor import in_copy
-from wal3_core.model.named_append import placed
+from wal3_core.model.named_append import begun, placed
 from wal3_core.model.paths import WRITER_CURSOR
 from wal3_core.options import UNLIMITED
 
@@ -62,8 +62,10 @@ class CopiedCursors:
         """Move a cursor; return whether it had to be."""
         held = self._ours.load(name)
         if held is not None:
-            if held.cursor.position.offset > limit.offset or _content(held.cursor) == _content(wanted):
-                # Beyond what was copied here: another process has gone on with the copy, and with the cursor.
+            if _is_in_use(name, held.cursor, wanted, limit):
+                return False
+            wanted = _with_begun(held.cursor, wanted)
+            if _content(held.cursor) == _content(wanted):
                 return False
         else:
             held = self._ours.init(name, wanted.position, subscribed=wanted.subscribed)
@@ -77,6 +79,27 @@ class CopiedCursors:
 def appends_of(cursors: dict[str, Cursor]) -> Iterable[NamedAppend]:
     """Return the named appends of cursors."""
     return (each for cursor in cursors.values() for each in cursor.appends)
+
+
+def _is_in_use(name: str, held: Cursor, wanted: Cursor, limit: LogPosition) -> bool:
+    """Tell whether another process has gone on with the copy, and with the cursor.
+
+    It is beyond what was copied here; or a writer has begun an append to the copy, as a writer's cursor only moves on.
+    """
+    offset = held.position.offset
+    return offset > limit.offset or (name.startswith(WRITER_CURSOR) and offset > wanted.position.offset)
+
+
+def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
+    """Keep the appends that may just begin at the same place of the copy: they would be made again."""
+    if held.position != wanted.position:
+        return wanted
+    appends = wanted.appends
+    for each in held.appends:
+        known = [other for other in wanted.appends if each.series and other.series == each.series]
+        if not each.is_done and all(other.number < each.number for other in known):
+            appends = begun(appends, each) if each.naming not in {other.naming for other in appends} else appends
+    return replace(wanted, appends=appends)
 
 
 def _content(cursor: Cursor) -> tuple[object, ...]:
