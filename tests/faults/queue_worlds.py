@@ -315,7 +315,8 @@ class QueueEnd:
                 return answer
 
     def _drain(self, stage: Stage, caller: Caller) -> None:
-        while found := caller.queue.dequeue(5):
+        # Some queues' own leases are shorter than the reading of values may take.
+        while found := caller.queue.dequeue(5, lease_s=60):
             self.ledger.read(records_of(stage))
             for each in found:
                 caller._check_leased(each)
