@@ -113,7 +113,8 @@ def update_copy(
     ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged and
     what writers' cursors say of named appends, and creates those that it lacks; cursors that the source lacks stay.
     ``progress`` gets the number of records appended and of those to append. Call it again after an error: it goes on
-    from the copy's end, which lies behind whole fragments and whole appends that cursors of the source name, whatever fails.
+    from the copy's end, which lies behind whole fragments and whole appends that the source's cursors name, whatever
+    fails.
     InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
     GarbageCollectedError when the source no longer holds all records from the copy's end on, because they were
     collected or compacted away: copy to another name then.
