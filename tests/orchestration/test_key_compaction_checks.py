@@ -34,15 +34,19 @@ SCOPE = Scope()
 NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}
 
 
-@pytest.fixture
-def two(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
-    """Two logs that are compacted, both dirty."""
+def two_dirty(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
+    """Make two logs that are compacted, both dirty."""
     names = ["a", "b"]
     for log in names:
         append(fleet, log, "kl", "km", "ln")
         compact_by_key(fleet, log)
     instance.add_dynamic_partitions(LOGS_NAME, names)
     return names
+
+
+@pytest.fixture
+def two(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
+    return two_dirty(fleet, instance)
 
 
 def num_replaced(store: ObjectStore, log: str) -> int:

@@ -9,8 +9,8 @@ import pytest
 from dagster import RetryPolicy
 
 from tests.orchestration.checked import check_of
-from tests.orchestration.test_key_compaction import append, compact_by_key
-from tests.orchestration.test_key_compaction_checks import num_replaced
+from tests.orchestration.test_key_compaction import append
+from tests.orchestration.test_key_compaction_checks import num_replaced, two_dirty
 from tests.stores import damage, life_store
 from wal3_core import LogReader
 from wal3_core.compaction.compactor import KeyCompactor
@@ -21,7 +21,7 @@ from wal3_orchestration.defs.key_compaction.assets import JOB
 from wal3_orchestration.defs.key_compaction.verified import INSTALLED, VERIFIED
 from wal3_orchestration.defs.verification import JOB as VERIFY
 from wal3_orchestration.log_records import LogRecords
-from wal3_orchestration.partitions import LOGS_NAME, run_request
+from wal3_orchestration.partitions import run_request
 from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ NOW = {"resources": {"collection": {"config": {"interval_s": 0.001}}}}
 
 @pytest.fixture
 def keyed(fleet: ObjectStore, instance: DagsterInstance) -> list[str]:
-    """Two logs that are compacted, both dirty."""
-    names = ["a", "b"]
-    for log in names:
-        append(fleet, log, "kl", "km", "ln")
-        compact_by_key(fleet, log)
-    instance.add_dynamic_partitions(LOGS_NAME, names)
-    return names
+    return two_dirty(fleet, instance)
 
 
 def _is_bad(instance: DagsterInstance, log: str) -> bool:

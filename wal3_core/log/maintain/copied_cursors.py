@@ -95,10 +95,10 @@ def _with_begun(held: Cursor, wanted: Cursor) -> Cursor:
     if held.position != wanted.position:
         return wanted
     appends = wanted.appends
+    named, newest = {each.naming for each in appends}, {each.series: each.number for each in appends if each.series}
     for each in held.appends:
-        known = [other for other in wanted.appends if each.series and other.series == each.series]
-        if not each.is_done and all(other.number < each.number for other in known):
-            appends = begun(appends, each) if each.naming not in {other.naming for other in appends} else appends
+        if not each.is_done and each.naming not in named and each.number > newest.get(each.series, -1):
+            appends = begun(appends, each)
     return replace(wanted, appends=appends)
 
 

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 def held_rows(
-    store: ObjectStore, log: str, done: NamedAppend, *, log_id: LogId, runtime: Runtime
+    store: ObjectStore, log: str, start: int, limit: int, *, log_id: LogId, runtime: Runtime
 ) -> Iterator[pa.Table]:
-    """Read what the log has of an append."""
+    """Read what the log has from the offset ``start`` to ``limit``."""
     reader = LogReader(store, log, options=ReaderOptions(), runtime=runtime, log_id=log_id)
-    for batch in reader.batches(done.start, Limits(offset=done.limit)):
+    for batch in reader.batches(start, Limits(offset=limit)):
         yield pa.Table.from_batches([batch])
 
 

@@ -46,7 +46,6 @@ from wal3_core.log.write.staging import (
 from wal3_core.log.write.stats import Meter
 from wal3_core.model import parquet
 from wal3_core.model.manifest_parts import Epoch
-from wal3_core.model.named_append import NamedAppend
 from wal3_core.model.paths import check_log_name
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.options import FRAGMENT_EXPANDED_BYTES_MAX, Limits, WriterOptions
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from wal3_core.log.write.once import Kept
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.manifest import Manifest
+    from wal3_core.model.named_append import NamedAppend
     from wal3_core.storage.documents.manifest_store import Installed
     from wal3_core.storage.object_store import ObjectStore
 
@@ -190,8 +190,7 @@ class _Installing:
         if not held or len(held) == num_parts:
             return
         start, count = held[0].start.offset, sum(part.pointer.num_records for part in self._parts)
-        there = NamedAppend(naming="", start=start, limit=min(start + count, manifest.next.position.offset))
-        rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+        rows = self._held(start, min(start + count, manifest.next.position.offset))
         num_offsets = num_offsets_with(manifest, held[0], count, self._snapshots.load)
         try:
             staged = (self._read(part.pointer) for part in self._parts)
@@ -208,9 +207,12 @@ class _Installing:
             raise UnknownDurabilityError(message)
 
     def _check_rows(self, once: Once, done: NamedAppend) -> None:
-        log_id, count = self._parts[0].log_id, sum(part.pointer.num_records for part in self._parts)
-        held = held_rows(self._store, self._log, done, log_id=log_id, runtime=self._runtime)
-        check_rows(once, self._log, done, held, (self._read(part.pointer) for part in self._parts), count)
+        count = sum(part.pointer.num_records for part in self._parts)
+        staged = (self._read(part.pointer) for part in self._parts)
+        check_rows(once, self._log, done, self._held(done.start, done.limit), staged, count)
+
+    def _held(self, start: int, limit: int) -> Iterator[pa.Table]:
+        return held_rows(self._store, self._log, start, limit, log_id=self._parts[0].log_id, runtime=self._runtime)
 
     def _as_staged(self, manifest: Manifest) -> list[FragmentPointer]:
         """Return the fragments that the log has as they were staged: the append was installed before."""
@@ -226,8 +228,7 @@ class _Installing:
         self._check_takes(base, keyless=keyless)
         first = self._parts[0].pointer
         if first.start.offset < max(manifest.compaction.clean_limit, manifest.compaction.arranged):
-            there = NamedAppend(naming="", start=first.start.offset, limit=first.limit.offset)
-            rows = held_rows(self._store, self._log, there, log_id=manifest.log_id, runtime=self._runtime)
+            rows = self._held(first.start.offset, first.limit.offset)
             check_not_compacted(self._manifests.url, first, rows, self._read)
         token = self._naming + self._runtime.token()[len(self._naming) :]
         term = WriterTerm(Epoch(manifest.last_epoch + 1, token, manifest.next.seq_no), manifest.fence)
