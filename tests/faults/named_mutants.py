@@ -97,7 +97,7 @@ NAMED_MUTANTS = (
     Mutation(
         "a commit of an update divides an append",
         UPDATING + "_groups",
-        "len(group) >= _FRAGMENTS_PER_COMMIT and not places.divide(pointer.limit.offset)",
+        "len(group) >= _FRAGMENTS_PER_COMMIT and group[-1].limit.timestamp_us != pointer.start.timestamp_us",
         "len(group) >= 2",
     ),
 )

@@ -33,8 +33,6 @@ def test_places_are_those_of_the_appends_that_end_behind_the_offset(
     places = Places(appends, offset)
 
     assert [places.naming_at(at) for at in range(END + 2)] == [has(at) for at in range(END + 2)]
-    for at in range(1, END + 2):
-        assert places.divide(at) == (has(at) == has(at - 1) != "")
     cuts = places.cut(offset, max(limit, offset + 1))
     assert cuts == sorted(set(cuts))
     assert (cuts[0], cuts[-1]) == (offset, max(limit, offset + 1))

@@ -111,6 +111,13 @@ def writes_document(kind: str, path: str) -> bool:
     return kind in {"create", "replace", "delete"} and "/log/" not in path
 
 
+def check_whole(backup: ObjectStore, when: str) -> None:
+    """Check that the copy has all rows of an append or none, whether a cursor names it or no longer."""
+    held = set(bodies(backup))
+    torn = {name for name, rows in ROWS.items() if held.intersection(rows) and not held.issuperset(rows)}
+    assert not torn, when
+
+
 def check_deaths(
     naming: Callable[[str], Once],
     counts: Callable[[str, str], bool],
@@ -125,6 +132,7 @@ def check_deaths(
     for calls in range(2000):
         backup = cloned(outdated_backup)
         died = dies(source, backup, calls, counts)
+        check_whole(backup, f"after {calls} calls")
         between(backup)
         # A later one of its series began, whether the copy has that or not; the last one is not refused.
         for name in ROWS:
@@ -175,6 +183,29 @@ def test_pass_of_a_copy_whose_update_died_hides_no_append(naming: Callable[[str]
 @NAMINGS
 def test_append_is_in_the_copy_once_whichever_call_of_its_update_was_the_last(naming: Callable[[str], Once]) -> None:
     check_deaths(naming, lambda _kind, _path: True)
+
+
+def test_staged_append_without_a_name_is_in_a_copy_wholly_or_not_at_all() -> None:
+    """Its first fragment is used as it was staged, and the others are written again later."""
+    source, outdated_backup = (MemoryStore(shared_runtime(), name=name) for name in ("source", "backup"))
+    LogWriter.initialize(source, "a")
+    copy(LogAt(source, "a"), LogAt(outdated_backup, "a"))
+    append_others(source, 4)
+    rows = ROWS["tuesday"]
+    staged = [part for low in (0, 6) for part in stage(source, *((b"k", row) for row in rows[low : low + 6]))]
+    assert install_staged(source, "a", staged, options=OPTIONS).num_fragments == 4
+    written_again = {each.path for each in manifest_of(source).fragments} - {part.pointer.path for part in staged}
+    assert len(written_again) == 4 + 2
+    append_others(source, 1)
+
+    for calls in range(2000):
+        backup = cloned(outdated_backup)
+        died = dies(source, backup, calls, writes_document)
+        check_whole(backup, f"after {calls} calls")
+        if not died:
+            break
+    assert calls >= 2
+    assert bodies(backup) == bodies(source)
 
 
 def test_copy_that_is_in_use_before_its_update_ends_keeps_its_writer_s_cursor() -> None:

@@ -127,10 +127,6 @@ class Places:
         at = bisect_right(self._starts, offset) - 1
         return self._held[at][2] if at >= 0 and offset < self._held[at][1] else ""
 
-    def divide(self, offset: int) -> bool:
-        """Tell whether records of one append lie on both sides of an offset."""
-        return self.naming_at(offset - 1) == self.naming_at(offset) != ""
-
     def cut(self, start: int, limit: int) -> list[int]:
         """Return the offsets from ``start`` to ``limit``, both included, between which all records are one append's."""
         low, high = bisect_right(self._bounds, start), bisect_left(self._bounds, limit)

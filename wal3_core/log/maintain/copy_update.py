@@ -113,8 +113,7 @@ def update_copy(
     ``with_cursors`` moves the copy's cursors to where the source's are, with what subscriptions have acknowledged and
     what writers' cursors say of named appends, and creates those that it lacks; cursors that the source lacks stay.
     ``progress`` gets the number of records appended and of those to append. Call it again after an error: it goes on
-    from the copy's end, which lies behind whole fragments and whole appends that the source's cursors name, whatever
-    fails.
+    from the copy's end, which lies behind whole fragments and whole staged appends, whatever fails.
     InvalidRequestError when the target is no copy of the source, holds records of its own, or is sealed.
     GarbageCollectedError when the source no longer holds all records from the copy's end on, because they were
     collected or compacted away: copy to another name then.
@@ -280,7 +279,7 @@ class _Updating:
             count=_FRAGMENTS_AHEAD,
             share=share_of(self._into.objects),
         )
-        for group in _groups(uploaded, places):
+        for group in _groups(uploaded):
             until_s = self._runtime.monotonic_s() + self._timeout_s
             match self._committer.commit(base, term, group, until_s):
                 case Committed(base):
@@ -386,13 +385,13 @@ class _Updating:
         return CopiedCursors(theirs, ours, self._held)
 
 
-def _groups(uploaded: Iterable[FragmentPointer], places: Places) -> Iterator[list[FragmentPointer]]:
-    """Yield what one commit appends. It divides no named append: one of which the copy has a part is made again."""
+def _groups(uploaded: Iterable[FragmentPointer]) -> Iterator[list[FragmentPointer]]:
+    """Yield what one commit appends. It divides no append: all records of a staged one have one time."""
     group: list[FragmentPointer] = []
     for pointer in uploaded:
-        group.append(pointer)
-        if len(group) >= _FRAGMENTS_PER_COMMIT and not places.divide(pointer.limit.offset):
+        if len(group) >= _FRAGMENTS_PER_COMMIT and group[-1].limit.timestamp_us != pointer.start.timestamp_us:
             yield group
             group = []
+        group.append(pointer)
     if group:
         yield group

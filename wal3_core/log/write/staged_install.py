@@ -9,7 +9,7 @@ Source: docs/protocol.md, "Staged appends". Keeps INV-4 and INV-11.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -268,34 +268,29 @@ class _Installing:
 
     def _place(self, manifest: Manifest, token: str) -> Iterator[FragmentPointer]:
         """Put what was staged at the log's end: fragments as they are where they fit, or written again."""
-        place = manifest.next
-        time_us = max(self._clock.now_us(), place.position.timestamp_us)
+        groups = list(_groups(self._parts, self._options))
         todo: list[tuple[FragmentSeqNo, LogPosition, list[StagedFragment]]] = []
-        seq_no, offset = place.seq_no, place.position.offset
-        for group in self._groups():
-            todo.append((seq_no, LogPosition(offset, time_us), group))
+        seq_no, start = manifest.next.seq_no, self._start(manifest, groups[0])
+        for group in groups:
+            todo.append((seq_no, start, group))
             seq_no = FragmentSeqNo(seq_no + 1)
-            offset += sum(part.pointer.num_records for part in group)
+            start = replace(start, offset=start.offset + sum(part.pointer.num_records for part in group))
 
         def put(each: tuple[FragmentSeqNo, LogPosition, list[StagedFragment]]) -> FragmentPointer:
             return self._fitting(manifest, *each) or self._write(*each, token)
 
         return map_ahead(self._runtime, put, todo, count=self._options.uploads_max)
 
-    def _groups(self) -> Iterator[list[StagedFragment]]:
-        """Join small fragments to those of the options' size."""
-        group: list[StagedFragment] = []
-        for part in self._parts:
-            joined = [*group, part]
-            if group and (
-                sum(each.num_bytes for each in joined) > self._options.batch_bytes_max
-                or sum(each.pointer.num_records for each in joined) > self._options.batch_records_max
-            ):
-                yield group
-                joined = [part]
-            group = joined
-        if group:
-            yield group
+    def _start(self, manifest: Manifest, first: Sequence[StagedFragment]) -> LogPosition:
+        """Return where the append begins, with the one time of all its records: an update of a copy knows it by that.
+
+        It is that of the first fragment, if that one fits as it is.
+        """
+        place = manifest.next.position
+        new = LogPosition(place.offset, max(self._clock.now_us(), place.timestamp_us))
+        staged = first[0].pointer.start
+        timely = place.timestamp_us <= staged.timestamp_us <= new.timestamp_us
+        return staged if timely and self._fitting(manifest, manifest.next.seq_no, staged, first) else new
 
     def _fitting(
         self, manifest: Manifest, seq_no: FragmentSeqNo, start: LogPosition, group: Sequence[StagedFragment]
@@ -304,12 +299,9 @@ class _Installing:
 
         The name of an append is in the paths of its fragments, so one with a name is always written again.
         """
-        part, place = group[0], manifest.next.position
-        pointer = part.pointer
-        fits = (pointer.seq_no, pointer.start.offset, part.fence) == (seq_no, start.offset, manifest.fence)
-        # One time for all that is written again, which is not before that of the others: they come first.
-        timely = place.timestamp_us <= pointer.start.timestamp_us <= start.timestamp_us
-        return pointer if len(group) == 1 and fits and timely and not self._naming else None
+        part, pointer = group[0], group[0].pointer
+        fits = (pointer.seq_no, pointer.start, part.fence) == (seq_no, start, manifest.fence)
+        return pointer if len(group) == 1 and fits and not self._naming else None
 
     def _write(
         self, seq_no: FragmentSeqNo, start: LogPosition, group: Sequence[StagedFragment], token: str
@@ -354,3 +346,19 @@ class _Installing:
             num_fragments=0 if repeated else len(pointers),
             repeated=repeated,
         )
+
+
+def _groups(parts: Iterable[StagedFragment], options: WriterOptions) -> Iterator[list[StagedFragment]]:
+    """Join small fragments to those of the options' size."""
+    group: list[StagedFragment] = []
+    for part in parts:
+        joined = [*group, part]
+        if group and (
+            sum(each.num_bytes for each in joined) > options.batch_bytes_max
+            or sum(each.pointer.num_records for each in joined) > options.batch_records_max
+        ):
+            yield group
+            joined = [part]
+        group = joined
+    if group:
+        yield group

@@ -80,6 +80,8 @@ class Stager:
         self._keyed, self._fence, self._log_id = manifest.keyed, manifest.fence, manifest.log_id
         self._place = manifest.next
         self._log_end = manifest.next.position.offset
+        # One for all that it stages: an append whose fragments are installed as they are has one time.
+        self._time_us = max(self._runtime.now_us(), self._place.position.timestamp_us)
         # A new one for each stager, as for each writer term: paths are never used again.
         self._token = self._runtime.token()
 
@@ -130,7 +132,7 @@ class Stager:
 
     def _stage(self, table: pa.Table, num_bytes: int) -> StagedFragment:
         place = self._place
-        start = LogPosition(place.position.offset, max(self._runtime.now_us(), place.position.timestamp_us))
+        start = LogPosition(place.position.offset, self._time_us)
         pointer = write_fragment(
             self._manifests.objects,
             place_records(table, start),
