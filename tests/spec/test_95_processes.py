@@ -181,6 +181,41 @@ def test_appends_during_interpreter_exit_complete_and_the_interpreter_exits(loca
     assert ended.stdout.strip() == "[b'late']"
 
 
+@pytest.mark.parametrize(("end", "warns"), [("pass", True), ("writer.close()", False), ("writer.flush()", False)])
+def test_process_that_ends_without_outcomes_says_so(local_url: str, end: str, *, warns: bool) -> None:
+    program = """
+    def wait(kind, path):
+        if kind == "create" and "/log/" in path:
+            time.sleep(0.5)
+
+    def submit():
+        writer = LogWriter.open_or_initialize(FaultyStore(store, before=wait), "a")
+        for number in range(5):
+            writer.submit(b"%d" % number)
+        END
+    submit()
+    # The child has inherited the writer, and submitted nothing.
+    child = os.fork()
+    if not child:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    head = """
+    import logging, os, sys, time
+    from tests.stores import FaultyStore
+    from wal3_core import *
+    logging.basicConfig()
+    store = open_store(sys.argv[1])
+    """
+    source = textwrap.dedent(head) + textwrap.dedent(program).replace("END", end)
+
+    ended = subprocess.run(
+        [sys.executable, "-c", source, local_url], timeout=600, capture_output=True, text=True, check=True
+    )
+
+    assert ended.stderr.count(f"{local_url}/a: the process ends without an outcome of 5 appends") == warns, ended.stderr
+
+
 def test_callback_that_appends_and_waits_blocks_no_other_caller(memory_store: MemoryStore) -> None:
     answers: list[int] = []
     with LogWriter.open_or_initialize(memory_store, "a") as writer:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.log.write.halt import OutcomeLookup, ResumeReport
 from wal3_core.log.write.stats import WriterStats
 from wal3_core.log.write.write_loop import WriteLoop
 from wal3_core.model.manifest_parts import Durability
-from wal3_core.runtime import Outcome, reentered
+from wal3_core.runtime import Outcome, ThreadRuntime, reentered
+from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.retry import for_store
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from wal3_core.options import WriterOptions
     from wal3_core.runtime import Runtime
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
+
+# Of real processes, with the logs' addresses; that of a writer which its program forgot lives as long as it has work.
+_loops: WeakKeyDictionary[WriteLoop, tuple[str, ThreadRuntime]] = WeakKeyDictionary()
 
 
 class Pipeline:
@@ -40,6 +46,8 @@ class Pipeline:
         self._retry = for_store(options.retry, manifests)
         self._manifests = manifests
         self._loop = WriteLoop(manifests, base, runtime, options, ordered=ordered, marks=marks)
+        if isinstance(runtime, ThreadRuntime):
+            _keep_count(self._loop, self._url, runtime)
         self._closed = False
 
     # ------------------------------------------------------------------ what the writer calls
@@ -117,11 +125,10 @@ class Pipeline:
             oldest += [self._loop.in_flight[0].oldest_s] if self._loop.in_flight else []
             held = self._loop.marking.held
             oldest += [held[0].oldest_s] if held else []
-            in_flight = sum(len(flight.entries) for flight in (*held, *self._loop.in_flight))
             commit_s_p50, commit_s_max = self._loop.meter.commit_s_p50_and_max()
             return WriterStats(
                 bytes_held=self._loop.admission.bytes_held,
-                appends_waiting=in_flight + len(self._loop.queue) + len(self._loop.admission),
+                appends_waiting=_num_waiting(self._loop),
                 oldest_age_s=max(0.0, now_s - min(oldest, default=now_s)),
                 appends=self._loop.outcomes.appends,
                 appends_failed=self._loop.outcomes.appends_failed,
@@ -185,3 +192,32 @@ class Pipeline:
         refusal = self._loop.resolver.refusal() or self._loop.resolver.refusal_of(entry)
         if refusal is not None:
             raise refusal
+
+
+def _num_waiting(loop: WriteLoop) -> int:
+    """Return how many appends have no outcome."""
+    in_flight = sum(len(flight.entries) for flight in (*loop.marking.held, *loop.in_flight))
+    return in_flight + len(loop.queue) + len(loop.admission)
+
+
+def _keep_count(loop: WriteLoop, url: str, runtime: ThreadRuntime) -> None:
+    if not _loops:
+        # Again, if it was before: what is registered last runs first, and the runtime's end forgets what waits.
+        atexit.unregister(_name_unfinished)
+        atexit.register(_name_unfinished)
+    _loops[loop] = url, runtime
+
+
+def _name_unfinished() -> None:
+    """Say how many appends the process may end without: their writers were not closed."""
+    for loop, (url, runtime) in list(_loops.items()):
+        with contextlib.suppress(LogError):
+            # A fork has its parent's writers.
+            runtime.check_process()
+            count = _num_waiting(loop)
+            if count:
+                text = (
+                    "log %s: the process ends without an outcome of %d appends, which may not be in the log: close the"
+                    " writer, or wait for their futures"
+                )
+                WRITER.warning(text, url, count)
