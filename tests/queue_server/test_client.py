@@ -157,3 +157,45 @@ def test_redirect_is_not_followed_with_the_token() -> None:
 def test_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
     with elsewhere() as (url, _), pytest.raises(UnknownDurabilityError, match="lost"):
         QueueClient(url).enqueue_many("jobs", [NewItem(b"a")])
+
+
+class Failing(http.server.BaseHTTPRequestHandler):
+    """Answers with a status: as the server does whose own code fails, or a proxy, or one that breaks off."""
+
+    answer: tuple[int, bytes, int]
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        status, body, length = self.answer
+        self.send_response(status)
+        self.send_header("content-length", str(length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "more"),
+    [
+        (500, b'{"error": "failed", "message": "an error of its own"}', 0),
+        (502, b"<html>Bad Gateway</html>", 0),
+        (504, b"<html>Gateway Time-out</html>", 0),
+        (503, b'{"error": "busy"', 100),
+    ],
+)
+def test_failure_of_a_proxy_or_the_server_leaves_the_outcome_unknown(status: int, body: bytes, more: int) -> None:
+    handler = type("Handler", (Failing,), {"answer": (status, body, len(body) + more)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = QueueClient(f"http://127.0.0.1:{server.server_address[1]}")
+
+        with pytest.raises(UnknownDurabilityError):
+            client.enqueue_many("jobs", [NewItem(b"a")])
+        with pytest.raises(UnavailableError):
+            client.names()
+        server.shutdown()

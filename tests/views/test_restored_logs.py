@@ -117,6 +117,32 @@ def test_reader_and_consumer_that_were_told_of_a_restore_are_told_again(memory_s
                 reader.recv(0.1)
 
 
+def test_new_reader_gets_what_a_restored_log_holds_also_at_the_generation_that_others_have_seen(
+    memory_store: MemoryStore,
+) -> None:
+    append(memory_store, 5, "common")
+    reader = FeedReader.open(memory_store, LOG, options=RARELY)
+
+    def gone() -> None:
+        for _ in range(2):
+            append(memory_store, 1, "gone")
+            while reader.recv(0) is not None:
+                pass
+
+    restored_under(memory_store, gone)
+    generation = LogReader.open(memory_store, LOG).manifest().generation + 2
+    append(memory_store, 2, "other")
+    assert LogReader.open(memory_store, LOG).manifest().generation == generation
+
+    position = reader.position.replace(":8", ":7")
+    again = FeedReader.open(memory_store, LOG, start=position, options=RARELY)
+    found = again.recv(0)
+    assert found is not None
+    assert found.message == "other 1"
+    with pytest.raises(InvalidRequestError, match="older manifest was restored"):
+        reader.recv(0)
+
+
 @pytest.mark.parametrize("following", FOLLOWERS)
 def test_follower_goes_on_whatever_maintenance_does(
     memory_store: MemoryStore, following: Callable[[MemoryStore], Iterator[int]]

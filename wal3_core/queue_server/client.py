@@ -31,7 +31,6 @@ from wal3_core.runtime import Runtime, shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from email.message import Message
 
     from wal3_core.queue_server.item_json import Json
     from wal3_core.views.queue import Bury, Extend, NewItem, QueueDefinition, Requeue
@@ -49,9 +48,13 @@ _ERRORS: dict[str, type[LogError]] = {
     "stopping": UnavailableError,
     "busy": OverloadedError,
     "too_many_requests": OverloadedError,
+    "unavailable": UnavailableError,
+    "replaced": UnavailableError,
     "unknown_outcome": UnknownDurabilityError,
 }
 _INVALID = range(400, 500)
+# A proxy that has waited for the server in vain may have handed the request on; the server itself may have failed late.
+_FAILED = range(500, 600)
 # How long an answer takes at most, beside the time that a dequeue waits: longer than a server retries its store.
 _ANSWER_S = 150.0
 # A longer wait is made of several requests: proxies end those that are quiet for long.
@@ -73,7 +76,8 @@ class _Unredirected(urllib.request.HTTPRedirectHandler):
 class QueueClient:
     """Calls one server. ``url`` is that of the server, such as http://127.0.0.1:8790; ``token`` its access token.
 
-    A call raises UnavailableError when there is no server, UnknownDurabilityError when its answer was lost.
+    A call raises UnavailableError when there is no server; UnknownDurabilityError when its answer was lost, or a proxy
+    or the server has failed: what it asked for may have been done.
     """
 
     def __init__(self, url: str, token: str | None = None, *, runtime: Runtime | None = None) -> None:
@@ -183,7 +187,8 @@ class QueueClient:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error.code, error.headers, error.read()) from None
+                refused = self._refused(method, error)
+            raise refused from None
         except urllib.error.URLError as error:
             message = f"server {self.url}: expected an answer, found {error.reason}: {_NO_SERVER}"
             raise UnavailableError(message) from error
@@ -192,19 +197,25 @@ class QueueClient:
             kind = UnavailableError if method == "GET" else UnknownDurabilityError
             raise kind(message) from error
 
-    def _refused(self, status: int, headers: Message, data: bytes) -> LogError:
+    def _refused(self, method: str, answer: urllib.error.HTTPError) -> LogError:
         """Make the error that an answer reports."""
+        status, again = answer.code, answer.headers.get("retry-after")
         try:
-            fields = json.loads(data)
+            fields = json.loads(answer.read())
             word, said = str(fields["error"]), str(fields["message"])
-        except (ValueError, TypeError, KeyError):
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
             word, said = "", f"expected a queue server, found an answer of status {status} that is none of its"
         message = f"server {self.url}: {said}"
         if word == "unauthorized":
             message = f"{message} (WAL3_QUEUE_TOKEN has the token)"
-        again = headers.get("retry-after")
         # A fenced server needs a person.
         if again is not None and word != "fenced":
             message = f"{message}; it may succeed in {again} s"
-        kind = _ERRORS.get(word) or (InvalidRequestError if status in _INVALID else UnavailableError)
-        return kind(message)
+        return (_ERRORS.get(word) or _kind_of(method, status))(message)
+
+
+def _kind_of(method: str, status: int) -> type[LogError]:
+    """Return the error of an answer that says nothing known but its status."""
+    if status in _INVALID:
+        return InvalidRequestError
+    return UnknownDurabilityError if status in _FAILED and method != "GET" else UnavailableError

@@ -183,7 +183,14 @@ class RemoteStore:
             for chunk in obstore.list(
                 self._clients.reading, self._folder + folder, offset=offset, chunk_size=_LIST_CHUNK
             ):
-                yield from map(self._meta, chunk)
+                yield from filter(self._is_object, map(self._meta, chunk))
+
+    def _is_object(self, listed: ObjectMeta) -> bool:
+        """Tell whether what a list names is an object, and no marker that another program has made for a folder.
+
+        A marker is an empty object whose key ends in a slash, which obstore cuts off.
+        """
+        return listed.size > 0 or self.head(listed.path) is not None
 
     def list_folders(self, folder: str) -> list[str]:
         """List the folders directly in a folder."""

@@ -79,8 +79,9 @@ class Tail(LogReader):
         self._pause_s = options.poll_s_min
         self._recent: Recent | None = None
         self._vigil = Vigil(runtime)
-        # The generation of the manifest that the last look has found.
-        self._announced: int | None = None
+        # The writer of the manifest that the last look has found, which names one write of it. A generation does not:
+        # it comes again after an older manifest was restored.
+        self._announced: str | None = None
         self._fragments_shared: OrderedDict[str, tuple[int, Outcome[Fragment]]] = OrderedDict()
         self._num_bytes = 0
 
@@ -149,14 +150,14 @@ class Tail(LogReader):
     def _look(self, begun_s: float, version: int) -> Manifest:
         before, recent = self._newest, self._recent
         manifest = self.manifest()
-        if recent is None or (self._is_newer(manifest, begun_s) and manifest.generation != recent.manifest.generation):
+        if recent is None or (self._is_newer(manifest, begun_s) and manifest.writer != recent.manifest.writer):
             moved = self._moved(recent, manifest)
             with self._lock:
                 # A look that was begun later may have been faster.
                 if self._recent is recent:
                     self._recent = moved
         manifest = self._latest(manifest, begun_s)
-        news = before is None or manifest.generation != before.generation
+        news = before is None or manifest.writer != before.writer
         options = self._options
         self._pause_s = options.poll_s_min if news else longer_s(self._pause_s, options.poll_s_max)
         if news and before is not None and self._runtime.await_topic(self.url, -1, 0.0) == version:
@@ -173,9 +174,9 @@ class Tail(LogReader):
 
     def _tell(self, found: Future[Manifest]) -> None:
         """Wake those that wait, if a look has failed or found another manifest."""
-        generation = None if found.exception() is not None else found.result().generation
+        writer = None if found.exception() is not None else found.result().writer
         with self._lock:
-            news, self._announced = generation is None or generation != self._announced, generation
+            news, self._announced = writer is None or writer != self._announced, writer
         if news:
             self._vigil.tell()
 
