@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.logs import collect, fill
 from wal3_core import FeedSubscription, InvalidRequestError, LogReader, LogWriter, destroy, migrate
 from wal3_core.errors import CorruptError, GarbageCollectedError, LogNotFoundError, LogReplacedError
+from wal3_core.model.paths import MANIFEST
 from wal3_core.spark.columns import COLUMNS, spark_schema
 from wal3_core.spark.stream import LogStreamReader
 from wal3_core.spark.stream_offsets import Reached, begin_of, from_json, share_out, to_json
@@ -196,6 +197,23 @@ def test_older_state_of_a_log_is_an_error(local_url: str, local_store: ObjectSto
 
     with pytest.raises(CorruptError, match="log a: expected records up to offset 99, which the stream has read"):
         query.next_end()
+
+
+def test_batch_that_is_repeated_after_an_older_manifest_was_restored_is_refused(
+    local_url: str, local_store: ObjectStore
+) -> None:
+    """It would end with the log, and the next batch begin behind it: records that come meanwhile would be in none."""
+    fill(local_store, "a", fragments=1)
+    older = local_store.read(f"a/{MANIFEST}")
+    assert older is not None
+    fill(local_store, "a", fragments=1)
+    start, end = Query(local_url).next_end()
+    local_store.delete(f"a/{MANIFEST}")
+    local_store.create(f"a/{MANIFEST}", older)
+
+    for options in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(CorruptError, match="an older state of it was restored"):
+            Query(local_url, **options).read(start, end)
 
 
 def test_stream_of_a_sealed_log_goes_on_in_its_successor(local_url: str, local_store: ObjectStore) -> None:

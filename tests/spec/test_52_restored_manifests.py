@@ -21,8 +21,12 @@ from tests.spec.collecting import (
     reachable,
     roll,
 )
+from tests.spec.logs import bodies
+from tests.spec.test_91_staged import OPTIONS, stage
 from tests.stores import life_store
-from wal3_core import scrub
+from wal3_core import LogWriter, scrub
+from wal3_core.log.write.once import Once
+from wal3_core.log.write.staged_install import install_staged
 from wal3_core.model.paths import GARBAGE_FOLDER, MANIFEST
 
 if TYPE_CHECKING:
@@ -72,3 +76,24 @@ def test_log_whose_manifest_was_restored_goes_on_without_its_garbage_documents(
     assert (documents(memory_store), manifest_of(memory_store).announced) == ([], None)
     assert held(memory_store) == reachable(memory_store)
     assert scrub(memory_store, LOG).sound
+
+
+def test_named_appends_that_a_restored_manifest_lacks_are_made_again(memory_store: MemoryStore) -> None:
+    """Their writer's cursor lies beyond the log's end, and says where they were."""
+    LogWriter.initialize(memory_store, "a")
+
+    def put(name: str) -> bool:
+        once = Once("writer-n", name)
+        staged = stage(memory_store, name.encode(), b"")
+        return install_staged(memory_store, "a", staged, once=once, options=OPTIONS).repeated
+
+    put("first")
+    older = memory_store.read(f"a/{MANIFEST}")
+    assert older is not None
+    put("second")
+    put("third")
+    memory_store.delete(f"a/{MANIFEST}")
+    memory_store.create(f"a/{MANIFEST}", older)
+
+    assert [put(name) for name in ("new", "first", "second", "third", "second")] == [False, True, False, False, True]
+    assert bodies(memory_store)[::2] == [b"first", b"new", b"second", b"third"]

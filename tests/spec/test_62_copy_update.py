@@ -12,6 +12,7 @@ from tests.spec.logs import Crashed, manifest_of
 from tests.spec.test_63_copy_failures import crash_at
 from tests.stores import CountingStore, FaultyStore, damage, life_path
 from wal3_core import (
+    Collector,
     CorruptError,
     CursorStore,
     GarbageCollectedError,
@@ -217,6 +218,20 @@ def test_cursors_follow_the_source_s_within_the_copy(store: ObjectStore) -> None
         "own": 3,
     }
     assert moved == 2
+
+
+def test_update_with_cursors_goes_on_while_a_collection_is_announced_in_the_copy(store: ObjectStore) -> None:
+    """Its collector may have died: cursors below what it keeps are left out, and a writer's is put there."""
+    backed_up(store, 9)
+    for name in ("reader", "writer-w"):
+        CursorStore(store, "a").init(name, LogPosition(3, 0))
+    collector = Collector(store, "b", options=NOW)
+    collector.announce(collector.plan(8))
+    fill(store, "a", 2)
+
+    assert [update(store, with_cursors=True) for _ in range(2)] == [2, 0]
+    assert CursorStore(store, "b").offsets() == {"writer-w": 8}
+    assert records(store, "b") == records(store, "a")
 
 
 @pytest.mark.slow

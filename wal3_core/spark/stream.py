@@ -144,6 +144,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return []
             error.add_note(f"the stream is at offset {begin} of it: {_GO_ON}")
             raise
+        # Of a batch that is repeated: planned longer ago.
+        _check_reaches(log, reached.offset, manifest)
         first = manifest.first.position.offset
         if begin < first:
             self._check_loss(log, begin, first)
@@ -219,12 +221,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if known is None:
             # What an announced collection is about to take is not begun with.
             return Reached(manifest.log_id, manifest.first_kept.position.offset, offset)
-        if known.offset > offset:
-            message = (
-                f"log {log}: expected records up to offset {known.offset}, which the stream has read, found its end at"
-                f" {offset}: an older state of it was restored: start the stream with a new checkpoint"
-            )
-            raise CorruptError(message)
+        _check_reaches(log, known.offset, manifest)
         return Reached(known.log_id, known.first, offset)
 
     def _check_loss(self, log: str, begin: int, first: int) -> None:
@@ -234,6 +231,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f" {first} collected: {_GO_ON}; the option cursor keeps them from collection"
             )
             raise GarbageCollectedError(message)
+
+
+def _check_reaches(log: str, offset: int, manifest: Manifest) -> None:
+    """Refuse a log that ends before where the stream is, or a batch ends: it would not read what comes there next."""
+    end = manifest.next.position.offset
+    if offset > end:
+        message = (
+            f"log {log}: expected records up to offset {offset}, which the stream has read, found its end at"
+            f" {end}: an older state of it was restored: start the stream with a new checkpoint"
+        )
+        raise CorruptError(message)
 
 
 def _capped(

@@ -52,7 +52,8 @@ class CopiedCursors:
 
     def move(self, cursors: dict[str, Cursor], copied: Manifest) -> None:
         """Let cursors of the copy be where these are, within the copy."""
-        first, limit = copied.first.position, copied.next.position
+        # What an announced collection of the copy is about to take, no cursor can keep any more.
+        first, limit = copied.first_kept.position, copied.next.position
         for name, cursor in cursors.items():
             wanted = in_copy(name, cursor, first, limit)
             if wanted is not None and self._move(name, wanted, limit):

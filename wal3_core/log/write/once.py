@@ -117,16 +117,18 @@ class Remembering:
 
     def _go_on(self, witness: Witness, staged: int) -> Kept:
         manifest, before = self._manifests.load().manifest, witness.cursor.appends
-        named = next(filter(self._is_this, before), None)
+        # If an older manifest was restored, the log lacks some that the cursor has found.
+        held = tuple(each.within(manifest.next.position.offset) for each in before)
+        named = next(filter(self._is_this, held), None)
         append = named or self._new
         self._check_number(append)
-        appends = placed(before if named else (*before, append), self._since(manifest, witness))
+        appends = placed(held if named else (*held, append), self._since(manifest, witness))
         append = next(each for each in appends if each.naming == append.naming)
         if append.is_done:
             return Kept(append=append, witness=witness)
         self._check_newest(appends)
         if named is None:
-            self._check_staged(witness, staged)
+            self._check_staged(witness, staged, manifest)
         appends, end = begun(appends, append), manifest.next.position
         if (end.offset, appends) != (witness.cursor.position.offset, before):
             witness = self._save(end, witness, appends)
@@ -166,13 +168,13 @@ class Remembering:
             )
             raise UnknownDurabilityError(message)
 
-    def _check_staged(self, witness: Witness, staged: int) -> None:
+    def _check_staged(self, witness: Witness, staged: int, manifest: Manifest) -> None:
         """Refuse an append that was staged before the writer's last one began: it may have been made before that."""
-        since = witness.cursor.position
-        if staged < since.offset:
+        since = min(witness.cursor.position.offset, manifest.next.position.offset)
+        if staged < since:
             message = (
                 f"{self._what}: expected it at {staged} or before, where the log ended when this was staged, found it"
-                f" at {since.offset}: another append of the writer began since, and whether the log had this one"
+                f" at {since}: another append of the writer began since, and whether the log had this one"
                 f" before is not known: if it was not made, stage it again"
             )
             raise UnknownDurabilityError(message)
