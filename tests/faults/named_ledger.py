@@ -85,6 +85,8 @@ class Named:
         found = dict[Rows, list[int]]()
         records = self.life.records
         for rows in {attempt.rows for attempt in self.attempts}:
+            if self._begins_within(rows):
+                continue
             offsets = [at for at, record in enumerate(records, 1) if record == rows[0]]
             for row in rows[1:]:
                 assert records.count(row) == len(offsets), f"in {self.life.log}, torn or doubled: {rows}"
@@ -93,6 +95,13 @@ class Named:
             if offsets:
                 found[rows] = offsets
         return found
+
+    def _begins_within(self, rows: Rows) -> bool:
+        """Whether the life is a copy that begins within the append: its source's collections had taken its first rows."""
+        records = self.life.records
+        held = records[self.life.begins - 1 :] if self.life.begins > 1 else []
+        cut = rows.index(held[0]) if held and held[0] in rows else 0
+        return cut > 0 and (*held[: len(rows) - cut],) == rows[cut:] and not any(map(records.count, rows[:cut]))
 
     def _was_before(self, lives: Iterable[Oracle]) -> bool:
         """Whether the life is a copy that begins behind the append: its source's collections had taken that."""
