@@ -97,7 +97,7 @@ class Named:
         return found
 
     def _begins_within(self, rows: Rows) -> bool:
-        """Whether the life is a copy that begins within the append: its source's collections had taken its first rows."""
+        """Whether the life is a copy that begins within the append: collections of its source had taken the rest."""
         records = self.life.records
         held = records[self.life.begins - 1 :] if self.life.begins > 1 else []
         cut = rows.index(held[0]) if held and held[0] in rows else 0
