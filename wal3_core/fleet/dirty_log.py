@@ -132,6 +132,7 @@ class DirtyLog:
 
         It gets the error of the append if that fails. Never blocks.
         """
+        self._runtime.check_process()
         outcome: Outcome[None] = Outcome()
         with self._lock:
             refusal = self._refusal
@@ -150,6 +151,7 @@ class DirtyLog:
 
     def flush(self) -> None:
         """Block until every marker so far has its outcome."""
+        self._runtime.check_process()
         with self._lock:
             outcomes = [outcome for _, outcome in chain(self._waiting, *(lane.batch for lane in self._lanes))]
         for outcome in outcomes:
@@ -158,6 +160,8 @@ class DirtyLog:
 
     def close(self) -> None:
         """Take no more markers, and block until those so far have their outcome."""
+        # Before the lock, which a thread of the parent may have held when this process was forked.
+        self._runtime.check_process()
         with self._lock:
             self._refusal = self._refusal or ClosedError(f"dirty log {self.name}: expected it open, found it closed")
         self.flush()

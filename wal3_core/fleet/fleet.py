@@ -292,10 +292,12 @@ class HeldWriter:
         self.submit = partial(fleet.submit, log)
         self.submit_many = partial(fleet.submit_many, log)
         self.submit_table = partial(fleet.submit_table, log)
+        self._check_reentry = fleet._logs.check_reentry  # noqa: SLF001 - of this module
         self._leave = leave
 
     def close(self) -> None:
         """Let the fleet close the log for others; appends under way are not affected."""
+        self._check_reentry()
         self._leave()
 
     def __enter__(self) -> Self:
