@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.faults.simulator import SimProcess, Simulation
 from tests.stores import FaultyStore
-from wal3_core import LogWriter
+from wal3_core import LogWriter, WriterOptions
 from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -87,3 +88,23 @@ def test_where_uploads_take_longer_than_commits_one_batch_is_cut_for_each_commit
     cut_s = [ended_s - 0.1 for ended_s in timed.ended_s["create"][6:]]
     assert len(cut_s) > 20
     assert min(later - earlier for earlier, later in pairwise(cut_s)) > 0.02 - 1e-3
+
+
+def test_hundreds_of_fragments_are_uploaded_one_after_another_during_one_commit(memory_store: MemoryStore) -> None:
+    """Regression: each upload began in the step of the one before it, up to the limit of the interpreter's stack."""
+    answered, uploaded = threading.Event(), threading.Event()
+    store = FaultyStore(memory_store)
+
+    def before(kind: str, path: str) -> None:
+        if kind == "replace" and "MANIFEST" in path:
+            answered.wait(60)
+        if f"FragmentSeqNo={500:016x}" in path:
+            uploaded.set()
+
+    options = WriterOptions(fragments_in_flight_max=1000, uploads_max=1, batch_records_max=1, batch_age_s_max=0)
+    with LogWriter.open_or_initialize(store, "a", options=options) as writer:
+        store.before = before
+        futures = [writer.submit(b"x") for _ in range(500)]
+        uploaded.wait(30)
+        answered.set()
+        assert [future.result(60).offset for future in futures] == list(range(1, 501))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,10 +33,11 @@ from wal3_core.fleet.fleet import Fleet
 from wal3_core.fleet.fleet_options import FleetOptions
 from wal3_core.fleet.open_logs import OpenLogs
 from wal3_core.options import RetryOptions
+from wal3_core.runtime import ThreadRuntime
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from wal3_core.fleet.slots import Use
-    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LIMIT_S = 30
@@ -306,3 +308,43 @@ def test_caller_that_knows_an_outcome_finds_it_counted(
         future = fleet.submit("a", b"2")
         fleet.flush()
         assert future.done()
+
+
+def test_callback_of_one_append_waits_for_another_in_the_same_commit(faulty: FaultyStore) -> None:
+    """Regression: the callback that passed the second outcome on stood behind the first one's, which waited for it."""
+    gate, came = held(faulty, "/log/")
+    answers: SimpleQueue[int] = SimpleQueue()
+    with Fleet.open(faulty, options=creating()) as fleet:
+        first = fleet.submit("a", b"alone")
+        assert came.wait(LIMIT_S)
+        futures = [fleet.submit("a", b"together") for _ in range(8)]
+        for future in futures:
+            future.add_done_callback(lambda _: answers.put(sum(each.result(LIMIT_S).offset for each in futures)))
+        futures[0].add_done_callback(lambda _: fleet.flush())
+        gate.set()
+        assert first.result(LIMIT_S).offset == 1
+        assert [answers.get(timeout=LIMIT_S) for _ in futures] == [sum(range(2, 10))] * 8
+
+
+@pytest.mark.parametrize("server", [None, "s"])
+@pytest.mark.parametrize("num_logs", [1, 30])
+def test_callbacks_that_append_and_wait_may_keep_every_worker_of_callbacks_busy(
+    num_logs: int, server: str | None
+) -> None:
+    """Regression: an outcome, and that of its marker, was passed on by a callback behind those that waited for it."""
+    runtime = ThreadRuntime(workers_max=4)
+    logs = [f"tenant/{number % num_logs}" for number in range(30)]
+    answers: SimpleQueue[int] = SimpleQueue()
+    all_begun = threading.Event()
+    fleet = Fleet.open(MemoryStore(runtime), server=server, options=creating(), runtime=runtime)
+
+    def again(log: str) -> None:
+        all_begun.wait(LIMIT_S)
+        answers.put(fleet.submit(log, b"y").result(LIMIT_S).offset)
+
+    for log in logs:
+        fleet.append(log, b"x")
+        fleet.submit(log, b"x").add_done_callback(lambda _, log=log: again(log))  # type: ignore[misc]  # of a default
+    all_begun.set()
+    assert all(answers.get(timeout=LIMIT_S) > 2 for _ in logs)
+    fleet.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spec.logs import bodies
-from tests.stores import FaultyStore
+from tests.stores import LOG_ID, FaultyStore
 from wal3_core import (
     ClosedError,
     Collector,
@@ -31,6 +31,10 @@ from wal3_core import (
     WriterOptions,
     open_store,
 )
+from wal3_core.fleet.dirty_log import DirtyLog
+from wal3_core.fleet.fleet import Fleet
+from wal3_core.fleet.fleet_options import FleetOptions
+from wal3_core.model.marker import Marker
 from wal3_core.options import RetryOptions, SnapshotOptions
 from wal3_core.runtime import ThreadRuntime
 from wal3_core.storage.backends.memory import MemoryStore
@@ -128,6 +132,26 @@ def test_everything_opened_before_a_fork_refuses_every_call_in_the_child(local_u
 
     assert raised == dict.fromkeys(calls, ClosedError.__name__)
     assert CursorStore(store, "a").load("c") == witness
+
+
+def test_dirty_log_and_held_writer_opened_before_a_fork_refuse_every_call_in_the_child(
+    memory_store: MemoryStore,
+) -> None:
+    """Regression: the child waited for markers that only a thread of its parent could have passed on."""
+    store = FaultyStore(memory_store)
+    answered, sent = threading.Event(), threading.Event()
+    marker = Marker.of_fragment("a", LOG_ID, LogPosition(1, 0), 1)
+    with DirtyLog.open(store, "s") as marks, Fleet.open(store, options=FleetOptions(creates=True)) as fleet:
+        held = fleet.writer("a")
+        store.before = lambda _kind, _path: (sent.set(), answered.wait(60))[0]
+        marked = marks.mark(marker)
+        assert sent.wait(30)
+        calls = {"mark": lambda: marks.mark(marker), "flush": marks.flush, "close": marks.close, "held": held.close}
+        raised = {name: in_child(call) for name, call in calls.items()}
+        answered.set()
+        marked.result(30)
+
+    assert raised == dict.fromkeys(calls, ClosedError.__name__)
 
 
 def test_log_opened_in_the_child_works(local_url: str) -> None:

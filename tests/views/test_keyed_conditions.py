@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,11 +29,11 @@ from wal3_core import (
     UnknownDurabilityError,
     WriterOptions,
 )
+from wal3_core.runtime import ThreadRuntime
+from wal3_core.storage.backends.memory import MemoryStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from wal3_core.storage.backends.memory import MemoryStore
 
 WAIT_S = 30
 # Larger than what is read whole, also when it is compressed.
@@ -217,6 +218,26 @@ def test_callback_of_a_conditional_append_may_wait_for_other_conditional_appends
 
     assert all(called.acquire(timeout=WAIT_S) for _ in begun)
     assert [sorted(each) for each in offsets] == [list(range(2, 10))] * 8
+
+
+def test_callbacks_of_plain_appends_may_all_wait_for_conditional_ones() -> None:
+    """Regression: with every worker of the log's callbacks busy with them, none was left to pass an outcome on."""
+    runtime = ThreadRuntime(workers_max=4)
+    log = KeyedLog.open_or_initialize(MemoryStore(runtime), LOG, runtime=runtime)
+    offsets: SimpleQueue[int] = SimpleQueue()
+    all_begun = threading.Event()
+
+    def append_and_wait(key: bytes) -> None:
+        all_begun.wait(WAIT_S)
+        offsets.put(log.append(key, b"2", expect_tail=0).offset)
+
+    for number in range(8):
+        future = log.append(b"plain", b"1", await_durable=False)
+        future.add_done_callback(lambda _, key=b"%d" % number: append_and_wait(key))  # type: ignore[misc]  # of a default
+        future.result(WAIT_S)
+    all_begun.set()
+    assert sorted(offsets.get(timeout=WAIT_S) for _ in range(8)) == list(range(9, 17))
+    log.close()
 
 
 def test_one_of_many_rivals_wins_each_place_behind_a_key_s_last_record(memory_store: MemoryStore) -> None:

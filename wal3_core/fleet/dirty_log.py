@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Self
 from wal3_core.arguments import checked, instance_of, integer, optional, text
 from wal3_core.errors import ClosedError, InvalidRequestError, LogError
 from wal3_core.fleet.writers import ends_writer
-from wal3_core.log.write.writer import LogWriter
+from wal3_core.log.write.columns import check_records
+from wal3_core.log.write.writer import LogWriter, submit_told
 from wal3_core.model.marker import Marker
 from wal3_core.model.paths import DIRTY, check_log_name
 from wal3_core.options import WriterOptions
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.runtime.loggers import WRITER
 from wal3_core.storage.object_store import a_store, log_store, share_of
+from wal3_core.workers import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from wal3_core.model.position import LogPosition
     from wal3_core.storage.object_store import ObjectStore
 
+    _Batch = list[tuple[Marker, Outcome[None]]]
+
 # On S3 a marker waits some 4 ms for a free lane on average, a twentieth of what an append takes.
 LANES_MAX = 12
 # Batches are at least this far apart: on a fast store one lane is enough, and more would only cost requests.
@@ -40,6 +44,8 @@ _APART_S = 0.005
 # Markers that come within this share of a commit's duration are appended together.
 _LINGER_SHARE = 0.05
 _LINGER_S_MAX = 0.002
+# In place of a store: outcomes of markers share workers only with each other.
+_MARKS = "marks"
 # For so long after a lane could not be opened, no other is tried.
 _OPEN_AGAIN_S = 5.0
 
@@ -60,7 +66,7 @@ class _Lane:
 
     def __init__(self, writer: LogWriter) -> None:
         self.writer = writer
-        self.batch: list[tuple[Marker, Outcome[None]]] = []
+        self.batch: _Batch = []
 
 
 class DirtyLog:
@@ -79,7 +85,7 @@ class DirtyLog:
         self._lanes_max = lanes_max
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._waiting: list[tuple[Marker, Outcome[None]]] = []
+        self._waiting: _Batch = []
         self._lanes = [_Lane(open_lane(0))]
         self._share = share_of(log_store(store, name))
         # The numbers of further lanes: those below this one have been tried, and some of them could not be opened.
@@ -126,6 +132,7 @@ class DirtyLog:
 
         It gets the error of the append if that fails. Never blocks.
         """
+        self._runtime.check_process()
         outcome: Outcome[None] = Outcome()
         with self._lock:
             refusal = self._refusal
@@ -144,6 +151,7 @@ class DirtyLog:
 
     def flush(self) -> None:
         """Block until every marker so far has its outcome."""
+        self._runtime.check_process()
         with self._lock:
             outcomes = [outcome for _, outcome in chain(self._waiting, *(lane.batch for lane in self._lanes))]
         for outcome in outcomes:
@@ -152,6 +160,8 @@ class DirtyLog:
 
     def close(self) -> None:
         """Take no more markers, and block until those so far have their outcome."""
+        # Before the lock, which a thread of the parent may have held when this process was forked.
+        self._runtime.check_process()
         with self._lock:
             self._refusal = self._refusal or ClosedError(f"dirty log {self.name}: expected it open, found it closed")
         self.flush()
@@ -230,22 +240,25 @@ class DirtyLog:
             lane.batch = batch
             self._sent_s = self._runtime.monotonic_s()
         try:
+            columns = check_records([marker.to_message() for marker, _ in batch], lane.writer.options)
             # Not blocking: the worker that runs this may be needed to make room.
-            future = lane.writer.submit_many([marker.to_message() for marker, _ in batch], timeout_s=0)
+            submit_told(lane.writer, columns, partial(self._sent, lane, batch), timeout_s=0)
         except BaseException as error:
-            self._end(lane, error)
+            self._end(lane, batch, error)
             if not isinstance(error, LogError):
                 raise
-        else:
-            future.add_done_callback(partial(self._sent, lane))
         self._go_on()
 
-    def _sent(self, lane: _Lane, future: Future[LogPosition]) -> None:
-        self._end(lane, future.exception())
+    def _sent(self, lane: _Lane, batch: _Batch, future: Future[LogPosition]) -> None:
+        # In a share of its own: appends wait for their marks, and callbacks of callers may wait for these appends.
+        self._runtime.spawn(partial(self._end, lane, batch, future.exception()), share=Share(_MARKS, self.name))
 
-    def _end(self, lane: _Lane, error: BaseException | None) -> None:
+    def _end(self, lane: _Lane, batch: _Batch, error: BaseException | None) -> None:
         with self._lock:
-            batch, lane.batch = lane.batch, []
+            if lane.batch is not batch:
+                # An error of the call ended it before.
+                return
+            lane.batch = []
             if isinstance(error, LogError) and ends_writer(error):
                 self._lanes.remove(lane)
                 # Certainly not marked there: another lane takes them. Without one, none would ever send what waits.

@@ -20,7 +20,7 @@ from wal3_core.fleet.open_logs import OpenLogs
 from wal3_core.fleet.slots import Use
 from wal3_core.log.write.columns import check_records, one_record
 from wal3_core.log.write.table_columns import a_table, check_table
-from wal3_core.log.write.writer import submit_columns
+from wal3_core.log.write.writer import submit_told
 from wal3_core.model.paths import DIRTY, check_log_name, is_dirty_log
 from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
 from wal3_core.storage.object_store import a_store
@@ -76,8 +76,8 @@ class Fleet:
     """Appends to any number of logs of one store.
 
     Safe to share between threads; close it, or use it as a context manager. An open log that is not written makes no
-    requests. After an append that finds its log sealed, destroyed or replaced, the next one opens the log again that
-    has the name then.
+    requests. A callback of an append's future may make any call, and wait for it, as one of a ``LogWriter``. After an
+    append that finds its log sealed, destroyed or replaced, the next one opens the log again that has the name then.
     """
 
     def __init__(self, store: ObjectStore, dirty_log: DirtyLog | None, options: FleetOptions, runtime: Runtime) -> None:
@@ -183,9 +183,10 @@ class Fleet:
         try:
             writer = self._logs.take(log, use, until_s)
             self._logs.begin(use, columns.bytes_held, until_s)
-            future = submit_columns(writer, columns, expect_next, self._logs.left_s(until_s))
             self._under_way.add(outcome)
-            future.add_done_callback(partial(self._ended, use, columns, outcome))
+            # Not by a callback: those of other appends may wait for this outcome.
+            tell = partial(self._ended, use, columns, outcome)
+            submit_told(writer, columns, tell, expect_next=expect_next, timeout_s=self._logs.left_s(until_s))
         except BaseException as error:
             # The caller never gets it, but ``flush`` may wait for it.
             self._pass_on(outcome, LogError(f"log {log}: the caller was interrupted"))
@@ -291,10 +292,12 @@ class HeldWriter:
         self.submit = partial(fleet.submit, log)
         self.submit_many = partial(fleet.submit_many, log)
         self.submit_table = partial(fleet.submit_table, log)
+        self._check_reentry = fleet._logs.check_reentry  # noqa: SLF001 - of this module
         self._leave = leave
 
     def close(self) -> None:
         """Let the fleet close the log for others; appends under way are not affected."""
+        self._check_reentry()
         self._leave()
 
     def __enter__(self) -> Self:

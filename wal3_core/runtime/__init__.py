@@ -13,7 +13,7 @@ qualify: an interrupt inside its ``__enter__`` leaves it locked for ever.
 from wal3_core.runtime.ahead import later, map_ahead
 from wal3_core.runtime.observer import SILENT, AppendEnd, CommitEnd, Conflict, Observer, RequestEnd
 from wal3_core.runtime.open_telemetry import enable_metrics
-from wal3_core.runtime.outcome import CancellableOutcome, Outcome, callbacks_held
+from wal3_core.runtime.outcome import CancellableOutcome, Outcome, TellingOutcome, callbacks_held
 from wal3_core.runtime.port import US_PER_S, Lock, OwnThread, Runtime, Timer, a_runtime, reentered
 from wal3_core.runtime.threads import WORKERS_MAX, ThreadRuntime, shared_runtime
 
@@ -31,6 +31,7 @@ __all__ = [
     "OwnThread",
     "RequestEnd",
     "Runtime",
+    "TellingOutcome",
     "ThreadRuntime",
     "Timer",
     "a_runtime",

@@ -208,6 +208,21 @@ class Outcome(Future[T]):
                 sleepers.remove(sleeper)
 
 
+class TellingOutcome(Outcome[T]):
+    """An outcome that tells the library: it calls a function in the thread that sets it, also where callbacks are held.
+
+    What the library does by that waits for no callback of a caller's. The function waits for nothing, and calls no
+    caller's code but by setting other outcomes.
+    """
+
+    def __init__(self, tell: Callable[[Future[T]], object]) -> None:
+        self._tell = tell
+
+    def _settle(self, final: tuple[object, BaseException | None]) -> None:
+        super()._settle(final)
+        self._tell(self)
+
+
 class CancellableOutcome(Outcome[T]):
     """An outcome that can be cancelled until a thread has begun with it, by ``set_running_or_notify_cancel``."""
 

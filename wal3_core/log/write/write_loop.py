@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from wal3_core.storage.documents.manifest_store import Installed, ManifestStore
 
     _Calls = list[Callable[[], None]]
+    # May return the step that follows it in the same thread.
+    _Step = Callable[[], "_Step | None"]
 
 
 # The loop whose step this thread is taking.
@@ -117,9 +119,9 @@ class WriteLoop:
 
     # ------------------------------------------------------------------ steps, under the lock
 
-    def _steps(self, *, cuts: bool = True) -> tuple[_Calls, _Calls]:
+    def _steps(self, *, cuts: bool = True) -> tuple[list[_Step], _Calls]:
         """Take every step the state allows, cutting only if ``cuts``; return tasks, and calls that deliver outcomes."""
-        tasks: _Calls = []
+        tasks: list[_Step] = []
         self.outcomes.acknowledge_marked()
         if not self._committing and self.in_flight and self.in_flight[0].error is not None:
             self.resolver.drop_failed_head()
@@ -142,8 +144,8 @@ class WriteLoop:
         self._report.held(self.admission.bytes_held)
         return tasks, self.outcomes.take()
 
-    def _go_on(self, tasks: _Calls, deliveries: _Calls, *, here: bool = False) -> None:
-        """Spawn tasks, deliver outcomes. ``here``: without outcomes, run the last task now, which saves it a turn."""
+    def _go_on(self, tasks: list[_Step], deliveries: _Calls, *, here: bool = False) -> _Step | None:
+        """Spawn tasks, deliver outcomes. ``here``: without outcomes, return the last task, which saves it a turn."""
         own = tasks[-1:] if here and not deliveries else []
         for task in tasks[: len(tasks) - len(own)]:
             self._runtime.spawn(partial(self._drive, task), share=self._share)
@@ -155,8 +157,7 @@ class WriteLoop:
             if callbacks:
                 # Callers' code: it may wait for any outcome, and for this log's workers.
                 self._runtime.spawn(partial(call_each, callbacks), share=Share(_CALLBACKS, self._url))
-        for task in own:
-            task()
+        return own[0] if own else None
 
     def _admit(self) -> None:
         """Queue what there is room for from the inbox; all of it, to be refused, when the writer accepts nothing."""
@@ -203,11 +204,12 @@ class WriteLoop:
         step = partial(self._drive, self._on_timer)
         self._timer, self._timer_due_s = self._runtime.call_later(wait_s, step, share=self._share), due_s
 
-    def _drive(self, step: Callable[[], None]) -> None:
-        """Take a step in a worker's thread, marked so that nothing it calls waits for this loop."""
+    def _drive(self, step: _Step | None) -> None:
+        """Take a step in a worker's thread, then, not in it, what follows: nothing they call waits for this loop."""
         doing = _DOING.set(self)
         try:
-            step()
+            while step is not None:
+                step = step()
         finally:
             _DOING.reset(doing)
 
@@ -224,18 +226,18 @@ class WriteLoop:
         """Whether this thread is taking a step of this loop right now."""
         return _DOING.get() is self
 
-    def _advance(self) -> None:
+    def _advance(self) -> _Step | None:
         """Take the steps that ``waker`` asked for."""
         with self.lock:
             self.waker.answered()
             tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes, here=True)
+        return self._go_on(tasks, outcomes, here=True)
 
-    def _on_timer(self) -> None:
+    def _on_timer(self) -> _Step | None:
         with self.lock:
             self._timer = None
             tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes, here=True)
+        return self._go_on(tasks, outcomes, here=True)
 
     def _seal(self) -> InFlightFragment:
         flight = self._tail.place(self.queue.take(self._tail.offset, keyed=self._tail.keyed))
@@ -246,7 +248,7 @@ class WriteLoop:
 
     # ------------------------------------------------------------------ tasks, without the lock
 
-    def _upload(self, flight: InFlightFragment) -> None:
+    def _upload(self, flight: InFlightFragment) -> _Step | None:
         base = self._tail.base
         if base is not None and flight.seq_no == flight.term.entry.first_seq_no:
             self._snapshotter.begin(base.manifest)
@@ -257,7 +259,7 @@ class WriteLoop:
         with self.lock:
             self._uploading -= 1
             tasks, outcomes = self._steps()
-        self._go_on(tasks, outcomes, here=True)
+        return self._go_on(tasks, outcomes, here=True)
 
     def _commit(self) -> None:
         interrupt: BaseException | None = None

@@ -14,14 +14,14 @@ from wal3_core.log.write.table_columns import a_table, check_table
 from wal3_core.model.manifest import Manifest
 from wal3_core.model.paths import check_log_name
 from wal3_core.options import WriterOptions
-from wal3_core.runtime import Outcome, Runtime, a_runtime, shared_runtime
+from wal3_core.runtime import Outcome, Runtime, TellingOutcome, a_runtime, shared_runtime
 from wal3_core.storage.documents.manifest_store import ManifestStore, new_log_id
 from wal3_core.storage.object_store import a_store, log_store
 from wal3_core.storage.patient import patient
 from wal3_core.storage.retry import for_store, until_answered, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -217,10 +217,15 @@ class LogWriter:
         return self._submit(check_table(table, self._options), expect_next, timeout_s)
 
     def _submit(self, columns: Columns, expect_next: int | None, timeout_s: float | None) -> Future[LogPosition]:
-        expect_next = check_expected(expect_next)
         future: Outcome[LogPosition] = Outcome()
-        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
+        self._queue(columns, future, expect_next, timeout_s)
         return future
+
+    def _queue(
+        self, columns: Columns, future: Outcome[LogPosition], expect_next: int | None, timeout_s: float | None
+    ) -> None:
+        expect_next = check_expected(expect_next)
+        self._pipeline.submit(Entry(columns, future, self._runtime.monotonic_s(), expect_next), timeout_s)
 
     def resume(self) -> ResumeReport:
         """Let an ordered writer continue after it has halted; report which of its appends are in the log.
@@ -254,11 +259,20 @@ class LogWriter:
         self.close()
 
 
-def submit_columns(
-    writer: LogWriter, columns: Columns, expect_next: int | None, timeout_s: float | None
-) -> Future[LogPosition]:
-    """Queue records that were checked by the writer's options, as ``submit_many`` does."""
-    return writer._submit(columns, expect_next, timeout_s)  # noqa: SLF001 - of this module
+def submit_told(
+    writer: LogWriter,
+    columns: Columns,
+    tell: Callable[[Future[LogPosition]], object],
+    *,
+    expect_next: int | None = None,
+    timeout_s: float | None = None,
+) -> None:
+    """Queue records that were checked by the writer's options, as ``submit_many`` does.
+
+    ``tell`` gets their future once it has its outcome. It is no callback: it waits for none, and must wait for nothing.
+    It may be called although this raises an error.
+    """
+    writer._queue(columns, TellingOutcome(tell), expect_next, timeout_s)  # noqa: SLF001 - of this module
 
 
 def num_offsets_held(writer: LogWriter) -> int:

@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wal3_core.errors import ConditionNotMetError, ContentionError, TailMismatchError, UnknownDurabilityError
+from wal3_core.log.write.columns import check_records
 from wal3_core.log.write.outcomes import call_each
+from wal3_core.log.write.writer import submit_told
 from wal3_core.runtime import Outcome, callbacks_held
 from wal3_core.workers import Share
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from wal3_core.runtime import Runtime
     from wal3_core.views.keyed.key_tails import KeyTails
 
-# In place of a store: these callbacks share no workers with the tries that they may wait for.
+# In place of stores: these callbacks share no workers with the tries that they may wait for.
+_TRIES = "tries of conditional appends"
 _CALLBACKS = "callbacks of conditional appends"
 
 
@@ -33,7 +36,7 @@ class ConditionalAppend:
     """One append; ``outcome`` gets the position of its first record, or the error that says why there is none.
 
     It is tried again while only other keys have got records. The first try is made in the caller's thread, any other
-    in the callback of the one before it.
+    by a worker when the one before it has ended.
     """
 
     def __init__(
@@ -69,8 +72,8 @@ class ConditionalAppend:
             self.outcome.set_exception(UnknownDurabilityError("interrupted") if interrupted else failure)
 
     def _submit(self, tries_left: int) -> None:
-        future = self._writer.submit_many(self._records, expect_next=self._end())
-        future.add_done_callback(lambda done: self._done(done, tries_left - 1))
+        columns = check_records(self._records, self._writer.options)
+        submit_told(self._writer, columns, partial(self._ended, tries_left - 1), expect_next=self._end())
 
     def _end(self) -> int:
         """Return the end of the log up to which each key's last record is the expected one."""
@@ -84,6 +87,10 @@ class ConditionalAppend:
             ends.append(end)
         # What was appended after the first look may be of its key: then the condition on the end fails.
         return min(ends)
+
+    def _ended(self, tries_left: int, done: Future[LogPosition]) -> None:
+        # Another try reads the log. It waits for no callback of the log's own, which may wait for this append.
+        self._runtime.spawn(partial(self._done, done, tries_left), share=Share(_TRIES, self._tails.url))
 
     def _done(self, done: Future[LogPosition], tries_left: int) -> None:
         callbacks: list[Callable[[], None]] = []
