@@ -19,8 +19,8 @@ NAMED_MUTANTS = (
     Mutation(
         "earlier appends are not searched for when one begins",
         ONCE + "_go_on",
-        "appends = placed(before if named else (*before, append), self._since(manifest, witness))",
-        "appends = before if named else (*before, append)",
+        "appends = placed(held if named else (*held, append), self._since(manifest, witness))",
+        "appends = held if named else (*held, append)",
     ),
     Mutation(
         "an append that is done is made again",

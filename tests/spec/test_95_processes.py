@@ -210,7 +210,7 @@ def test_process_that_ends_without_outcomes_says_so(local_url: str, end: str, *,
     program = """
     def wait(kind, path):
         if kind == "create" and "/log/" in path:
-            time.sleep(0.5)
+            time.sleep(3.0)
 
     def submit():
         writer = LogWriter.open_or_initialize(FaultyStore(store, before=wait), "a")
