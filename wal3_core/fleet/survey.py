@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
-_BYTES_MAX = 2**20
-_LISTED_MAX = 10_000
+# A survey as text names all cursors and garbage documents of its log, each in some 200 bytes: consumers of a feed are
+# thousands.
+_BYTES_MAX = 2**29
+_LISTED_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
