@@ -11,11 +11,16 @@ import pytest
 from dagster import DagsterInstance, Failure
 
 from tests.orchestration.checked import check_of, found_bad
+from tests.orchestration.conftest import SILENT
 from tests.orchestration.dirty import AT_ONCE, Sensor, waiting
 from wal3_core import CursorStore, Fleet, FleetOptions, LogAt, LogPosition, LogReader, LogWriter, copy, destroy
 from wal3_core.fleet.identity import store_identity
 from wal3_core.fleet.rollup import RollUp
+from wal3_orchestration.definitions import defs
+from wal3_orchestration.defs.dirty_logs.assets import JOB
+from wal3_orchestration.defs.dirty_logs.pressed import Pressed
 from wal3_orchestration.partitions import LOGS_NAME
+from wal3_orchestration.scope import Scope
 
 if TYPE_CHECKING:
     from wal3_core.storage.object_store import ObjectStore
@@ -125,6 +130,41 @@ def test_log_over_its_limit_fails_a_check_until_its_consumer_has_caught_up(senso
     assert judged == [[set()], [{("alpha", "consumers_keep_up")}], [set()]]
     failed = check_of(next(each for each in over[0] if each.dagster_run.job_name == "rollup_job"), "consumers_keep_up")
     assert "the consumer slow is farthest behind" in str(failed.description)
+
+
+def test_log_over_its_limit_that_cannot_be_read_for_a_while_is_not_forgotten(
+    sensor: Sensor, fleet: ObjectStore
+) -> None:
+    sensor.settings = {**AT_ONCE, "unprocessed_max": 1_000}
+    with Fleet.open(fleet, server="server", options=FleetOptions(creates=True)) as opened:
+        opened.append_many("alpha", [b"a record"] * 1_500)
+    CursorStore(fleet, "alpha").init("slow", LogPosition(1, 0))
+    ticks = [[sensor.tick() for _ in range(4)]]
+    assert waiting(fleet) == {}
+    cursor = next((_root(fleet) / "alpha").rglob("cursor/slow*"))
+    data = cursor.read_bytes()
+    cursor.write_bytes(data[:-9])
+    # A run judges it once more while it cannot be read: its fleet refuses appends, so that nothing marks it again.
+    append(fleet, "server", "beta")
+    damaged = [sensor.tick() for _ in range(4)]
+    job = defs().resolve_job_def("rollup_job")
+    config = {**SILENT, "resources": {"rollup": {"config": sensor.settings}}}
+    during = job.execute_in_process(instance=sensor.instance, run_config=config)
+    cursor.write_bytes(data)
+    repaired = [sensor.tick() for _ in range(4)]
+    after = job.execute_in_process(instance=sensor.instance, run_config=config)
+
+    ticks += [damaged, repaired]
+    judged = [each for some in ticks for results in some for each in results if each.dagster_run.job_name == JOB.name]
+    assert judged
+    bad = ("alpha", "consumers_keep_up")
+    assert all(bad in found_bad(each) for each in [*judged, during, after])
+    assert "cannot be measured" in str(check_of(during, "consumers_keep_up").description)
+    assert Pressed(Scope(), sensor.instance).load() == ["alpha"]
+    destroy(fleet, "alpha")
+    gone = job.execute_in_process(instance=sensor.instance, run_config=config)
+    assert bad not in found_bad(gone)
+    assert Pressed(Scope(), sensor.instance).load() == []
 
 
 def test_unreadable_log_stays_marked_and_the_others_are_maintained(sensor: Sensor, fleet: ObjectStore) -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.orchestration.checked import found_bad
+from tests.spec.collecting import ClockStore
 from wal3_core import CursorStore, DelayQueue, LogPosition, LogReader, LogWriter, Subscribed, destroy
 from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.options import CollectorOptions
+from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_orchestration.defs.garbage_collection.alarms import many_orphans, overdue, stuck_cursors, too_much_garbage
 from wal3_orchestration.partitions import run_request
 from wal3_orchestration.resources import CollectionResource
@@ -19,6 +21,7 @@ from wal3_orchestration.resources import CollectionResource
 if TYPE_CHECKING:
     from conftest import Run, Write
 
+    from wal3_core.storage.backends.memory import MemoryStore
     from wal3_core.storage.object_store import ObjectStore
 
 LIMITS = CollectionResource(interval_s=100, announced_s_max=50, cursor_idle_s_max=1000, lag_min=5)
@@ -103,6 +106,26 @@ def test_cursor_is_idle_only_if_the_log_grew_since_its_last_move(memory_store: O
     ages = [CursorAge.of("reader", cursor, manifest, five_s_later_us) for manifest in (quiet, grown)]
 
     assert [(age.lag, age.idle_s) for age in ages] == [(1, 0), (2, 5)]
+
+
+def test_cursor_of_a_clock_that_was_years_ahead_is_idle_by_the_store_s_clock(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, day_s = ClockStore(memory_store), 24 * 60 * 60
+    with LogWriter.open_or_initialize(store, "a") as writer:
+        writer.append_many([b"x", b"y"])
+        store.pass_s(-30 * day_s)
+        with monkeypatch.context() as patched:
+            ahead_us = shared_runtime().now_us() + 3650 * day_s * US_PER_S
+            patched.setattr(shared_runtime(), "now_us", lambda: ahead_us)
+            CursorStore(store, "a").init("reader", LogPosition(1, 0))
+        store.pass_s(30 * day_s)
+        writer.append_many([b"z"] * 10)
+
+    [age] = survey_log(store, "a", CollectorOptions()).cursors
+
+    assert (age.lag, round(age.idle_s / day_s)) == (12, 30)
+    assert stuck_cursors(replace(QUIET, cursors=(age,)), LIMITS) is not None
 
 
 def test_subscription_that_pins_nothing_is_not_behind(memory_store: ObjectStore) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.spark.logs import TREE, fill
 from tests.stores import damage, life_store
 from wal3_core import CursorStore, LogPosition, LogReader, PinStore, scrub
-from wal3_core.fleet.survey import Survey, survey_log
+from wal3_core.fleet.survey import CursorAge, Standing, Survey, survey_log
 from wal3_core.log.collect.collector import Collector
 from wal3_core.log.collect.deleter import Deleter, DeletionPart
 from wal3_core.log.collect.pruner import Marked
@@ -122,6 +122,17 @@ def test_survey_reads_back_from_its_text(local_store: ObjectStore) -> None:
     assert survey.refusal is not None
     assert survey.announced is not None
     assert [(age.name, age.lag) for age in survey.cursors] == [("reader", 26)]
+
+
+def test_survey_of_a_log_with_many_cursors_and_documents_reads_back_from_its_text() -> None:
+    names = [f"{number:0200}" for number in range(20_000)]
+    survey = Survey(
+        log="a",
+        cursors=tuple(CursorAge(name=name, lag=1, idle_s=1) for name in names),
+        documents=tuple(Standing(path=name, age_s=1) for name in names),
+    )
+
+    assert Survey.from_text(to_text(survey.to_json())) == survey
 
 
 @pytest.mark.parametrize("snapshots", [True, False], ids=["tree", "flat"])

@@ -27,6 +27,7 @@ from tests.stores import CountingStore, FaultyStore, life_store
 from wal3_core import CursorStore, InvalidRequestError, LogError, LogReader, LogWriter, collect, seal
 from wal3_core.fleet.assignment import assigned, dirty_logs
 from wal3_core.fleet.rollup import ROLLUP, RollUp, RollUpEnd
+from wal3_core.model.paths import MANIFEST
 
 if TYPE_CHECKING:
     from tests.stores import Fault
@@ -234,6 +235,32 @@ def test_cursor_below_the_first_marker_is_rolled_up_from_there_and_reported(memo
 
     assert (plan.stretch.skipped, plan.stretch.start) == (1, 3)
     assert plan.logs == ()
+
+
+def test_markers_of_a_dirty_log_that_was_restored_are_not_skipped(memory_store: MemoryStore) -> None:
+    grow(memory_store, "a")
+    rollup, path = RollUp(memory_store, DIRTY, options=ALL), f"{DIRTY}/{MANIFEST}"
+    older = memory_store.read(path)
+    assert older is not None
+    for log in ("b", "c", "d"):
+        grow(memory_store, log)
+    assert rollup.finish(read(memory_store, ALL), ["a", "b", "c", "d"]).outcome is RollUpEnd.ADVANCED
+    memory_store.delete(path)
+    memory_store.create(path, older)
+    grow(memory_store, "e")
+
+    plan = read(memory_store, ALL)
+    # Nothing is handled: this only moves the cursor back.
+    done = rollup.finish(plan)
+    for _ in range(5):
+        grow(memory_store, "f")
+
+    assert plan.selected == ("a", "e")
+    assert plan.stretch.skipped == 0
+    assert done.outcome is RollUpEnd.ADVANCED
+    assert set(marked(memory_store)) == {"a", "e", "f"}
+    assert rollup.finish(read(memory_store, ALL), ["a", "e", "f"]).outcome is RollUpEnd.ADVANCED
+    assert marked(memory_store) == {}
 
 
 def test_dirty_log_of_a_quiet_fleet_shrinks_to_nothing_and_is_collected(store: ObjectStore) -> None:

@@ -67,7 +67,12 @@ def _look(store: ObjectStore, options: RollUpOptions, runtime: Runtime, markers:
     lives = {life_of_log(manifest.log_id)}
     processed = None
     if options.cursor is not None and any(marker.life in lives for marker in markers):
-        processed = _processed(ManifestStore(inside, runtime, options.retry, log_id=manifest.log_id), options, runtime)
+        same = ManifestStore(inside, runtime, options.retry, log_id=manifest.log_id)
+        processed = _processed(same, options, runtime)
+        if processed is not None and processed > manifest.next.position.offset:
+            # It has moved on since. Or an older manifest was restored: then it says nothing of what was appended again.
+            manifest = same.load().manifest
+            processed = processed if processed <= manifest.next.position.offset else None
     return [_looked(manifest, marker, processed) for marker in markers]
 
 

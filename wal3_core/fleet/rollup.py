@@ -126,8 +126,11 @@ class RollUp:
         if witness is not None and witness.cursor.position.offset > manifest.next.position.offset:
             # Another roll-up moved it beyond the end of this manifest.
             manifest = stores.manifests.load().manifest
-        first = manifest.first.position.offset
+        first, end = manifest.first.position.offset, manifest.next.position.offset
         begin = first if witness is None else witness.cursor.position.offset
+        if begin > end:
+            # An older manifest was restored. Which of its markers were read is unknown: reading one again is harmless.
+            begin = first
         start = max(first, begin)
         stretch = Stretch(
             dirty_log=self._dirty_log,
@@ -184,8 +187,10 @@ class RollUp:
         names = frozenset(handled)
         left = fenced.left(names)
         unchanged = left == [each.marker for each in plan.logs] and stretch.num_markers <= _SHRINKS * len(left)
-        # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it.
-        if unchanged and stretch.num_markers < self._options.markers_max:
+        # A plan that was cut short is finished in any case: what it keeps must not hide the markers behind it. So is
+        # one of a restored dirty log: beyond its end, the cursor would hide those that come before it.
+        whole = stretch.num_markers < self._options.markers_max and _offset(witness) <= stretch.limit.offset
+        if unchanged and whole:
             return self._finished(RollUpEnd.NOTHING_TO_DO, plan, 0, num_fenced)
         self._append([marker.reinserted() for marker in left])
         try:
@@ -260,6 +265,10 @@ class RollUp:
 
         manifests.change(base, moved)
         return manifests.load().manifest.next.position.offset
+
+
+def _offset(witness: Witness | None) -> int:
+    return 0 if witness is None else witness.cursor.position.offset
 
 
 def _generation(witness: Witness | None) -> int:

@@ -15,18 +15,26 @@ from wal3_core.log.collect.deleter import Deleter
 from wal3_core.log.collect.planner import Plan
 from wal3_core.log.read.reader import LogReader
 from wal3_core.model import strict_json
+from wal3_core.model.paths import CURSOR_FOLDER, cursor_name
 from wal3_core.runtime import US_PER_S, shared_runtime
 from wal3_core.storage.documents.cursor_store import CursorStore
+from wal3_core.storage.documents.manifest_store import ManifestStore
+from wal3_core.storage.object_store import log_store
+from wal3_core.storage.patient import patient
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from wal3_core.model.cursor import Cursor
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.strict_json import Fields, JsonObject
     from wal3_core.options import CollectorOptions
     from wal3_core.storage.object_store import ObjectMeta, ObjectStore
 
-_BYTES_MAX = 2**20
-_LISTED_MAX = 10_000
+# A survey as text names all cursors and garbage documents of its log, each in some 200 bytes: consumers of a feed are
+# thousands.
+_BYTES_MAX = 2**29
+_LISTED_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +46,14 @@ class CursorAge:
     idle_s: int
 
     @classmethod
-    def of(cls, name: str, cursor: Cursor, manifest: Manifest, now_us: int) -> CursorAge:
-        """Measure a cursor in its log."""
-        grew = manifest.next.position.timestamp_us > cursor.epoch_us
+    def of(
+        cls, name: str, cursor: Cursor, manifest: Manifest, now_us: int, *, written_us: int | None = None
+    ) -> CursorAge:
+        """Measure a cursor in its log; ``written_us`` is when it was written, if its own clock was wrong."""
+        since_us = cursor.epoch_us if written_us is None else written_us
+        grew = manifest.next.position.timestamp_us > since_us
         lag = manifest.next.position.offset - cursor.position.offset
-        idle_us = max(0, now_us - cursor.epoch_us) if grew and lag > 0 else 0
+        idle_us = max(0, now_us - since_us) if grew and lag > 0 else 0
         return cls(name=name, lag=max(0, lag), idle_s=idle_us // US_PER_S)
 
     def to_json(self) -> JsonObject:
@@ -149,8 +160,7 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
         cursors = sorted(CursorStore(store, log, retry=options.retry, log_id=manifest.log_id).list().items())
         # A subscription that pins nothing holds nothing back.
         pinning = ((name, witness.cursor) for name, witness in cursors if witness.cursor.pins)
-        ages = (CursorAge.of(name, cursor, manifest, now_us) for name, cursor in pinning)
-        survey = replace(survey, cursors=tuple(ages))
+        survey = replace(survey, cursors=tuple(_ages(store, log, list(pinning), manifest, now_us)))
         plan = collector.plan()
         survey = replace(survey, plan=plan)
         collector.verify(plan)
@@ -160,6 +170,21 @@ def survey_log(store: ObjectStore, log: str, options: CollectorOptions) -> Surve
     except LogError as error:
         return replace(survey, refusal=Refusal.of(error))
     return survey
+
+
+def _ages(
+    store: ObjectStore, log: str, cursors: Sequence[tuple[str, Cursor]], manifest: Manifest, now_us: int
+) -> Iterator[CursorAge]:
+    """Measure cursors; one that was written in the future, by its own clock, by the store's clock."""
+    written_us: dict[str, int] = {}
+    if any(cursor.epoch_us > now_us for _, cursor in cursors):
+        runtime = shared_runtime()
+        manifests = ManifestStore(patient(log_store(store, log), runtime), runtime, log_id=manifest.log_id)
+        listed = manifests.objects.list_objects(CURSOR_FOLDER)
+        written_us = {cursor_name(meta.path): meta.last_modified_us for meta in listed}
+    for name, cursor in cursors:
+        ahead = cursor.epoch_us > now_us
+        yield CursorAge.of(name, cursor, manifest, now_us, written_us=written_us.get(name) if ahead else None)
 
 
 def _standing(meta: ObjectMeta, manifest: Manifest, now_us: int) -> Standing:

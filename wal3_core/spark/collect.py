@@ -64,7 +64,10 @@ def plan_collections(
 
 
 def _survey(log: str, found: Found) -> Survey:
-    return Survey.from_text(found.results[0]) if found.results else Survey(log=log, refusal=found.refusal)
+    if not found.results:
+        return Survey(log=log, refusal=found.refusal)
+    survey = ask(Survey.from_text, found.results[0])
+    return Survey(log=log, refusal=Refusal.of(survey)) if isinstance(survey, LogError) else survey
 
 
 def list_orphans(

@@ -69,7 +69,7 @@ def roll_up(scope: Scope, context: AssetExecutionContext) -> Iterator[object]:
         rounds.save(Kept.PLANNED, Round(plans=selecting) if selecting else None)
         others = [plan for plan in plans if not plan.selected and plan.logs]
         pressed = Pressed(scope, context.instance)
-        over = find_over(store, {*pressed.load(), *marked(looks)}, limits)
+        over = find_over(store, pressed.load(), marked(looks), limits)
         pressed.save(each.log for each in over)
         done, refused = finish(store, others, limits.options(limits.run_markers_max), hands_out=False)
     again = retried_metadata(retried)

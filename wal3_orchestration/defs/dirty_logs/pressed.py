@@ -1,27 +1,36 @@
 """Logs whose consumers are too far behind, so that fleets refuse appends to them.
 
 A refused log is marked no more. So the names of those that were found are kept, and looked at again until they are
-within their limit.
+within their limit, or gone. One that cannot be measured for a while stays among them.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wal3_core.fleet.pressure import over_limit
+from wal3_core.errors import LogError, LogNotFoundError
+from wal3_core.fleet.pressure import measure_logs, over_limit
 from wal3_core.model.policy import UNPROCESSED_MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from dagster import DagsterInstance
 
-    from wal3_core.model.pressure import Pressure
     from wal3_core.storage.object_store import ObjectStore
     from wal3_orchestration.defs.dirty_logs.looks import Look
     from wal3_orchestration.resources import RollUpResource
     from wal3_orchestration.scope import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """A log that is over its limit, and why; or that was, and cannot be measured now."""
+
+    log: str
+    reason: str
 
 
 class Pressed:
@@ -41,9 +50,23 @@ class Pressed:
         self._storage.set_cursor_values({self._key: json.dumps(sorted(logs))})
 
 
-def find_over(store: ObjectStore, logs: Iterable[str], limits: RollUpResource) -> list[Pressure]:
-    """Return those of these logs that are over their limit; two small requests for each."""
-    return over_limit(store, set(logs), unprocessed_max=limits.unprocessed_max or None)
+def find_over(
+    store: ObjectStore, known: Collection[str], marked: Collection[str], limits: RollUpResource
+) -> list[Behind]:
+    """Return those of these logs that are over their limit; two small requests for each.
+
+    With them those of the ``known`` ones that cannot be measured now: nothing else would look at them again.
+    """
+    limit = limits.unprocessed_max or None
+    found = {each.log: each.reason for each in over_limit(store, {*known, *marked}, unprocessed_max=limit)}
+    for log, again in measure_logs(store, set(known) - found.keys(), limit, whole=False).items():
+        if isinstance(again, LogNotFoundError):
+            continue
+        if isinstance(again, LogError):
+            found[log] = f"log {log}: over its limit when it was looked at last; it cannot be measured now: {again}"
+        elif again.over:
+            found[log] = again.reason
+    return [Behind(log=log, reason=reason) for log, reason in found.items()]
 
 
 def marked(looks: Iterable[Look], *, grown: bool = False) -> set[str]:

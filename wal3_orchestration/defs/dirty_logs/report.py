@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from wal3_core.fleet.rollup import FinishedRollUp
-    from wal3_core.model.pressure import Pressure
     from wal3_core.model.retried import Retried
     from wal3_core.model.rollup_plan import RollUpPlan
     from wal3_orchestration.defs.dirty_logs.looks import Look
+    from wal3_orchestration.defs.dirty_logs.pressed import Behind
     from wal3_orchestration.resources import RollUpResource
     from wal3_orchestration.rollup_rounds import Round
     from wal3_orchestration.scope import Scope
@@ -82,7 +82,7 @@ def verdicts(looks: Iterable[Look], limits: RollUpResource) -> list[Verdict]:
     ]
 
 
-def behind(over: Iterable[Pressure]) -> list[Verdict]:
+def behind(over: Iterable[Behind]) -> list[Verdict]:
     """Judge the logs that are over their limit."""
     return [Verdict(check=KEEP_UP, log=each.log, problem=each.reason) for each in over]
 

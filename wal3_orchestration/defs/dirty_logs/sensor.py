@@ -223,7 +223,7 @@ class _Tick:
         """Return the logs that are over their limit of unprocessed records; a run judges them, marked or not."""
         kept = Pressed(self._scope, self._context.instance)
         known = kept.load()
-        found = [each.log for each in find_over(self._store, {*known, *marked(looks, grown=True)}, self._limits)]
+        found = [each.log for each in find_over(self._store, known, marked(looks, grown=True), self._limits)]
         if not set(found) <= set(known):
             kept.save({*known, *found})
         return sorted(found)
