@@ -123,6 +123,35 @@ def test_closed_input_is_reported_in_one_line(local_url: str) -> None:
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("place", "error"), [("> /dev/full", "No space left on device"), ("| true", "Broken pipe")], ids=["full", "pipe"]
+)
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["append", "--create", "--raw", "events"], "1 record appended (offsets 1 to 1) to events"),
+        (["queue", "enqueue", "jobs", "--raw"], "1 item enqueued to jobs (id 1)"),
+    ],
+    ids=["append", "enqueue"],
+)
+def test_what_was_added_is_said_where_the_output_fails(
+    wal3: Command, command: list[str], said: str, place: str, error: str, option: list[str]
+) -> None:
+    wal3.ok("queue", "create", "jobs")
+    # The pipe's reader is gone by the time that the line comes.
+    script = f'(sleep 1; echo line) | ("$0" "$@"; echo $? >&2) {place}'
+    words = ["sh", "-c", script, str(PROGRAM), "--store", wal3.url, *command, *option]
+
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+
+    message, code = ended.stderr.splitlines()
+    assert message.startswith(f"Error: {said}; standard output: ")
+    assert message.endswith(error)
+    assert code == "1"
+
+
 @contextlib.contextmanager
 def commits_held_up(url: str) -> Iterator[None]:
     """Hold the locks that replacing a document takes, as a stopped process does."""

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from wal3_core.cli.failures import Failure
 from wal3_core.cli.quick_table import QuickTable
 from wal3_core.runtime import US_PER_S
 
@@ -53,6 +54,23 @@ def plain(text: str) -> str:
 def print_json(document: Mapping[str, object]) -> None:
     """Print an object on one line."""
     click.echo(json.dumps(document, ensure_ascii=False))
+
+
+def report(said: str, document: Mapping[str, object] | None) -> Failure | None:
+    """Print what a command did, as a document if there is one; return the failure that says it if stdout fails.
+
+    For commands that do it once more when they are run again, as they are if it seems that nothing was done.
+    """
+    try:
+        if document is None:
+            click.echo(said)
+        else:
+            print_json(document)
+    except OSError as error:
+        # A full disk, or a pipe that no process reads. The interpreter would flush once more at exit.
+        drop_output()
+        return Failure(f"{said}; standard output: {error}")
+    return None
 
 
 def count(number: int) -> str:

@@ -13,7 +13,7 @@ import click
 from wal3_core.cli.completing import log_argument
 from wal3_core.cli.failures import Failure, InvalidFailure, again, leave
 from wal3_core.cli.lines import line_batches, message_of_json, message_of_raw, standard_input
-from wal3_core.cli.output import counted, print_json, progress
+from wal3_core.cli.output import counted, progress, report
 from wal3_core.cli.session import Session, json_option, pass_session
 from wal3_core.cli.stopping import PAUSE_S, StopSignals
 from wal3_core.errors import (
@@ -71,10 +71,9 @@ def append(session: Session, log: str, raw: bool, create: bool, as_json: bool) -
     with StopSignals() as signals, progress(f"append {log}", None) as advance:
         appending = Appending(writer, signals, lambda done: advance(done, None))
         stopped = appending.run(stream, message_of_raw if raw else message_of_json)
-    if as_json:
-        print_json({"log": log, **appending.to_json()})
-    elif stopped is None:
-        click.echo(f"{appending.summary} to {log}")
+    if as_json or stopped is None:
+        unsaid = report(f"{appending.summary} to {log}", {"log": log, **appending.to_json()} if as_json else None)
+        stopped = stopped or unsaid
     if stopped is None:
         return
     if signals.at_once:

@@ -10,7 +10,7 @@ import click
 
 from wal3_core.cli.asking import confirm
 from wal3_core.cli.failures import Failure
-from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, size, time
+from wal3_core.cli.output import count, counted, plain, print_json, quiet_pipe, report, size, time
 from wal3_core.cli.queue_input import Enqueuing
 from wal3_core.cli.queue_letters import bury, dead, extend, kick, release, requeue
 from wal3_core.cli.queues import prefix_option, queue_argument, queues_options
@@ -145,10 +145,9 @@ def enqueue(queues: Queues, *, name: str, value: str | None, raw: bool, as_json:
         stopped = enqueuing.run(raw=raw)
         if stopped is not None:
             raise stopped
-    if as_json:
-        print_json({"queue": name, **enqueuing.to_json()})
-    else:
-        click.echo(enqueuing.summary)
+    unsaid = report(enqueuing.summary, {"queue": name, **enqueuing.to_json()} if as_json else None)
+    if unsaid is not None:
+        raise unsaid
 
 
 @queue.command("dequeue")
