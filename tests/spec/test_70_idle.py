@@ -61,5 +61,6 @@ def test_opened_and_closed_log_leaves_nothing_running(memory_store: MemoryStore)
         for _ in range(200):
             LogWriter.open(store, "a", runtime=runtime).close()
 
-        assert _thread._count() == before
+        # Those of tests before this one may end meanwhile.
+        assert _thread._count() <= before
     assert store.requests["replace"] == 1  # the probe of initialize: opening and closing wrote nothing
