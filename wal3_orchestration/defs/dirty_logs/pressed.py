@@ -58,15 +58,17 @@ def find_over(
     With them those of the ``known`` ones that cannot be measured now: nothing else would look at them again.
     """
     limit = limits.unprocessed_max or None
-    found = {each.log: each.reason for each in over_limit(store, {*known, *marked}, unprocessed_max=limit)}
-    for log, again in measure_logs(store, set(known) - found.keys(), limit, whole=False).items():
-        if isinstance(again, LogNotFoundError):
-            continue
-        if isinstance(again, LogError):
-            found[log] = f"log {log}: over its limit when it was looked at last; it cannot be measured now: {again}"
-        elif again.over:
-            found[log] = again.reason
-    return [Behind(log=log, reason=reason) for log, reason in found.items()]
+    again = measure_logs(store, known, limit, whole=False)
+    over = over_limit(store, set(marked) - again.keys(), unprocessed_max=limit)
+    over += [each for each in again.values() if not isinstance(each, LogError) and each.over]
+    over.sort(key=lambda each: (-each.unprocessed, each.log))
+    found = [Behind(log=each.log, reason=each.reason) for each in over]
+    text = "log {}: over its limit when it was looked at last; it cannot be measured now: {}"
+    return found + [
+        Behind(log=log, reason=text.format(log, error))
+        for log, error in again.items()
+        if isinstance(error, LogError) and not isinstance(error, LogNotFoundError)
+    ]
 
 
 def marked(looks: Iterable[Look], *, grown: bool = False) -> set[str]:
