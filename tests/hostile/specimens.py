@@ -38,11 +38,16 @@ PLAIN: list[Message] = [(None, b"%d " % index * 20) for index in range(40)]
 
 
 def fragment(messages: Sequence[Message]) -> tuple[bytes, FragmentPointer]:
-    """Encode messages as the library does."""
+    """Encode messages with all metadata that any version of the library wrote."""
     keys, bodies = [key for key, _ in messages], [body for _, body in messages]
     keyed = any(key is not None for key in keys)
     source = parquet.FragmentSource(
-        start=START, seq_no=SEQ_NO, token=TOKEN, keys=keys if keyed else None, bodies=bodies
+        start=START,
+        seq_no=SEQ_NO,
+        token=TOKEN,
+        keys=keys if keyed else None,
+        bodies=bodies,
+        key_metadata=parquet.EARLIER_KEY_METADATA[0],
     )
     encoded = parquet.encode(source)
     return bytes(encoded.data), pointer_to(bytes(encoded.data), len(messages), encoded.setsum.hexdigest())

@@ -7,6 +7,7 @@ import json
 import random
 from base64 import b64encode
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,9 @@ from wal3_core.model.fragment import FragmentPointer
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo, LogPosition
 from wal3_core.model.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TOKEN = "0123456789abcdef"
 START = LogPosition(42, 1_700_000_000_000_000)
@@ -35,7 +39,10 @@ MESSAGES = st.lists(
 )
 
 
-def fragment_of(messages: Messages) -> tuple[bytes, FragmentPointer]:
+EARLIER = parquet.EARLIER_KEY_METADATA
+
+
+def fragment_of(messages: Messages, **changes: Sequence[str]) -> tuple[bytes, FragmentPointer]:
     keys, bodies = [key for key, _ in messages], [body for _, body in messages]
     seq_no = FragmentSeqNo(7)
     source = parquet.FragmentSource(
@@ -45,7 +52,7 @@ def fragment_of(messages: Messages) -> tuple[bytes, FragmentPointer]:
         keys=keys if any(key is not None for key in keys) else None,
         bodies=bodies,
     )
-    encoded = parquet.encode(source)
+    encoded = parquet.encode(replace(source, **changes))
     pointer = FragmentPointer(
         path=fragment_path(seq_no, TOKEN),
         first_seq_no=seq_no,
@@ -167,7 +174,7 @@ def _damaged(data: bytes, index: int) -> bytes:
 
 
 def test_file_whose_own_metadata_is_wrong_is_an_error() -> None:
-    stored, pointer = fragment_of([(b"a", b"1"), (b"b", b"2")])
+    stored, pointer = fragment_of([(b"a", b"1"), (b"b", b"2")], key_metadata=EARLIER[0])
     for written, other in (
         (TOKEN.encode(), b"f" * 16),
         (pointer.setsum.hexdigest().encode(), b"0" * 64),
@@ -211,24 +218,39 @@ def test_swapped_bodies_are_an_error_though_positions_and_counts_hold() -> None:
     ]
 
 
-def test_file_metadata_carries_token_seq_no_setsum_and_key_index() -> None:
-    stored, pointer = fragment_of([(b"a", b"1"), (None, b"2"), (b"b", None), (b"a", b"3")])
+SOME_KEYS: Messages = [(b"a", b"1"), (None, b"2"), (b"b", None), (b"a", b"3")]
+
+
+def test_file_metadata_carries_token_seq_no_setsum_and_tombstones() -> None:
+    stored, pointer = fragment_of(SOME_KEYS)
 
     metadata = pq.read_metadata(io.BytesIO(stored)).metadata
 
     assert metadata[b"wal3.writer"] == TOKEN.encode()
     assert metadata[b"wal3.fragment_seq_no"] == b"7"
     assert metadata[b"wal3.setsum"] == pointer.setsum.hexdigest().encode()
+    assert metadata[b"wal3.tombstones"].startswith(b"2:")
+    assert b"wal3.key_index" not in metadata
+
+
+@pytest.mark.parametrize("written", EARLIER)
+def test_files_of_earlier_versions_give_the_same_records(written: Sequence[str]) -> None:
+    stored, pointer = fragment_of(SOME_KEYS, key_metadata=written)
+
+    metadata = pq.read_metadata(io.BytesIO(stored)).metadata
+    assert {name.encode() for name in written} == metadata.keys() & {b"wal3.key_index", b"wal3.tombstones"}
+    records = list(parquet.decode(stored, pointer, expanded_bytes_max=GIB).records())
+    assert [(record.key, record.body) for record in records] == SOME_KEYS
     assert json.loads(metadata[b"wal3.key_index"]) == [
         [b64encode(b"a").decode(), 2, 42, 45],
         [b64encode(b"b").decode(), 1, 44, 44],
     ]
 
 
-def test_key_index_is_left_out_where_many_keys_hardly_repeat() -> None:
+def test_earlier_versions_left_the_key_index_out_where_many_keys_hardly_repeat() -> None:
     once = [(b"%d" % number, b"x") for number in range(17)]
     for records, described in ((once, False), (once[:16], True), (2 * once, True), (once + once[:16], False)):
-        stored, pointer = fragment_of(records)
+        stored, pointer = fragment_of(records, key_metadata=EARLIER[0])
         assert (b"wal3.key_index" in pq.read_metadata(io.BytesIO(stored)).metadata) is described
         assert len(list(parquet.decode(stored, pointer, expanded_bytes_max=GIB).records())) == len(records)
 

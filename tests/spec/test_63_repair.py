@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,12 +33,14 @@ from wal3_core import (
 )
 from wal3_core import collect as collect_all
 from wal3_core.log.maintain.repair import _EXTRA_BYTES_MAX
+from wal3_core.log.write import in_flight
+from wal3_core.model import parquet
 from wal3_core.model.paths import fragment_path
 from wal3_core.model.position import FragmentSeqNo
 from wal3_core.storage.object_store import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wal3_core import FragmentPointer
     from wal3_core.storage.object_store import ObjectStore
@@ -134,6 +137,25 @@ def test_damaged_fragments_become_what_they_were(
     assert data(store, A) == before
     assert records(store, A) == held
     assert scrub(store, A).balanced
+
+
+@pytest.mark.parametrize("written", parquet.EARLIER_KEY_METADATA)
+def test_fragments_of_earlier_versions_become_what_they_were(
+    store: ObjectStore, written: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        encode = parquet.encode
+        patch.setattr(in_flight, "encode", lambda source: encode(replace(source, key_metadata=written)))
+        filled(store)
+    by_other_boundaries(store)
+    before = data(store, A)
+    bad = [pointer.path for pointer in pointers(store)]
+    for path in bad:
+        overwrite(store, path, lose)
+
+    assert list(repair(store).repaired) == bad
+
+    assert data(store, A) == before
 
 
 def test_file_of_the_copy_that_was_put_in_place_is_replaced(store: ObjectStore) -> None:
@@ -325,21 +347,6 @@ def test_file_that_another_version_would_encode_differently_is_not_written(
     report = repair(store)
 
     assert "repair with the versions that wrote the log, or restore the whole log" in report.problems[0].message
-    assert data(store, A) == before
-
-
-def test_file_of_a_version_that_did_not_name_tombstone_records_is_written_as_it_was(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("wal3_core.model.parquet.encoding.tombstones_as_text", lambda _: {})
-        filled(store)
-    by_update(store)
-    before = data(store, A)
-    overwrite(store, pointers(store)[2].path, flip)
-
-    assert repair(store).complete
-
     assert data(store, A) == before
 
 

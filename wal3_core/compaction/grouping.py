@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wal3_core.model.fragment import FragmentPointer
     from wal3_core.model.position import FragmentSeqNo
 
-# A fragment with more records than writers put into one is read slowly by key; its footer has no key index.
+# A fragment with more records than writers put into one is read slowly by key.
 RECORDS_MAX = 65_536
 # A task reads this many objects one after another.
 FRAGMENTS_MAX = 1024

@@ -82,9 +82,9 @@ class RepairSource:
             offsets=[record.offset for record in records],
         )
         made = parquet.encode(source)
-        if len(made.data) != pointer.num_bytes:
-            # An earlier version may have written it.
-            made = parquet.encode(replace(source, tombstone_rows=False))
+        for earlier in parquet.EARLIER_KEY_METADATA:
+            if len(made.data) != pointer.num_bytes:
+                made = parquet.encode(replace(source, key_metadata=earlier))
         if len(made.data) != pointer.num_bytes:
             # A pass may have arranged it by key.
             made = parquet.encode_arranged(parquet.table_of(records), seq_no=source.seq_no, token=source.token)

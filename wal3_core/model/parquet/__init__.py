@@ -1,8 +1,8 @@
 """A fragment's bytes: records as Parquet, and the checks that turn bytes back into trusted records.
 
 Columns: offset UINT64, timestamp_us UINT64, key BINARY (left out when no record has one), body BINARY.
-The file's metadata names the writer's token, the seq_no, the setsum and, for keyed fragments, a
-key index and the rows of tombstone records. A file that is arranged by key has the key first, and a row group for every
+The file's metadata names the writer's token, the seq_no, the setsum and, for keyed fragments, the
+rows of tombstone records. A file that is arranged by key has the key first, and a row group for every
 64 KiB or so: the records of a key lie together there.
 """
 
@@ -19,6 +19,7 @@ from wal3_core.model.parquet.decoding import (
     read_arrangement,
 )
 from wal3_core.model.parquet.encoding import (
+    EARLIER_KEY_METADATA,
     EncodedFragment,
     FragmentSource,
     encode,
@@ -30,6 +31,7 @@ from wal3_core.model.parquet.reading import Opened
 from wal3_core.model.parquet.writing import binary_array
 
 __all__ = [
+    "EARLIER_KEY_METADATA",
     "Arrangement",
     "EncodedFragment",
     "Fragment",

@@ -23,8 +23,8 @@ Offsets = np.ndarray[tuple[int], np.dtype[np.uint64]]
 PLAIN, KEYED = ["offset", "timestamp_us", "body"], ["offset", "timestamp_us", "key", "body"]
 # Of files whose rows are arranged by key; versions that do not know these refuse the other order of the columns.
 ARRANGED = ["key", "offset", "timestamp_us", "body"]
-# A fragment with more keys than this has no index: readers by key read the whole fragment.
-# A fragment with so few keys has an index, whatever it has of each.
+KEY_INDEX = "wal3.key_index"
+# Earlier versions wrote an index for so few keys, whatever there was of each, and none for more keys or bytes of them.
 KEY_INDEX_ALWAYS_KEYS = 16
 KEY_INDEX_KEYS_MAX = 16_384
 KEY_INDEX_KEY_BYTES_MAX = 2**20
@@ -53,7 +53,8 @@ def _in_slices(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.Recor
 def key_index(keys: pa.Array, offsets: Offsets, *, if_shorter: bool = False) -> dict[str, str]:
     """Index key -> count, first offset, last offset, as JSON rows of base64 keys, in order of appearance.
 
-    With ``if_shorter``, none of many keys that hardly repeat: the key column says the same in fewer bytes.
+    Only earlier versions wrote one. With ``if_shorter``, none of many keys that hardly repeat: the key column says the
+    same in fewer bytes.
     """
     encoded = keys.dictionary_encode()
     if if_shorter and len(encoded.dictionary) > max(KEY_INDEX_ALWAYS_KEYS, len(keys) // 2):
@@ -72,7 +73,7 @@ def key_index(keys: pa.Array, offsets: Offsets, *, if_shorter: bool = False) -> 
     columns = keys, np.bincount(codes).tolist(), offsets[first].tolist(), offsets[last].tolist()
     # Base64 needs no escapes.
     text = ",".join([f'["{key}",{count},{low},{high}]' for key, count, low, high in zip(*columns, strict=True)])
-    return {"wal3.key_index": f"[{text}]"}
+    return {KEY_INDEX: f"[{text}]"}
 
 
 def table_setsum(table: pa.Table) -> Setsum:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from wal3_core.errors import CorruptError
-from wal3_core.model.parquet.columns import ARRANGED, KEYED, Offsets, key_index, records_of, table_setsum
+from wal3_core.model.parquet.columns import ARRANGED, KEY_INDEX, KEYED, Offsets, key_index, records_of, table_setsum
 from wal3_core.model.parquet.damage import foreign, unreadable
 from wal3_core.model.parquet.key_groups import KeyGroup, check_groups, check_order, in_log_order, span, sum_of
 from wal3_core.model.parquet.pages import Footer, footer_start
@@ -235,10 +235,10 @@ def _tombstones(table: pa.Table, what: str) -> Flags:
 
 
 def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> None:
-    """Check the file's own metadata, where present: readers by key trust its index."""
+    """Check the file's own metadata, where present: readers of keys alone, and other programs, trust it."""
     metadata = table.schema.metadata or {}
     expected: dict[str, str] = {}
-    if b"wal3.key_index" in metadata and "key" in table.column_names:
+    if KEY_INDEX.encode() in metadata and "key" in table.column_names:
         expected |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy())
     if TOMBSTONES.encode() in metadata:
         expected |= tombstones_as_text(~table["body"].is_valid().to_numpy())

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pyarrow as pa
 
-from wal3_core.model.parquet.columns import ARRANGED, Offsets, group_setsums, key_index, table_setsum
+from wal3_core.model.parquet.columns import ARRANGED, KEY_INDEX, Offsets, group_setsums, key_index, table_setsum
 from wal3_core.model.parquet.key_groups import KEY_GROUPS, arranged, cuts, described, groups_as_text, sum_of
 from wal3_core.model.parquet.lane_columns import lanes_setsums
-from wal3_core.model.parquet.tombstone_rows import tombstones_as_text
+from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text
 from wal3_core.model.parquet.writing import binary_array, file_of
 from wal3_core.model.record import keyed_setsum, plain_setsum
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = "1"
 # Of files whose rows are arranged by key.
 ARRANGED_FORMAT_VERSION = "2"
+# What the file of a fragment with keys says of them, and what files of earlier versions did. No reader needed an index.
+KEY_METADATA: Sequence[str] = (TOMBSTONES,)
+EARLIER_KEY_METADATA: Sequence[Sequence[str]] = ((KEY_INDEX, TOMBSTONES), (KEY_INDEX,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +43,8 @@ class FragmentSource:
     """Records about to become a fragment: where they start, and who writes them.
 
     ``keys`` is None when no record has one; then every record has a body. ``timestamps_us`` is None
-    when every record has the start's. ``offsets``, which rise, is None when they are dense from the start on. Without
-    ``tombstone_rows`` the file does not say which records are tombstone records, as in files of versions that did not
-    write that.
+    when every record has the start's. ``offsets``, which rise, is None when they are dense from the start on.
+    ``key_metadata`` is other than its default only to make the file that an earlier version wrote.
     """
 
     start: LogPosition
@@ -51,7 +53,7 @@ class FragmentSource:
     keys: Sequence[bytes | None] | pa.BinaryArray | None
     bodies: Sequence[bytes | None] | pa.BinaryArray
     timestamps_us: Sequence[int] | None = None
-    tombstone_rows: bool = True
+    key_metadata: Sequence[str] = KEY_METADATA
     offsets: Sequence[int] | None = None
 
 
@@ -63,7 +65,7 @@ def encode(source: FragmentSource) -> EncodedFragment:
     columns["body"] = binary_array(source.bodies)
     table = pa.table(columns)
     setsum = _source_setsum(source, table)
-    return _encoded(table, setsum, source.seq_no, source.token, tombstone_rows=source.tombstone_rows)
+    return _encoded(table, setsum, source.seq_no, source.token, source.key_metadata)
 
 
 def _source_setsum(source: FragmentSource, table: pa.Table) -> Setsum:
@@ -84,7 +86,7 @@ def encode_table(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> Encod
     table = table.combine_chunks()
     if table["key"].null_count == len(table):
         table = table.drop_columns("key")
-    return _encoded(table, table_setsum(table), seq_no, token, tombstone_rows=True)
+    return _encoded(table, table_setsum(table), seq_no, token, KEY_METADATA)
 
 
 def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> EncodedFragment:
@@ -113,12 +115,12 @@ def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> En
 
 
 def _encoded(
-    table: pa.Table, setsum: Setsum, seq_no: FragmentSeqNo, token: str, *, tombstone_rows: bool
+    table: pa.Table, setsum: Setsum, seq_no: FragmentSeqNo, token: str, key_metadata: Sequence[str]
 ) -> EncodedFragment:
     keyed = "key" in table.column_names
     metadata = {
         **_identity(FORMAT_VERSION, token, seq_no, setsum),
-        **(_key_metadata(table, tombstone_rows=tombstone_rows) if keyed else {}),
+        **(_described(table, key_metadata) if keyed else {}),
     }
     return EncodedFragment(data=file_of([table], metadata, statistics=["offset", "timestamp_us"]), setsum=setsum)
 
@@ -132,12 +134,14 @@ def _identity(version: str, token: str, seq_no: FragmentSeqNo, setsum: Setsum) -
     }
 
 
-def _key_metadata(table: pa.Table, *, tombstone_rows: bool) -> dict[str, str]:
-    """Describe the keys, so that they can be read without the bodies."""
-    described = key_index(table["key"].combine_chunks(), table["offset"].to_numpy(), if_shorter=True)
-    if tombstone_rows:
-        described |= tombstones_as_text(table["body"].is_null().to_numpy())
-    return described
+def _described(table: pa.Table, key_metadata: Sequence[str]) -> dict[str, str]:
+    """Describe the records with keys, so that these can be read without the bodies."""
+    found: dict[str, str] = {}
+    if KEY_INDEX in key_metadata:
+        found |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy(), if_shorter=True)
+    if TOMBSTONES in key_metadata:
+        found |= tombstones_as_text(table["body"].is_null().to_numpy())
+    return found
 
 
 def _offsets(source: FragmentSource) -> Sequence[int]:

@@ -32,7 +32,7 @@ from wal3_core.model.parquet.thrift import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# A footer holds little more than the key index.
+# A footer holds little more than what it says of keys.
 FOOTER_BYTES_MAX = 8 * 2**20
 # The decoder's own memory per record: positions, ends of key and body, levels, and room to grow.
 RECORD_BYTES = 64
