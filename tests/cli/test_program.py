@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from wal3_core.cli.program import cli
+
+from .conftest import PROGRAM
 
 if TYPE_CHECKING:
     from .conftest import Command, Process
@@ -109,6 +112,33 @@ def test_full_output_is_one_line_and_no_traceback(wal3_process: Process) -> None
     assert complaint.startswith(b"Error: ")
     assert b"No space left" in complaint
     assert b"Traceback" not in complaint
+
+
+def test_closed_output_is_refused_before_anything_is_done(local_url: str) -> None:
+    closed = wal3_with("init events >&-", local_url)
+    assert (closed.returncode, closed.stdout) == (2, b"")
+    assert closed.stderr.startswith(b"wal3: expected standard output, found it closed")
+
+    assert wal3_with("init events", local_url).returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_closed_stderr_is_written_to_by_nobody(local_url: str, closed: str) -> None:
+    assert wal3_with(f"init events {closed}", local_url).stdout == b"created events\n"
+
+    failed = wal3_with(f"cat missing {closed}", local_url)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (2, b"", b"")
+
+
+def wal3_with(words: str, url: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the program from a shell, which can close its streams."""
+    return subprocess.run(
+        ["sh", "-c", f"exec {PROGRAM} {words}"],
+        env=os.environ | {"WAL3_STORE": url},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.slow

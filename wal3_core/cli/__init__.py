@@ -4,9 +4,11 @@ import os
 import sys
 
 from wal3_core.cli.interrupts import guarded
+from wal3_core.cli.streams import replace_closed
 
 __all__ = ["main"]
 
+_EXIT_INVALID = 2
 # Set by the script of `wal3 completion`.
 _COMPLETES = "_WAL3_COMPLETE"
 
@@ -17,6 +19,10 @@ def main() -> None:
     Ctrl-C ends it in one line, while it is loaded, too.
     """
     with guarded():
+        if replace_closed():
+            message = "wal3: expected standard output, found it closed: redirect it, perhaps to /dev/null"
+            sys.stderr.write(f"{message}\n")
+            sys.exit(_EXIT_INVALID)
         try:
             from wal3_core.cli.program import cli  # noqa: PLC0415 - within the guard: it takes most of the start
         except ModuleNotFoundError as error:

@@ -1,0 +1,25 @@
+"""Streams that were closed before the program began, as by a daemon or ``2>&-``: Python has None for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_STANDARD = 3
+
+
+def replace_closed() -> bool:
+    """Discard what goes to a stream that was closed; return whether stdout was.
+
+    Else the next files that are opened take their numbers, and what is written to stderr by number lies in one of them.
+    """
+    opened = -1
+    while opened < _STANDARD:
+        opened = os.open(os.devnull, os.O_RDWR)
+        os.set_inheritable(opened, opened < _STANDARD)
+    os.close(opened)
+    closed = sys.stdout is None
+    # A closed stdin stays None: commands that read it refuse that.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    return closed
