@@ -44,10 +44,10 @@ _WHEN = (
 
 
 def _check_numbers(resource: object) -> object:
-    """Refuse NaN: no number exceeds it, so no check would warn."""
+    """Refuse NaN: no number exceeds it, so no check would warn. All are limits, ages or counts: none is below 0."""
     for name, value in vars(resource).items():
-        if isinstance(value, float) and math.isnan(value):
-            message = f"{name}: expected a number, found {value}"
+        if isinstance(value, int | float) and (math.isnan(value) or value < 0):
+            message = f"{name}: expected a number that is not negative, found {value}"
             raise ValueError(message)
     return resource
 

@@ -76,13 +76,15 @@ def test_endpoint_in_the_url_wins_over_the_resources() -> None:
     ("kind", "given"),
     [
         (CollectionResource, {"planned_s_max": float("nan")}),
+        (CollectionResource, {"compactions_max": -1}),
+        (RollUpResource, {"age_s_max": -0.5}),
         (RollUpResource, {"late_s_max": float("nan")}),
         (StoreResource, {"logs_lost_fraction_max": float("nan"), "s3": S3Resource()}),
     ],
 )
-def test_limit_that_no_number_exceeds_is_refused_by_name(kind: Callable[..., object], given: dict[str, Any]) -> None:
-    name = next(iter(given))
-    with pytest.raises(ValueError, match=f"{name}: expected a number, found nan"):
+def test_limit_that_is_none_is_refused_by_name(kind: Callable[..., object], given: dict[str, Any]) -> None:
+    name, value = next(iter(given.items()))
+    with pytest.raises(ValueError, match=f"{name}: expected a number that is not negative, found {value}"):
         kind(**given)
 
 
