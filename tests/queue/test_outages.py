@@ -14,7 +14,8 @@ import pytest
 from tests.queue.pair import StandingRuntime
 from tests.queue.test_crashes import DEADLINE_S, HASTY, LOG
 from tests.stores import FaultyStore
-from wal3_core.errors import ClosedError, LogError
+from wal3_core.errors import ClosedError, LogError, UnknownDurabilityError
+from wal3_core.storage.object_store import Done
 from wal3_core.views.queue import DelayQueue, Dequeue, Enqueue, NewItem, Purge, QueueDefinition
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ def test_checkpoint_that_cannot_be_written_is_an_error(store: FaultyStore, queue
 
     assert len(errors) == 1
     queue.checkpoint()
+
+
+def test_append_that_lands_once_its_queue_was_loaded_again_changes_nothing(
+    store: FaultyStore, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal3_core.views.queue.taken.LOOK_S", 0.0)
+    queue.enqueue(b"first")
+    store.fail("replace", "manifest", "late", times=ALWAYS)
+    with pytest.raises(UnknownDurabilityError):
+        queue.enqueue(b"lost")
+    store.heal()
+    assert queue.stats().pending == 1
+
+    assert not any(isinstance(outcome, Done) for outcome in store.arrive())
+
+    queue.enqueue(b"second")
+    assert [each.value for each in queue.peek(3)] == [b"first", b"second"]
 
 
 @pytest.mark.slow
