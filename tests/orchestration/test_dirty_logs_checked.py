@@ -96,7 +96,7 @@ def test_markers_without_a_log_fail_a_check_and_are_dropped(sensor: Sensor, flee
 
 
 def test_backlog_and_an_old_mark_fail_their_checks(sensor: Sensor, fleet: ObjectStore) -> None:
-    sensor.settings = {**AT_ONCE, "waiting_max": 1, "late_s_max": -1.0}
+    sensor.settings = {**AT_ONCE, "waiting_max": 1, "late_s_max": 0.0}
     append(fleet, "server", "alpha", "beta")
 
     (judged,) = [each for each in sensor.tick() if each.dagster_run.job_name == "rollup_job"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -207,12 +208,18 @@ def test_garbage_of_the_log_before_does_not_count_against_a_log_that_was_created
 
 
 @pytest.mark.slow
-def test_alarms_are_asset_checks_that_warn_and_stop_nothing(known: list[str], fleet: ObjectStore, run: Run) -> None:
+def test_alarms_are_asset_checks_that_warn_and_stop_nothing(
+    known: list[str], fleet: ObjectStore, run: Run, write: Write
+) -> None:
     for log in known:
         CursorStore(fleet, log).init("reader", LogPosition(4, 0))
     collector = Collector(fleet, "gamma")
     collector.announce(collector.plan())
-    limits = {"fraction_alarm": 0.1, "announced_s_max": -1.0, "cursor_idle_s_max": -1.0, "intervals_max": 1.0}
+    for log in known:
+        write(log)
+    # Ages are in whole seconds.
+    time.sleep(1.1)
+    limits = {"fraction_alarm": 0.1, "announced_s_max": 0.0, "cursor_idle_s_max": 0.0, "intervals_max": 1.0}
 
     result = run(
         "garbage_plan_job",
