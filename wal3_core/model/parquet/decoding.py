@@ -25,7 +25,7 @@ from wal3_core.model.parquet.reading import (
     read_table,
     refusing,
 )
-from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, Flags, tombstones_as_text, tombstones_from
+from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, Flags, tombstones_as_text, tombstones_from, tombstones_of
 from wal3_core.model.paths import check_fragment_path
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _key_columns(file: Opened) -> Sequence[str]:
 def _tombstones(table: pa.Table, what: str) -> Flags:
     if "body" in table.column_names:
         _check_bodies(table, what)
-        return np.asarray(~table["body"].is_valid().to_numpy(), dtype=np.bool_)
+        return tombstones_of(table["body"])
     if "key" not in table.column_names:
         return np.zeros(len(table), dtype=np.bool_)
     try:
@@ -241,7 +241,7 @@ def _check_metadata(table: pa.Table, pointer: FragmentPointer, what: str) -> Non
     if KEY_INDEX.encode() in metadata and "key" in table.column_names:
         expected |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy())
     if TOMBSTONES.encode() in metadata:
-        expected |= tombstones_as_text(~table["body"].is_valid().to_numpy())
+        expected |= tombstones_as_text(tombstones_of(table["body"]))
     _check_names(table, pointer, what, expected)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from wal3_core.model.parquet.columns import ARRANGED, KEY_INDEX, Offsets, group_setsums, key_index, table_setsum
 from wal3_core.model.parquet.key_groups import KEY_GROUPS, arranged, cuts, described, groups_as_text, sum_of
 from wal3_core.model.parquet.lane_columns import lanes_setsums
-from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text
+from wal3_core.model.parquet.tombstone_rows import TOMBSTONES, tombstones_as_text, tombstones_of
 from wal3_core.model.parquet.writing import binary_array, file_of
 from wal3_core.model.record import keyed_setsum, plain_setsum
 
@@ -99,7 +99,7 @@ def encode_arranged(table: pa.Table, *, seq_no: FragmentSeqNo, token: str) -> En
     if table["key"].null_count == len(table):
         return encode_table(table, seq_no=seq_no, token=token)
     # Rows are counted in the order of the offsets, in which records are read.
-    tombstones = tombstones_as_text(table["body"].is_null().to_numpy())
+    tombstones = tombstones_as_text(tombstones_of(table["body"]))
     table = arranged(table).combine_chunks().select(ARRANGED)
     begins = cuts(table)
     parts = [table.slice(begin, limit - begin) for begin, limit in pairwise([*begins, len(table)])]
@@ -140,7 +140,7 @@ def _described(table: pa.Table, key_metadata: Sequence[str]) -> dict[str, str]:
     if KEY_INDEX in key_metadata:
         found |= key_index(table["key"].combine_chunks(), table["offset"].to_numpy(), if_shorter=True)
     if TOMBSTONES in key_metadata:
-        found |= tombstones_as_text(table["body"].is_null().to_numpy())
+        found |= tombstones_as_text(tombstones_of(table["body"]))
     return found
 
 
