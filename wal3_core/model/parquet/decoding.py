@@ -284,7 +284,7 @@ def _check_bodies(table: pa.Table, what: str) -> None:
 def _has_bodiless_record(table: pa.Table) -> bool:
     if "key" not in table.column_names:
         return True
-    return bool(np.any(~table["body"].is_valid().to_numpy() & ~table["key"].is_valid().to_numpy()))
+    return bool(np.any(tombstones_of(table["body"]) & ~table["key"].is_valid().to_numpy()))
 
 
 def _u64_column(table: pa.Table, name: str, what: str) -> Offsets:
