@@ -38,7 +38,7 @@ dev: java setup ## Open the UI on the demo's store: http://127.0.0.1:3000
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=5 --dist=loadgroup
 
-test: java setup lint ## Everything that must hold: linters, types, tests (some 11 minutes on two cores)
+test: java setup lint ## Everything that must hold: linters, types, tests (some 15 minutes on two cores)
 	@# The types are checked beside the tests.
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not repeat and not cluster"; tests=$$?; wait $$types && exit $$tests
 
@@ -54,7 +54,7 @@ test-abuse: java setup ## Dagster killed, doubled, cut off from the store, its s
 test-deployment: setup ## The files for Kubernetes and Dagster+, and the image's steps in an empty environment; part of test-all
 	$(BIN)/pytest tests/deployment
 
-check: setup lint types ## The daily loop, within 90 seconds: linters, types, the quick tests
+check: setup lint types ## The daily loop, three minutes on two cores: linters, types, the quick tests
 	$(PYTEST) -m "not slow and not spark and not repeat and not cluster" -o faulthandler_timeout=120
 
 lint: setup
