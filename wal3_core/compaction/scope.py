@@ -136,7 +136,7 @@ def read_scope(stores: LogStores, policy: Policy, limit_offset: int | None) -> S
     bounds |= {f"cursor {name}": offset for name, offset in cursors.items()}
     if limits.min_compaction_lag_s:
         kept = f"the first record younger than {limits.min_compaction_lag_s} s"
-        bounds[kept] = first_younger(manifest, limits.min_compaction_lag_s, load, stores.objects, stores.runtime)
+        bounds[kept] = first_younger(manifest, limits.min_compaction_lag_s, stores)
     if limit_offset is not None:
         bounds["the limit given"] = limit_offset
     clean_limit = manifest.compaction.clean_limit if policy.compacts else manifest.compaction.arranged

@@ -173,9 +173,7 @@ class Planner:
             raise CollectionRefusedError(message)
         if policy.retention_s is not None:
             kept = f"the first record younger than {policy.retention_s} s"
-            candidates[kept] = first_younger(
-                manifest, policy.retention_s, self._stores.snapshots.load, self._stores.objects, self._stores.runtime
-            )
+            candidates[kept] = first_younger(manifest, policy.retention_s, self._stores)
         return candidates
 
     def _policy(self) -> Policy:

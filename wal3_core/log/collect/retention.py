@@ -8,30 +8,29 @@ from wal3_core.log.read.scan import select
 from wal3_core.model.position import AtTime
 from wal3_core.options import UNLIMITED
 from wal3_core.runtime import US_PER_S
-from wal3_core.storage.store_time import store_now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wal3_core.log.log_stores import LogStores
     from wal3_core.model.manifest import Manifest
     from wal3_core.model.snapshot import Snapshot, SnapshotPointer
-    from wal3_core.runtime import Runtime
-    from wal3_core.storage.object_store import ObjectStore
 
     Load = Callable[[SnapshotPointer], Snapshot]
 
 
-def first_younger(manifest: Manifest, retention_s: int, load: Load, objects: ObjectStore, runtime: Runtime) -> int:
-    """Return the offset from which on records are younger than ``retention_s``; ``objects`` are the log's.
+def first_younger(manifest: Manifest, retention_s: int, stores: LogStores) -> int:
+    """Return the offset from which on records are younger than ``retention_s``.
 
     The store is asked for its time only when something is old by the process's clock.
     """
-    own_us, age_us = runtime.now_us(), retention_s * US_PER_S
+    load = stores.snapshots.load
+    own_us, age_us = stores.runtime.now_us(), retention_s * US_PER_S
     offset = _first_after(manifest, own_us - age_us, load)
     if offset <= manifest.first.position.offset:
         return offset
     # A clock that is ahead would let records be deleted too early.
-    store_us = store_now_us(objects, runtime)
+    store_us = stores.store_now_us()
     return offset if own_us <= store_us else _first_after(manifest, store_us - age_us, load)
 
 
