@@ -14,6 +14,7 @@ from wal3_core import (
     CollectionRefusedError,
     CursorStore,
     InvalidRequestError,
+    LogNotFoundError,
     LogPosition,
     LogReader,
     LogReplacedError,
@@ -93,6 +94,23 @@ def test_log_whose_policy_requires_no_cursors_is_collected_by_age(store: ObjectS
     # The record of 4 hours ago is the first to stay.
     assert (plan.num_records, plan.first.position.offset) == (5, 6)
     assert plan.reason == f"the first record younger than {4 * HOUR_S} s is at offset 6"
+
+
+def test_log_that_is_destroyed_while_its_retention_asks_for_the_time_is_said_to_be_gone(
+    memory_store: MemoryStore, runtime: Later
+) -> None:
+    hourly(memory_store, "a", runtime, 10)
+    PolicyStore(memory_store, "a").change(lambda _: kept(4))
+    store = FaultyStore(memory_store)
+
+    def destroy_before_head(kind: str, path: str) -> None:
+        if kind == "head" and path.endswith("gc/CLOCK"):
+            store.before = lambda _kind, _path: None
+            destroy(memory_store, "a")
+
+    store.before = destroy_before_head
+    with pytest.raises(LogNotFoundError):
+        Collector(store, "a", options=ALL, runtime=runtime).plan()
 
 
 def test_without_the_policy_a_log_without_cursors_is_not_collected(memory_store: MemoryStore, runtime: Later) -> None:
