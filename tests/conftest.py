@@ -16,6 +16,12 @@ from hypothesis import settings
 from tests.lanes import hash_all_in_lanes_if_asked
 from tests.s3_server import new_s3_url, s3_server, use_endpoint
 from tests.worker_groups import pytest_xdist_make_scheduler  # noqa: F401 - a hook
+from tests.worker_stacks import (  # noqa: F401 - hooks
+    pytest_configure_node,
+    pytest_sessionstart,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 from wal3_core.runtime import shared_runtime
 from wal3_core.storage.backends.memory import MemoryStore
 from wal3_core.storage.open_store import open_store

@@ -17,7 +17,7 @@ import pytest
 @pytest.mark.parametrize("number", range(60))
 def test_alone(number):
     if number == 23:
-        os._exit(3)
+        DIE
 
 @pytest.mark.xdist_group("together")
 @pytest.mark.parametrize("number", range(10))
@@ -27,10 +27,26 @@ def test_together(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
-def test_dead_worker_fails_one_test_and_the_others_are_run_once(workers: int, tmp_path: Path) -> None:
-    (tmp_path / "test_dying.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.worker_groups"]
+@pytest.mark.parametrize(
+    ("workers", "die", "shown"),
+    [(1, "os._exit(3)", "none: no signal ended it"), (3, "os.abort()", "in test_alone")],
+)
+def test_dead_worker_fails_one_test_and_the_others_are_run_once(
+    workers: int, die: str, shown: str, tmp_path: Path
+) -> None:
+    (tmp_path / "test_dying.py").write_text(PROGRAM.replace("DIE", die))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.worker_groups",
+        "-p",
+        "tests.worker_stacks",
+    ]
     command += [f"--numprocesses={workers}", "--dist=loadgroup", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(
@@ -46,3 +62,6 @@ def test_dead_worker_fails_one_test_and_the_others_are_run_once(workers: int, tm
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "1 failed, 69 passed" in ended.stdout
     assert "crashed while running 'test_dying.py::test_alone[23]'" in ended.stdout
+    # The stacks, at the end.
+    _, stacks = ended.stdout.split(" when it died ")
+    assert shown in stacks
