@@ -35,18 +35,8 @@ def test_dead_worker_fails_one_test_and_the_others_are_run_once(
     workers: int, die: str, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "test_dying.py").write_text(PROGRAM.replace("DIE", die))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.worker_groups",
-        "-p",
-        "tests.worker_stacks",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.worker_groups", "-p", "tests.worker_stacks"]
     command += [f"--numprocesses={workers}", "--dist=loadgroup", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(
