@@ -467,10 +467,10 @@ def _each(whole: Story, scenario: Scenario, seed: int, *, pairs: bool) -> Iterat
                         yield {index: fault, later: second}
 
 
-def _examined(number: int, schedules: int, *, pairs: bool) -> Row | str:
+def _examined(number: int, *, schedules: int, pairs: bool, runs_max: int | None) -> Row | str:
     """Examine one scenario in a process of its own; return its row, or how a promise was broken."""
     try:
-        return examine(SCENARIOS[number], schedules=schedules, pairs=pairs)
+        return examine(SCENARIOS[number], schedules=schedules, pairs=pairs, runs_max=runs_max)
     except AssertionError as error:
         return str(error)
 
@@ -480,14 +480,15 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=SCHEDULES, help="orders in which tasks run")
     parser.add_argument("--pairs", action="store_true", help="also a second fault or crash after an ambiguous one")
     parser.add_argument("--only", default="", help="scenarios whose names contain this")
+    parser.add_argument("--runs-max", type=int, help="at most so many runs of a scenario's schedule, drawn from all")
     given = parser.parse_args()
     began_s = time.monotonic()
     print("| scenario | store calls | kinds of fault | runs | broken promises |\n|---|---|---|---|---|")
     total = 0
     numbers = [number for number, scenario in enumerate(SCENARIOS) if given.only in scenario.name]
-    examined = partial(_examined, schedules=given.schedules, pairs=given.pairs)
-    # Spawned: a fork would inherit Arrow's threads. For one scenario each: what runs leave suspended is never freed.
-    with multiprocessing.get_context("spawn").Pool(None, hash_all_in_lanes_if_asked, maxtasksperchild=1) as pool:
+    examined = partial(_examined, schedules=given.schedules, pairs=given.pairs, runs_max=given.runs_max)
+    # Spawned: a fork would inherit Arrow's threads.
+    with multiprocessing.get_context("spawn").Pool(None, hash_all_in_lanes_if_asked) as pool:
         for row in pool.imap(examined, numbers):
             if isinstance(row, str):
                 sys.exit(row)

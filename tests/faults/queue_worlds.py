@@ -44,7 +44,7 @@ TRIES_MAX, OPENINGS_MAX = 20, 4
 
 
 def _of_the_living(record: logging.LogRecord) -> bool:
-    """Drop what the broker of a killed process reports while its task is collected."""
+    """Drop what a broker reports while its task is ended with the simulation."""
     return record.exc_info is None or record.exc_info[0] is not GreenletExit
 
 

@@ -3,7 +3,8 @@
 Tasks are greenlets; one runs at a time and yields at every store call, lock, wait and sleep.
 Time is virtual: it moves to the next deadline when nothing can run. A process is a Runtime with its
 own clock and randomness; killing it drops its tasks where they stand, and freezing it stops them for
-a while.
+a while. What is left at the end is ended there: freed by the garbage collector, tasks would run their
+handlers in the middle of other code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import random
 from collections import deque
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -65,8 +67,11 @@ class Simulation:
         self._ahead_us = 0
         self.steps = 0
         self._tasks: list[Task] = []
+        self._dropped: list[Task] = []
         self._hub = getcurrent()
         self._current: Task | None = None
+        # Whether the tasks that are left are being ended.
+        self.ending = False
         self.failure: Exception | None = None
         self._trace = hashlib.sha256()
 
@@ -112,11 +117,11 @@ class Simulation:
 
     def block(self, ready: Callable[[], bool] | None, seconds: float | None) -> None:
         """Yield until ``ready`` holds or ``seconds`` have passed."""
+        if self.ending:
+            # A handler of a task that is being ended must not wait.
+            raise GreenletExit
         task = self._current
         assert task is not None, "blocked outside of a task"
-        if task.body is not getcurrent():
-            # A dropped task is being collected while another one runs: its handlers must not wait.
-            raise GreenletExit
         task.ready = ready
         task.deadline_s = NEVER_S if seconds is None else self.now_s + (max(seconds, TICK_S) if seconds > 0 else 0.0)
         self._hub.switch()
@@ -128,6 +133,7 @@ class Simulation:
         """Drop a process's tasks where they stand."""
         process.dead = True
         self.note(f"{process.name} killed")
+        self._dropped += [task for task in self._tasks if task.process is process]
         self._tasks = [task for task in self._tasks if task.process is not process]
         if self._current is not None and self._current.process is process:
             raise GreenletExit
@@ -138,22 +144,38 @@ class Simulation:
         process.stopped_s += seconds if clock_stops else 0.0
         self.note(f"{process.name} frozen")
 
-    def run(self, main: Task) -> None:
-        """Run until ``main`` has ended; its exception is raised here."""
-        while not main.body.dead:
-            self.steps += 1
-            if self.steps > self._steps_max:
-                raise DeadlockError(f"no end after {self._steps_max} steps, at {self.now_s:.3f} s")
-            task = self._next()
-            self._current = task
-            self._trace.update(task.name.encode())
-            task.body.switch()
-            self._current = None
-            if self.failure is not None:
-                # Raised here, because the library would take it for a failing store.
-                raise self.failure
-            if task.body.dead and task in self._tasks:
-                self._tasks.remove(task)
+    def run(self, *mains: Task) -> None:
+        """Run until all ``mains`` have ended, then end the others; the exception of a main one is raised here."""
+        try:
+            while not all(main.body.dead for main in mains):
+                self._step()
+        finally:
+            self._end()
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > self._steps_max:
+            raise DeadlockError(f"no end after {self._steps_max} steps, at {self.now_s:.3f} s")
+        task = self._next()
+        self._current = task
+        self._trace.update(task.name.encode())
+        task.body.switch()
+        self._current = None
+        if self.failure is not None:
+            # Raised here, because the library would take it for a failing store.
+            raise self.failure
+        if task.body.dead and task in self._tasks:
+            self._tasks.remove(task)
+
+    def _end(self) -> None:
+        self._current, self.ending = None, True
+        while left := self._dropped + self._tasks:
+            self._dropped, self._tasks = [], []
+            for task in left:
+                # What a handler raises then says nothing: its process is dead, or the story is told.
+                with suppress(Exception):
+                    task.body.throw()
+        self.ending = False
 
     def _next(self) -> Task:
         while True:
@@ -189,8 +211,7 @@ class SimLock:
         return self._held and self._holder is not None and self._holder is self._simulation.current
 
     def __enter__(self) -> bool:
-        if self._process.dead:
-            # A dropped task is being collected: its handlers must not run.
+        if self._simulation.ending:
             raise GreenletExit
         if self._simulation.in_task:
             if self._simulation.random.random() < 0.2:

@@ -51,8 +51,7 @@ class Shared:
             self._simulation.spawn(process, "main", partial(self._write, number))
             for number, process in enumerate(self._processes)
         ]
-        for task in tasks:
-            self._simulation.run(task)
+        self._simulation.run(*tasks)
         return self
 
     def counts(self, start_s: float, limit_s: float) -> list[int]:
