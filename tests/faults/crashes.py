@@ -482,9 +482,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="scenarios whose names contain this")
     parser.add_argument("--runs-max", type=int, help="at most so many runs of a scenario's schedule, drawn from all")
     given = parser.parse_args()
-    began_s = time.monotonic()
+    began_s, total = time.monotonic(), 0
     print("| scenario | store calls | kinds of fault | runs | broken promises |\n|---|---|---|---|---|")
-    total = 0
     numbers = [number for number, scenario in enumerate(SCENARIOS) if given.only in scenario.name]
     examined = partial(_examined, schedules=given.schedules, pairs=given.pairs, runs_max=given.runs_max)
     # Spawned: a fork would inherit Arrow's threads.

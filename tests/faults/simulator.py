@@ -172,7 +172,7 @@ class Simulation:
         while left := self._dropped + self._tasks:
             self._dropped, self._tasks = [], []
             for task in left:
-                # What a handler raises then says nothing: its process is dead, or the story is told.
+                # What a handler raises then says nothing: its process is dead, or the run is over.
                 with suppress(Exception):
                     task.body.throw()
         self.ending = False
